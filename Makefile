@@ -1,0 +1,81 @@
+# make help lists what there is. Variables: PYTHON (the interpreter environments are made from), VENV (where),
+# ARGS (further arguments of serve, pytest and bench).
+
+PYTHON = python3
+VENV = .venv
+ARGS =
+MODELS = .models
+
+# The second environment of `make test-freethreaded`.
+PYTHON314T = $(shell command -v python3.14t)
+VENV314T = .venv-314t
+
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help serve models test lint pytest test-freethreaded proto bench clean
+.DELETE_ON_ERROR:
+
+help:  ## This list
+	@sed -n 's/^\([a-z-]*\):.*## */\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+# --- environments -----------------------------------------------------------------------------------------------
+# Stamps say what an environment holds, so that a second call installs nothing. A changed pyproject.toml renews them.
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
+	  'Toutates needs Python 3.11 or newer; $(PYTHON) is' "$$($(PYTHON) --version 2>&1)." \
+	  'Name another one: make PYTHON=/path/to/python3.12'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.created pyproject.toml
+	$(PIP) -e '.[cpu,examples]'
+	@touch $@
+
+# grpcio has no wheels for free-threaded Python (Py_GIL_DISABLED), hence no clients and no generator there.
+$(VENV)/.dev: $(VENV)/.created pyproject.toml
+	@free_threaded=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("Py_GIL_DISABLED") or 0)'); \
+	if [ "$$free_threaded" = 1 ]; then extras=cpu,examples,dev; else extras=cpu,examples,dev,clients,proto; fi; \
+	echo "$(PIP) -e .[$$extras]"; $(PIP) -e ".[$$extras]"
+	@touch $(VENV)/.serve $@
+
+# --- serving ----------------------------------------------------------------------------------------------------
+
+$(MODELS)/mlp/1/model.onnx: examples/make_repository.py | $(VENV)/.serve
+	$(BIN)/python examples/make_repository.py $(MODELS)
+
+models: $(MODELS)/mlp/1/model.onnx  ## Build the example model repository
+
+serve: $(VENV)/.serve $(MODELS)/mlp/1/model.onnx  ## Serve the example models on port 8001 (ARGS='--grpc-addr ...')
+	$(BIN)/python -m toutates --model-repository $(MODELS) $(ARGS)
+
+# --- checking ---------------------------------------------------------------------------------------------------
+
+test: lint pytest  ## Lint, types and all tests
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pytest: $(VENV)/.dev  ## The tests alone (ARGS='-k name')
+	$(BIN)/python -m pytest $(ARGS)
+
+# What grpcio cannot be installed for is tested from outside: the server runs free-threaded, its clients do not.
+test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314T=/path/to/python3.14t)
+	@test -n "$(PYTHON314T)" || { echo >&2 'No python3.14t on PATH; name one: make $@ PYTHON314T=/path/to/python3.14t'; exit 1; }
+	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T)
+	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest tests/e2e $(ARGS)
+
+bench: $(VENV)/.dev  ## CPU per request against grpc.aio (needs h2load; ARGS='--rounds 5')
+	$(BIN)/python bench/run.py $(ARGS)
+
+# --- the rest ---------------------------------------------------------------------------------------------------
+
+proto: $(VENV)/.dev  ## Generate the protobuf modules anew
+	$(BIN)/python proto/generate.py
+
+clean:  ## Remove environments, example models and caches
+	rm -rf $(VENV) $(VENV314T) $(MODELS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,200 @@
+"""A local repository: which models and versions are found, and what is said of the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toutates.errors import ConfigurationError
+from toutates.models.repository import ModelFolder, VersionFolder, scan
+
+
+def add(root: Path, *files: str) -> None:
+    """Create files below a directory, with the directories that they need."""
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+
+
+def only_model(root: Path) -> ModelFolder:
+    [model] = scan(root)
+    return model
+
+
+def test_models_are_found_by_name_and_versions_by_number(tmp_path: Path) -> None:
+    add(tmp_path, "b/1/model.onnx", "a/10/model.onnx", "a/9/model.onnx")
+    first, second = scan(tmp_path)
+    assert first == ModelFolder(
+        "a",
+        tmp_path / "a",
+        (
+            VersionFolder(9, tmp_path / "a/9", tmp_path / "a/9/model.onnx"),
+            VersionFolder(10, tmp_path / "a/10", tmp_path / "a/10/model.onnx"),
+        ),
+    )
+    assert second.name == "b"
+
+
+def test_an_empty_repository_has_no_models(tmp_path: Path) -> None:
+    assert scan(tmp_path) == []
+
+
+def test_files_and_hidden_directories_are_no_models(tmp_path: Path) -> None:
+    add(tmp_path, "README.md", ".git/1/model.onnx", "m/1/model.onnx")
+    assert [model.name for model in scan(tmp_path)] == ["m"]
+
+
+@pytest.mark.parametrize("name", ["ünïcode", "with space", "1", "a.b-c_d", "模型", "configs"])
+def test_any_directory_name_that_is_utf8_names_a_model(tmp_path: Path, name: str) -> None:
+    add(tmp_path, f"{name}/1/model.onnx")
+    assert only_model(tmp_path).name == name
+
+
+def test_a_directory_name_that_is_not_utf8_is_shown_escaped_with_the_problem(tmp_path: Path) -> None:
+    try:
+        os.mkdir(os.fsencode(tmp_path) + b"/caf\xe9")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    model = only_model(tmp_path)
+    assert (model.name, model.versions) == (r"caf\xe9", ())
+    assert "not UTF-8" in model.problem
+
+
+def test_a_model_file_may_be_a_directory_that_holds_it_and_its_weights(tmp_path: Path) -> None:
+    add(tmp_path, "m/1/model.onnx/model.onnx", "m/1/model.onnx/weights.bin")
+    [version] = only_model(tmp_path).versions
+    assert version.model_path == tmp_path / "m/1/model.onnx/model.onnx"
+    assert version.problem == ""
+
+
+def test_a_model_without_versions_has_a_problem(tmp_path: Path) -> None:
+    add(tmp_path, "m/model.onnx")
+    model = only_model(tmp_path)
+    assert model.versions == ()
+    assert model.problem == f"no version directory in '{tmp_path}/m', such as '{tmp_path}/m/1'"
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        pytest.param("m/1/other.onnx", "m/1/model.onnx", id="no model file"),
+        pytest.param("m/1/model.onnx/weights.bin", "m/1/model.onnx/model.onnx", id="a directory without one"),
+    ],
+)
+def test_a_version_without_its_model_file_is_kept_with_a_problem(tmp_path: Path, file: str, expected: str) -> None:
+    add(tmp_path, file, "m/2/model.onnx")
+    model = only_model(tmp_path)
+    assert [version.number for version in model.versions] == [1, 2]
+    assert model.versions[0].problem == f"unable to find '{tmp_path / expected}': No such file or directory"
+    assert model.versions[1].problem == model.problem == ""
+
+
+def test_a_model_file_that_is_a_fifo_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "m/1/model.onnx")
+    assert only_model(tmp_path).versions[0].problem.endswith("is not a regular file")
+
+
+@pytest.mark.parametrize("name", ["01", "0", "-1", "1a", "v1", "1.0", "²", "٣", str(2**63), "9" * 50])
+def test_a_directory_that_is_no_version_is_passed_over_with_a_warning(tmp_path: Path, name: str) -> None:
+    add(tmp_path, "m/1/model.onnx", f"m/{name}/model.onnx")
+    model = only_model(tmp_path)
+    assert [version.number for version in model.versions] == [1]
+    [warning] = model.warnings
+    assert f"'{tmp_path}/m/{name}' is passed over" in warning
+
+
+def test_the_greatest_version_is_the_greatest_int64(tmp_path: Path) -> None:
+    add(tmp_path, f"m/{2**63 - 1}/model.onnx")
+    assert only_model(tmp_path).versions[0].number == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "entry", ["warmup/x", "initial_state/x", "configs/a.pbtxt", ".hidden/x", "config.pbtxt", "1.txt"]
+)
+def test_what_belongs_beside_versions_is_passed_over_in_silence(tmp_path: Path, entry: str) -> None:
+    add(tmp_path, "m/1/model.onnx", f"m/{entry}")
+    model = only_model(tmp_path)
+    assert [version.number for version in model.versions] == [1]
+    assert model.warnings == ()
+
+
+def test_links_to_directories_are_followed(tmp_path: Path) -> None:
+    add(tmp_path, "store/version/model.onnx", "root/real/1/model.onnx")
+    root = tmp_path / "root"
+    (root / "linked").symlink_to(root / "real")
+    (root / "real/2").symlink_to(tmp_path / "store/version")
+    (tmp_path / "link").symlink_to(root)
+    models = scan(tmp_path / "link")
+    assert [(model.name, len(model.versions)) for model in models] == [("linked", 2), ("real", 2)]
+
+
+def test_a_link_to_itself_and_a_link_to_nothing_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    assert scan(tmp_path) == []
+
+
+def test_only_the_models_asked_for_are_listed(tmp_path: Path) -> None:
+    add(tmp_path, "a/1/model.onnx", "b/1/model.onnx", "c/1/model.onnx")
+    assert [model.name for model in scan(tmp_path, ["c", "a"])] == ["a", "c"]
+    assert scan(tmp_path, []) == []
+
+
+@pytest.mark.parametrize(
+    ("models", "remedy"),
+    [
+        pytest.param(["resnet50", "bert"], "did you mean 'resnet50'? the repository has: bert, resnet50", id="near"),
+        pytest.param(["bert"], "the repository has: bert", id="none near"),
+        pytest.param([], "the repository has no models", id="empty"),
+    ],
+)
+def test_a_model_asked_for_that_is_not_there_is_refused(tmp_path: Path, models: list[str], remedy: str) -> None:
+    add(tmp_path, *(f"{name}/1/model.onnx" for name in models))
+    with pytest.raises(ConfigurationError) as caught:
+        scan(tmp_path, ["resnet5"])
+    assert str(caught.value) == f"--load-models: no such model in the repository (got 'resnet5'); {remedy}"
+
+
+def test_a_root_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "missing"
+    with pytest.raises(ConfigurationError) as caught:
+        scan(root)
+    assert str(caught.value) == (
+        f"--model-repository: there is no such directory (got '{root}'); create it, or correct the path"
+    )
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    add(tmp_path, "file")
+    with pytest.raises(ConfigurationError, match=r"--model-repository: is not a directory .*one directory per model"):
+        scan(tmp_path / "file")
+
+
+def refuse_listing(path: Path) -> Callable[[str | Path], list[str]]:
+    """A listdir that may not read one directory: file modes do not bind root, whom tests may run as."""
+    real = os.listdir
+
+    def listdir(asked: str | Path) -> list[str]:
+        if Path(asked) == path:
+            raise PermissionError(13, "Permission denied")
+        return real(asked)
+
+    return listdir
+
+
+def test_a_root_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "listdir", refuse_listing(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"cannot be read: Permission denied .*; make it readable"):
+        scan(tmp_path)
+
+
+def test_a_model_that_cannot_be_read_is_kept_with_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(tmp_path, "locked/1/model.onnx", "open/1/model.onnx")
+    monkeypatch.setattr(os, "listdir", refuse_listing(tmp_path / "locked"))
+    locked, opened = scan(tmp_path)
+    assert (locked.versions, locked.problem) == ((), f"cannot read '{tmp_path}/locked': Permission denied")
+    assert opened.problem == ""

@@ -1,0 +1,1 @@
+"""Toutates, an ONNX inference server that Triton gRPC clients use without a change."""

@@ -1,0 +1,53 @@
+"""gRPC over HTTP/2, the server's side: a sans-IO connection, and a worker that drives many of them.
+
+It knows nothing of inference. A service is a table of methods::
+
+    def echo(call: Call) -> None:
+        call.reply(call.message)
+
+    worker = Worker("worker-0", Limits())
+    worker.methods = method_table([Method("/test.Echo/Unary", unary=echo)])
+    trio.run(worker.run, listening_socket)
+
+Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification. Cleartext with prior knowledge.
+"""
+
+from __future__ import annotations
+
+from toutates.h2grpc.call import Buffer, Call
+from toutates.h2grpc.connection import ServerConnection
+from toutates.h2grpc.events import (
+    CallCancelled,
+    ConnectionTerminated,
+    Event,
+    MessageReceived,
+    RequestEnded,
+    StreamOpened,
+)
+from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.method import Method, StreamHandler, UnaryHandler, method_table
+from toutates.h2grpc.status import GrpcError, Metadata, Status
+from toutates.h2grpc.streaming import ServerStream
+from toutates.h2grpc.worker import Worker
+
+__all__ = [
+    "Buffer",
+    "Call",
+    "CallCancelled",
+    "ConnectionTerminated",
+    "Event",
+    "GrpcError",
+    "Limits",
+    "MessageReceived",
+    "Metadata",
+    "Method",
+    "RequestEnded",
+    "ServerConnection",
+    "ServerStream",
+    "Status",
+    "StreamHandler",
+    "StreamOpened",
+    "UnaryHandler",
+    "Worker",
+    "method_table",
+]

@@ -1,0 +1,55 @@
+"""What ``ServerConnection`` tells its driver. A complete unary request is the ``Call`` itself; the rest is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toutates.h2grpc.call import Call
+from toutates.h2grpc.frames import ErrorCodes
+
+__all__ = ["CallCancelled", "ConnectionTerminated", "Event", "MessageReceived", "RequestEnded", "StreamOpened"]
+
+
+@dataclass(slots=True)
+class StreamOpened:
+    """A streaming call has begun; its handler can start."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class MessageReceived:
+    """A streaming call's next message. Give its window back with ``ServerConnection.message_read`` once it is used."""
+
+    call: Call
+    message: bytes
+
+
+@dataclass(slots=True)
+class RequestEnded:
+    """A streaming call's caller will send no more messages."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class CallCancelled:
+    """A streaming call is over before its handler was: reset by the caller, expired, refused, or its connection lost."""
+
+    call: Call
+
+
+@dataclass(slots=True)
+class ConnectionTerminated:
+    """The connection is over; send what ``take_output`` holds, then close the socket.
+
+    Attributes:
+        code: NO_ERROR after a graceful shutdown, else what the peer did wrong.
+        text: the reason, for the log.
+    """
+
+    code: ErrorCodes
+    text: str
+
+
+Event = Call | StreamOpened | MessageReceived | RequestEnded | CallCancelled | ConnectionTerminated

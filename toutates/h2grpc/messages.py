@@ -1,0 +1,101 @@
+"""gRPC's length-prefixed messages: putting them together from DATA, and compressing them.
+
+Source: the gRPC-over-HTTP/2 specification, "Length-Prefixed-Message", and gRPC's ``compression.md``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+from toutates.h2grpc.status import GrpcError, Status
+
+__all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "MessageAssembler", "compress", "decompress"]
+
+#: (compressed flag, message length)
+PREFIX = Struct(">BI")
+PREFIX_SIZE = 5
+
+#: ``deflate`` is the zlib format (RFC 1950), as every gRPC implementation has it. Values are zlib's ``wbits``.
+ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def compress(message: bytes, encoding: str) -> bytes:
+    """``message`` in the format of ``encoding``, one of ENCODINGS, at zlib's fastest level."""
+    compressor = zlib.compressobj(1, zlib.DEFLATED, ENCODINGS[encoding])
+    return compressor.compress(message) + compressor.flush()
+
+
+def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
+    """The message inside ``data``.
+
+    Raises:
+        GrpcError: the caller's fault: INTERNAL for broken data, RESOURCE_EXHAUSTED above ``max_size`` bytes.
+    """
+    decompressor = zlib.decompressobj(ENCODINGS[encoding])
+    try:
+        message = decompressor.decompress(data, max_size)
+        if decompressor.unconsumed_tail and decompressor.decompress(decompressor.unconsumed_tail, 1):
+            raise GrpcError(Status.RESOURCE_EXHAUSTED, f"message is larger than {max_size} bytes once decompressed")
+    except zlib.error as error:
+        raise GrpcError(Status.INTERNAL, f"message is not valid {encoding} data: {error}") from error
+    if not decompressor.eof:
+        raise GrpcError(Status.INTERNAL, f"message is cut-off {encoding} data")
+    return message
+
+
+class MessageAssembler:
+    """Messages of one call, put together from DATA payloads cut anywhere.
+
+    Args:
+        encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
+        max_size: largest message, bytes, as sent and once decompressed.
+    """
+
+    __slots__ = ("_buffer", "_encoding", "_max_size", "_needed")
+
+    def __init__(self, encoding: str, max_size: int) -> None:
+        self._encoding = encoding
+        self._max_size = max_size
+        self._buffer = bytearray()
+        self._needed = PREFIX_SIZE
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes held of a message that is not complete yet."""
+        return len(self._buffer)
+
+    def feed(self, payload: memoryview) -> list[bytes]:
+        """The messages that ``payload`` completes.
+
+        Raises:
+            GrpcError: the caller's fault; the call cannot go on.
+        """
+        self._buffer += payload
+        messages: list[bytes] = []
+        while len(self._buffer) >= self._needed:
+            message = self._next()
+            if message is not None:
+                messages.append(message)
+        return messages
+
+    def _next(self) -> bytes | None:
+        flag, length = PREFIX.unpack_from(self._buffer)
+        if flag > 1:
+            raise GrpcError(Status.INTERNAL, f"message prefix has flag {flag}, expected 0 or 1")
+        if length > self._max_size:
+            raise GrpcError(
+                Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {self._max_size})"
+            )
+        if flag and self._encoding == "identity":
+            raise GrpcError(Status.INTERNAL, "message is marked compressed, but the call names no grpc-encoding")
+        total = PREFIX_SIZE + length
+        if len(self._buffer) < total:
+            self._needed = total
+            return None
+        # A view is released before the buffer shrinks: a bytearray with a live view cannot be resized.
+        with memoryview(self._buffer) as view:
+            message = bytes(view[PREFIX_SIZE:total])
+        del self._buffer[:total]
+        self._needed = PREFIX_SIZE
+        return decompress(message, self._encoding, self._max_size) if flag else message

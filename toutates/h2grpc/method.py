@@ -1,0 +1,53 @@
+"""The services' table: what can be called, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toutates.h2grpc.connection import Call
+    from toutates.h2grpc.streaming import ServerStream
+
+__all__ = ["Method", "StreamHandler", "UnaryHandler", "method_table"]
+
+#: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
+#: message. Answers through ``call.reply`` or ``call.fail``, now or later, or raises GrpcError. Must not block.
+UnaryHandler = Callable[["Call"], None]
+#: Runs as a task of the worker; returning ends the call with OK, raising GrpcError with that status.
+StreamHandler = Callable[["ServerStream"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC. Exactly one of the handlers is given.
+
+    Attributes:
+        path: ``/package.Service/Method``.
+        unary: the handler of a call with one request message and one response message.
+        stream: the handler of a call that is a stream in either direction.
+        compressible: whether responses are compressed where server and client both want it.
+    """
+
+    path: str
+    unary: UnaryHandler | None = None
+    stream: StreamHandler | None = None
+    compressible: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.unary is None) == (self.stream is None):
+            raise ValueError(f"{self.path}: give either a unary or a stream handler")
+
+
+def method_table(methods: Iterable[Method]) -> Mapping[bytes, Method]:
+    """Methods by the bytes of their ``:path``.
+
+    Raises:
+        ValueError: two methods share a path.
+    """
+    table: dict[bytes, Method] = {}
+    for method in methods:
+        if table.setdefault(method.path.encode(), method) is not method:
+            raise ValueError(f"{method.path} is in the table twice")
+    return table

@@ -1,0 +1,155 @@
+"""A model repository in a local directory: which models and versions there are to serve.
+
+    <root>/<model>/<version>/model.onnx         the graph, with external weights beside it if it has any
+    <root>/<model>/<version>/model.onnx/        or a directory that holds model.onnx and its weights
+    <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.settings``
+
+Only what makes the whole repository unusable is raised. What is wrong with one model or version is noted on it, so that
+the others are served and the repository index can show the reason. Links to directories are followed, because
+deployments swap repositories by them; hidden entries are passed over, because Kubernetes and editors leave them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from toutates.errors import ConfigurationError
+
+__all__ = ["MODEL_FILENAME", "ModelFolder", "VersionFolder", "scan"]
+
+MODEL_FILENAME: Final = "model.onnx"
+
+_FLAG: Final = "--model-repository"
+_VERSION: Final = re.compile(r"[1-9][0-9]*")
+_GREATEST_VERSION: Final = 2**63 - 1  # versions are int64 in the protocol
+_RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})  # Triton's own sub-directories of a model
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFolder:
+    """One version of a model.
+
+    Attributes:
+        number: from 1 to 2^63 - 1, the name of the directory.
+        path: the version's directory.
+        model_path: the graph's file, whether or not it can be read.
+        problem: why the version cannot be loaded; empty if nothing stands against it.
+    """
+
+    number: int
+    path: Path
+    model_path: Path
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """One model of the repository.
+
+    Attributes:
+        name: of the directory, and of the model for its clients.
+        path: the model's directory.
+        versions: ascending by number.
+        warnings: what was passed over in the directory and may have been meant, one sentence each.
+        problem: why no version of it can be loaded; empty if there are any to try.
+    """
+
+    name: str
+    path: Path
+    versions: tuple[VersionFolder, ...] = ()
+    warnings: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
+    """List the models of a repository, sorted by name. An empty repository gives an empty list.
+
+    Args:
+        root: the directory.
+        only: names of the models wanted; None for all.
+
+    Raises:
+        ConfigurationError: the directory does not exist or cannot be read, or lacks a model named in ``only``.
+    """
+    names = _model_names(root)
+    if only is not None:
+        _refuse_unknown(only, names)
+        names = [name for name in names if name in only]
+    return [_model(root / name) for name in names]
+
+
+def _model_names(root: Path) -> list[str]:
+    try:
+        return _directories(root)
+    except FileNotFoundError as exc:
+        raise _unusable(root, "there is no such directory", "create it, or correct the path") from exc
+    except NotADirectoryError as exc:
+        raise _unusable(root, "is not a directory", "name the directory that holds one directory per model") from exc
+    except OSError as exc:
+        raise _unusable(root, f"cannot be read: {exc.strerror}", "make it readable for the server's user") from exc
+
+
+def _unusable(root: Path, problem: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(problem, key=_FLAG, value=str(root), remedy=remedy)
+
+
+def _refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
+    for name in sorted(only):
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            known = f"the repository has: {', '.join(names)}" if names else "the repository has no models"
+            remedy = f"did you mean {near[0]!r}? {known}" if near else known
+            raise ConfigurationError("no such model in the repository", key="--load-models", value=name, remedy=remedy)
+
+
+def _model(path: Path) -> ModelFolder:
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        # Clients name models in protobuf strings, which are UTF-8. Shown escaped, so that it can be found and renamed.
+        name = os.fsencode(path.name).decode(errors="backslashreplace")
+        return ModelFolder(name, path, problem="the name of the model's directory is not UTF-8")
+    try:
+        entries = _directories(path)
+    except OSError as exc:
+        return ModelFolder(path.name, path, problem=f"cannot read '{path}': {exc.strerror}")
+    numbers = sorted(int(entry) for entry in entries if _is_version(entry))
+    warnings = [
+        f"'{path / entry}' is passed over: a version's directory is named by a positive integer without leading zeros"
+        for entry in entries
+        if not _is_version(entry) and entry not in _RESERVED
+    ]
+    problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
+    return ModelFolder(path.name, path, tuple(_version(path, number) for number in numbers), tuple(warnings), problem)
+
+
+def _is_version(name: str) -> bool:
+    # The length is bounded first: int() refuses very long numbers with an error of its own.
+    return len(name) <= 19 and _VERSION.fullmatch(name) is not None and int(name) <= _GREATEST_VERSION
+
+
+def _version(model: Path, number: int) -> VersionFolder:
+    path = model / str(number)
+    model_path = path / MODEL_FILENAME
+    if model_path.is_dir():
+        model_path /= MODEL_FILENAME
+    try:
+        regular = stat.S_ISREG(model_path.stat().st_mode)
+    except OSError as exc:
+        return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}")
+    return VersionFolder(number, path, model_path, "" if regular else f"'{model_path}' is not a regular file")
+
+
+def _directories(path: Path) -> list[str]:
+    """Names of the directories in a directory, links to directories included and hidden ones left out, sorted."""
+    # os.path.isdir, because the methods of DirEntry raise for a link that leads to itself.
+    return sorted(
+        name for name in os.listdir(path) if not name.startswith(".") and os.path.isdir(os.path.join(path, name))
+    )

@@ -1,0 +1,253 @@
+"""Element types of tensors: their names and sizes, and the two encodings that are more than a NumPy buffer.
+
+BYTES elements travel as a 4-byte little-endian length and that many bytes each, row-major. Typed contents are lists of
+numbers in a message instead of bytes, for clients that have no better way. Everything else on the wire is the row-major
+little-endian buffer that NumPy and ONNX Runtime use on the machines they are built for, so no function is needed.
+
+What is raised here is the caller's fault, in Triton's words where Triton has words. The texts lack the ``[request id]``
+that Triton puts before some of them: only the caller of these functions knows it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.errors import InvalidRequest
+from toutates.protocol import model_config_pb2
+from toutates.protocol.grpc_service_pb2 import InferTensorContents
+
+__all__ = [
+    "BY_NAME",
+    "BY_ORT_TYPE",
+    "Datatype",
+    "decode_bytes_tensor",
+    "encode_bytes_tensor",
+    "to_ort_strings",
+    "typed_contents_to_raw",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One element type, under each of the names it goes by.
+
+    Attributes:
+        name: in requests and responses, such as ``FP32``.
+        size: bytes per element, 0 for BYTES, whose elements differ in length.
+        numpy: type in memory. BF16, which NumPy lacks, is carried as the uint16 of the same bits; BYTES as objects.
+        onnx_type: ``TensorProto.DataType`` of ONNX.
+        ort_type: ``NodeArg.type`` of ONNX Runtime.
+        config_name: in a model configuration, such as ``TYPE_FP32``.
+        config_value: number of ``config_name`` in ``inference.DataType``.
+        contents_field: field of ``InferTensorContents`` for typed contents, None where only raw bytes will do.
+    """
+
+    name: str
+    size: int
+    numpy: np.dtype[Any]
+    onnx_type: int
+    ort_type: str
+    config_name: str
+    config_value: int
+    contents_field: str | None
+
+
+def _datatype(
+    name: str, memory: npt.DTypeLike, onnx_type: int, ort_element: str, contents_field: str | None
+) -> Datatype:
+    """Fill in what follows from the rest."""
+    memory = np.dtype(memory)
+    config_name = "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
+    return Datatype(
+        name=name,
+        size=0 if memory.hasobject else memory.itemsize,
+        numpy=memory,
+        onnx_type=onnx_type,
+        ort_type=f"tensor({ort_element})",
+        config_name=config_name,
+        config_value=model_config_pb2.DataType.Value(config_name),
+        contents_field=contents_field,
+    )
+
+
+_DATATYPES = (
+    _datatype("BOOL", np.bool_, 9, "bool", "bool_contents"),
+    _datatype("UINT8", np.uint8, 2, "uint8", "uint_contents"),
+    _datatype("UINT16", np.uint16, 4, "uint16", "uint_contents"),
+    _datatype("UINT32", np.uint32, 12, "uint32", "uint_contents"),
+    _datatype("UINT64", np.uint64, 13, "uint64", "uint64_contents"),
+    _datatype("INT8", np.int8, 3, "int8", "int_contents"),
+    _datatype("INT16", np.int16, 5, "int16", "int_contents"),
+    _datatype("INT32", np.int32, 6, "int32", "int_contents"),
+    _datatype("INT64", np.int64, 7, "int64", "int64_contents"),
+    _datatype("FP16", np.float16, 10, "float16", None),
+    _datatype("FP32", np.float32, 1, "float", "fp32_contents"),
+    _datatype("FP64", np.float64, 11, "double", "fp64_contents"),
+    _datatype("BYTES", np.object_, 8, "string", "bytes_contents"),
+    _datatype("BF16", np.uint16, 16, "bfloat16", None),
+)
+
+BY_NAME: Mapping[str, Datatype] = MappingProxyType({datatype.name: datatype for datatype in _DATATYPES})
+BY_ORT_TYPE: Mapping[str, Datatype] = MappingProxyType({datatype.ort_type: datatype for datatype in _DATATYPES})
+
+# The type whose elements a contents field holds without loss: what Triton calls the field's type in its refusals.
+_NATURAL_DATATYPE = {
+    "bool_contents": BY_NAME["BOOL"],
+    "int_contents": BY_NAME["INT32"],
+    "int64_contents": BY_NAME["INT64"],
+    "uint_contents": BY_NAME["UINT32"],
+    "uint64_contents": BY_NAME["UINT64"],
+    "fp32_contents": BY_NAME["FP32"],
+    "fp64_contents": BY_NAME["FP64"],
+    "bytes_contents": BY_NAME["BYTES"],
+}
+
+_LENGTH = struct.Struct("<I")
+
+
+def decode_bytes_tensor(data: bytes | memoryview, count: int, *, tensor: str, model: str) -> npt.NDArray[np.object_]:
+    """Split a BYTES tensor into its elements.
+
+    Memory grows with ``data``, not with ``count``, so a shape far larger than its data costs nothing.
+
+    Args:
+        data: the encoded elements; a memoryview is of bytes, contiguous.
+        count: number of elements that the shape asks for.
+        tensor: name of the input, for the error.
+        model: name of the model, for the error.
+
+    Returns:
+        An object array of shape ``(count,)``, of ``bytes`` that are copies of their part of ``data``.
+
+    Raises:
+        InvalidRequest: ``data`` is not exactly ``count`` elements.
+    """
+    data = bytes(data)  # one copy of a view is cheaper than a view per element; bytes are not copied
+    size = len(data)
+    elements: list[bytes] = []
+    append, length_at = elements.append, _LENGTH.unpack_from
+    end = 0
+    for _ in range(count):
+        if size - end < 4:
+            break
+        start = end + 4
+        end = start + length_at(data, end)[0]
+        if end > size:
+            raise InvalidRequest(
+                f"incomplete string data for inference input '{tensor}' for model '{model}', "
+                f"expecting string of length {end - start} but only {size - start} bytes available."
+            )
+        append(data[start:end])
+    if size - end >= 4:
+        raise InvalidRequest(
+            f"unexpected number of string elements {count + 1} for inference input '{tensor}' for model '{model}', "
+            f"expecting {count}"
+        )
+    if end < size:
+        raise InvalidRequest(
+            f"incomplete string length indicator for inference input '{tensor}' for model '{model}', "
+            f"expecting 4 bytes but only {size - end} bytes available."
+        )
+    if len(elements) < count:
+        raise InvalidRequest(
+            f"expected {count} string elements for inference input '{tensor}' for model '{model}', got {len(elements)}"
+        )
+    return np.array(elements, dtype=np.object_)
+
+
+def encode_bytes_tensor(array: npt.NDArray[Any]) -> bytes:
+    """Join the elements of a BYTES tensor, the inverse of ``decode_bytes_tensor``.
+
+    Args:
+        array: ``str`` or ``bytes`` elements, in any shape. ONNX Runtime returns string outputs as arrays of ``str``.
+
+    Returns:
+        The encoded elements in row-major order; text is encoded as UTF-8.
+
+    Raises:
+        TypeError: an element is neither ``str`` nor ``bytes``; our own mistake, not a caller's.
+    """
+    return _join(element.encode() if isinstance(element, str) else element for element in array.ravel().tolist())
+
+
+def _join(elements: Iterable[bytes]) -> bytes:
+    """Each element after its length."""
+    pack = _LENGTH.pack
+    parts: list[bytes] = []
+    for element in elements:
+        parts += (pack(len(element)), element)
+    return b"".join(parts)
+
+
+def to_ort_strings(array: npt.NDArray[np.object_], *, tensor: str, model: str) -> npt.NDArray[np.object_]:
+    """Turn BYTES elements into what ONNX Runtime's Python interface takes for a string tensor.
+
+    The elements must be ``str``. ONNX Runtime passes ``str`` on as UTF-8 and calls ``str()`` on anything else, so that
+    ``b"a"`` would silently reach the model as the four characters ``b'a'``. Bytes that are not UTF-8 have no way
+    through: ``surrogateescape`` is refused on the way in, and arrays of dtype ``S`` pass on the way in, without their
+    trailing zero bytes, but fail on the way out.
+
+    Args:
+        array: ``bytes`` elements, in any shape.
+        tensor: name of the input, for the error.
+        model: name of the model, for the error.
+
+    Returns:
+        A new object array of ``str``, of the same shape.
+
+    Raises:
+        InvalidRequest: an element is not UTF-8.
+    """
+    flat: list[bytes] = array.ravel().tolist()
+    texts: list[str] = []
+    try:
+        for element in flat:
+            texts.append(element.decode())  # noqa: PERF401 - the error names the element by how far this came
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"string element {len(texts)} of inference input '{tensor}' for model '{model}' is not valid UTF-8 "
+            f"({error.reason} at byte {error.start}); ONNX Runtime takes no other strings"
+        ) from error
+    return np.array(texts, dtype=np.object_).reshape(array.shape)
+
+
+def typed_contents_to_raw(contents: InferTensorContents, datatype: Datatype, *, tensor: str, model: str) -> bytes:
+    """Turn typed contents into the bytes that the same tensor would have as raw contents.
+
+    Args:
+        contents: the typed contents; none filled means no elements.
+        datatype: the input's declared type. INT8, INT16, UINT8 and UINT16 keep the low bytes of each number.
+        tensor: name of the input, for the error.
+        model: name of the model, for the error.
+
+    Returns:
+        The encoded elements. Whether their number fits the shape is for the caller to check.
+
+    Raises:
+        InvalidRequest: a field of another type is filled, or several fields are.
+    """
+    filled = contents.ListFields()  # in order of field numbers, the order in which Triton looks at them
+    if not filled:
+        return b""
+    field, values = filled[0]
+    if field.name != datatype.contents_field:
+        raise InvalidRequest(
+            f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}' "
+            f"of type '{_NATURAL_DATATYPE[field.name].name}', expected datatype '{datatype.name}'"
+        )
+    if len(filled) > 1:
+        raise InvalidRequest(
+            f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}', "
+            "binary data was already supplied."
+        )
+    if datatype.size == 0:
+        return _join(values)
+    natural = np.fromiter(values, _NATURAL_DATATYPE[field.name].numpy, count=len(values))
+    return natural.astype(datatype.numpy, copy=False).tobytes()
