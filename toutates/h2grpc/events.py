@@ -34,7 +34,7 @@ class RequestEnded:
 
 @dataclass(slots=True)
 class CallCancelled:
-    """A streaming call is over before its handler was: reset by the caller, expired, refused, or its connection lost."""
+    """A streaming call is over before its handler was: reset by the caller, expired, failed, or its connection lost."""
 
     call: Call
 

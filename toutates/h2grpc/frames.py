@@ -49,7 +49,7 @@ __all__ = [
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 FRAME_HEAD_SIZE = 9
-#: (length << 8 | type, flags, stream id with its reserved bit): ``length`` has 24 bits, so it shares a word with ``type``.
+#: (length << 8 | type, flags, stream id with its reserved bit): ``length`` has 24 bits and shares a word with ``type``.
 FRAME_HEAD = Struct(">IBI")
 UINT32 = Struct(">I")
 

@@ -1,10 +1,10 @@
 """Header blocks: what a request's says, remembered; what a response's says, constant.
 
-**Requests.** Decoding a block costs about 15 us, and a client sends the same block over and over. A block whose decoding
-leaves the HPACK dynamic table as it was is a pure function of the block and the table, so its result is remembered, and
-everything remembered is forgotten whenever the table changes (RFC 7541 section 2.3.2). The block's length says nothing
-about this: nghttp2 spells out ``:path`` in every request, C-core sends a dozen index bytes, and grpc-go changes the table
-on every call that has a deadline.
+**Requests.** Decoding a block costs about 15 us, and a client sends the same block over and over. A block whose
+decoding leaves the HPACK dynamic table as it was is a pure function of the block and the table, so its result is
+remembered, and everything remembered is forgotten whenever the table changes (RFC 7541 section 2.3.2). The block's
+length says nothing about this: nghttp2 spells out ``:path`` in every request, C-core sends a dozen index bytes, and
+grpc-go changes the table on every call that has a deadline.
 
 **Responses.** Blocks use the static table and literals without indexing only, so they are constant bytes that hold on
 every connection whatever the peer's table size.
@@ -97,7 +97,12 @@ class RequestHead:
         Raises:
             GrpcError: INTERNAL when a ``-bin`` value is not base64.
         """
-        return [_metadatum(name, value) for name, value in self.fields if _is_custom(name)]
+        return [
+            (name.decode("ascii"), part)
+            for name, value in self.fields
+            if _is_custom(name)
+            for part in _metadata_values(name, value)
+        ]
 
 
 _RESERVED_NAMES = frozenset((b"content-type", b"te", b"user-agent", b"content-length"))
@@ -107,14 +112,14 @@ def _is_custom(name: bytes) -> bool:
     return not (name.startswith((b":", b"grpc-")) or name in _RESERVED_NAMES)
 
 
-def _metadatum(name: bytes, value: bytes) -> tuple[str, str | bytes]:
-    text = name.decode("ascii")
+def _metadata_values(name: bytes, value: bytes) -> list[str] | list[bytes]:
     if not name.endswith(b"-bin"):
-        return text, value.decode("latin-1")
+        return [value.decode("latin-1")]
     try:
-        return text, base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+        # A proxy may have joined several values with commas, which base64 does not use.
+        return [base64.b64decode(part + b"=" * (-len(part) % 4), validate=True) for part in value.split(b",")]
     except binascii.Error as error:
-        raise GrpcError(Status.INTERNAL, f"metadata '{text}' is not valid base64") from error
+        raise GrpcError(Status.INTERNAL, f"metadata '{name.decode()}' is not valid base64") from error
 
 
 class HeaderReader:
@@ -212,13 +217,12 @@ def read_request(
     head.http_method = values[b":method"]
     length = values.get(b"content-length")
     if length is not None:
-        if not length.isdigit():
+        if not _LENGTH.fullmatch(length) or any(other != length for name, other in fields if name == b"content-length"):
             head.malformed = "content-length is not a number"
             return head
         head.content_length = int(length)
     content_type = values.get(b"content-type", b"")
-    is_grpc = content_type == b"application/grpc" or content_type.startswith((b"application/grpc+", b"application/grpc;"))
-    if head.http_method != b"POST" or not is_grpc:
+    if head.http_method != b"POST" or not _GRPC_TYPE.fullmatch(content_type):
         head.not_grpc = True
         return head
     try:
@@ -268,6 +272,9 @@ def _read_grpc(
     head.encoding = encoding
 
 
+_GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
+#: Short enough for ``int``, which raises ValueError beyond 4,300 digits.
+_LENGTH = re.compile(rb"[0-9]{1,19}")
 #: RFC 9113 section 8.2.1: lower-case tokens; a colon only as the first character (pseudo-header fields).
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
@@ -342,14 +349,26 @@ def encode_block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     )
 
 
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
+_ASCII_VALUE = re.compile(rb"[ -~]*")
+
+
 def metadata_fields(metadata: Metadata) -> list[tuple[bytes, bytes]]:
-    """Custom metadata as header fields; bytes values are base64-encoded without padding."""
+    """Custom metadata as header fields; bytes values are base64-encoded without padding.
+
+    Raises:
+        ValueError: the handler's mistake: a name or value that no header field may have.
+    """
     fields = []
     for name, value in metadata:
-        raw = base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode("latin-1", "replace")
+        raw = base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.strip(" ").encode("utf-8")
         if isinstance(value, bytes) != name.endswith("-bin"):
             raise ValueError(f"metadata {name!r}: names that end in '-bin' take bytes, all others str")
-        fields.append((name.encode("ascii"), raw))
+        if not _METADATA_NAME.fullmatch(name):
+            raise ValueError(f"metadata {name!r}: names are made of a-z, 0-9, '_', '-' and '.'")
+        if not _ASCII_VALUE.fullmatch(raw):
+            raise ValueError(f"metadata {name!r}: values are printable ASCII; use a name that ends in '-bin'")
+        fields.append((name.encode(), raw))
     return fields
 
 

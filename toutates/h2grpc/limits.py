@@ -32,6 +32,8 @@ class Limits:
         header_memory_entries: header blocks remembered per connection; a client in real use sends one per method.
         closed_stream_memory: streams reset lately whose late frames are still told apart from nonsense.
         max_preface_bytes: bytes looked at to tell HTTP/1.1 from garbage before giving up.
+        max_queued_bytes: response bytes that may wait for the peer's windows before new streams are refused. Reading
+            cannot pause for them, because the window updates they wait for have to be read.
         max_unsent_bytes: response bytes a peer may leave unread before the connection stops reading its requests.
     """
 
@@ -46,6 +48,7 @@ class Limits:
     header_memory_entries: int = 128
     closed_stream_memory: int = 1_024
     max_preface_bytes: int = 8_192
+    max_queued_bytes: int = 512 * MIB
     max_unsent_bytes: int = 4 * MIB
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
     decompressor = zlib.decompressobj(ENCODINGS[encoding])
     try:
         message = decompressor.decompress(data, max_size)
-        if decompressor.unconsumed_tail and decompressor.decompress(decompressor.unconsumed_tail, 1):
+        if not decompressor.eof and decompressor.decompress(decompressor.unconsumed_tail, 1):
             raise GrpcError(Status.RESOURCE_EXHAUSTED, f"message is larger than {max_size} bytes once decompressed")
     except zlib.error as error:
         raise GrpcError(Status.INTERNAL, f"message is not valid {encoding} data: {error}") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toutates.h2grpc.connection import Call
+    from toutates.h2grpc.call import Call
     from toutates.h2grpc.streaming import ServerStream
 
 __all__ = ["Method", "StreamHandler", "UnaryHandler", "method_table"]

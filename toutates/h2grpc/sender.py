@@ -6,7 +6,7 @@ way of every request and each look-up through another object costs.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any
@@ -21,6 +21,7 @@ from toutates.h2grpc.frames import (
     END_STREAM,
     FRAME_HEAD,
     HEADERS,
+    MAX_WINDOW,
     ErrorCodes,
     pack_frame,
     pack_rst_stream,
@@ -68,10 +69,15 @@ class Sender:
         #: largest DATA payload the short way of ``reply`` may send; -1 while a table size update is due
         self._short_reply_limit = DEFAULT_MAX_FRAME_SIZE
         self._table_update_due = False
-        #: calls whose outbox waits for window, longest waiting first
-        self._blocked: dict[Call, None] = {}
+        #: calls whose outbox waits for the connection's window, next one first; those that wait for their own
+        #: stream's window are not here, since credit for the connection does not help them
+        self._blocked: OrderedDict[Call, None] = OrderedDict()
+        #: bytes in all outboxes
+        self._queued_bytes = 0
         #: how streams were closed that were not closed by END_STREAM; the latest ``closed_stream_memory`` of them
         self._reset: dict[int, State] = {}
+        #: the highest stream number dropped from ``_reset``
+        self._forgotten_id = 0
 
     # --- what the driver takes ---------------------------------------------------------------------------------------
 
@@ -159,20 +165,18 @@ class Sender:
         """A status other than OK, at once: messages that still wait for window are dropped."""
         if not call.open:
             return
-        if call.outbox:
-            call.outbox.clear()
-            call.outbox_bytes = 0
-        self._end(call, error_block(status, text, metadata, trailers_only=not call.headers_sent))
+        trailers = error_block(status, text, metadata, trailers_only=not call.headers_sent)
+        self._empty_outbox(call)
+        self._end(call, trailers)
 
     def _refuse_plain_http(self, call: Call) -> None:
         """415 and a short text, for a request that is not gRPC (the gRPC specification, "HTTP2 Transport Mapping")."""
         body = b"" if call.head.http_method == b"HEAD" else _NOT_GRPC_TEXT
         self._send_block(call.stream_id, plain_http_block(415, len(_NOT_GRPC_TEXT)), end_stream=not body)
-        call.headers_sent = True
+        call.open = False
         if body:
+            call.trailers = b""  # END_STREAM goes with the last DATA
             self._queue_data(call, [body])
-            call.trailers = b""
-            self._pump(call)
         else:
             self._close(call)
 
@@ -199,15 +203,22 @@ class Sender:
     def _remember_reset(self, stream_id: int, state: State) -> None:
         self._reset[stream_id] = state
         if len(self._reset) > self._limits.closed_stream_memory:
-            del self._reset[next(iter(self._reset))]
+            oldest = next(iter(self._reset))
+            del self._reset[oldest]
+            self._forgotten_id = max(self._forgotten_id, oldest)
 
     def _forget(self, call: Call) -> None:
         """Drop a call that no answer can reach any more."""
         call.open = False
-        call.outbox = call.trailers = None
-        call.outbox_bytes = 0
+        self._empty_outbox(call)
+        call.trailers = None
         self._blocked.pop(call, None)
         self.streams.pop(call.stream_id, None)
+
+    def _empty_outbox(self, call: Call) -> None:
+        self._queued_bytes -= call.outbox_bytes
+        call.outbox = None
+        call.outbox_bytes = 0
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -240,17 +251,20 @@ class Sender:
             view = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
             call.outbox.append(view)
             call.outbox_bytes += len(view)
+            self._queued_bytes += len(view)
         self._pump(call)
 
-    def _pump(self, call: Call) -> None:
-        """Send what the windows allow of a call's outbox, then its trailers."""
+    def _pump(self, call: Call, max_frames: int = MAX_WINDOW) -> None:
+        """Send what the windows, and ``max_frames``, allow of a call's outbox, then its trailers."""
         outbox = call.outbox
         while outbox:
             view = outbox[0]
             room = min(self._send_window, call.send_window, self._peer_frame_size)
-            if room <= 0 and view:
-                self._blocked[call] = None
+            if (room <= 0 and view) or max_frames == 0:
+                if call.send_window > 0:
+                    self._blocked[call] = None
                 return
+            max_frames -= 1
             chunk = view[:room]
             if len(chunk) == len(view):
                 outbox.popleft()
@@ -271,17 +285,15 @@ class Sender:
         self._send_window -= size
         call.send_window -= size
         call.outbox_bytes -= size
+        self._queued_bytes -= size
         self.bulky = self.bulky or size >= BULKY_BYTES
         self._write(FRAME_HEAD.pack(size << 8 | DATA, END_STREAM if end_stream else 0, call.stream_id), chunk)
 
     def _pump_blocked(self) -> None:
-        """New connection window: share it among the calls that wait, longest waiting first."""
-        for call in list(self._blocked):
-            if self._send_window <= 0:
-                return
-            # Out and, if still blocked, in again at the end: no call is starved by the one before it.
-            del self._blocked[call]
-            self._pump(call)
+        """New connection window: share it among the calls that wait for it, a frame each in turn."""
+        while self._blocked and self._send_window > 0:
+            call, _ = self._blocked.popitem(last=False)
+            self._pump(call, max_frames=1)  # which puts it in again at the end unless it is done
 
     @property
     def send_window(self) -> int:

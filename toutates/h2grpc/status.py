@@ -60,9 +60,10 @@ class GrpcError(Exception):
 def encode_message(text: str) -> bytes:
     """Percent-encode a ``grpc-message``: every byte of its UTF-8 outside 0x20-0x7E, and ``%`` itself.
 
-    The result is cut to MAX_ENCODED_MESSAGE_BYTES without splitting an escape or a character.
+    So are spaces at its ends, which a field value must not have (RFC 9113 section 8.2.1). The result is cut to
+    MAX_ENCODED_MESSAGE_BYTES without splitting an escape or a character.
     """
-    if len(text) < 2_048 and text.isascii() and text.isprintable() and "%" not in text:
+    if len(text) < 2_048 and text.isascii() and text.isprintable() and "%" not in text and text == text.strip():
         return text.encode()
     pieces: list[bytes] = []
     room = MAX_ENCODED_MESSAGE_BYTES
@@ -75,6 +76,9 @@ def encode_message(text: str) -> bytes:
         if room < 0:
             break
         pieces.append(piece)
+    for end in (0, -1):
+        if pieces and pieces[end] == b" ":
+            pieces[end] = b"%20"
     return b"".join(pieces)
 
 

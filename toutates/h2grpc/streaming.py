@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
@@ -11,31 +12,44 @@ from toutates.h2grpc.call import Call
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.status import GrpcError, Metadata, Status
 
-__all__ = ["ServerStream"]
+__all__ = ["ServerStream", "StreamDriver"]
 
 #: Response bytes a stream may have queued for window before ``send`` waits.
 MAX_QUEUED_BYTES = 65_536
 
 
+class StreamDriver(Protocol):
+    """What a stream needs of the worker it runs on."""
+
+    def flush(self) -> None:
+        """Send the output of every connection that has some."""
+
+    def congested(self, connection: ServerConnection) -> bool:
+        """Whether the peer reads too slowly for more output; ``call.on_drained`` is called when it no longer does."""
+
+    def task_woken(self) -> None:
+        """A task has something to do, so Trio should get its turn soon."""
+
+
 class ServerStream:
-    """One streaming call, used by one task: the handler's.
+    """One streaming call, used by one task: the handler's. Iterating over it gives the request's messages.
 
     Args:
         call: the call; ``metadata()`` and the rest of it are the handler's to read.
         connection: the connection it came on.
-        flush: called after output was queued, to have it sent.
+        driver: sends what was queued.
     """
 
-    def __init__(self, call: Call, connection: ServerConnection, flush: Callable[[], None]) -> None:
+    def __init__(self, call: Call, connection: ServerConnection, driver: StreamDriver) -> None:
         self.call = call
         self._connection = connection
-        self._flush = flush
+        self._driver = driver
         self._messages: deque[bytes] = deque()
         self._request_ended = False
         self._arrivals = trio.lowlevel.ParkingLot()
         self._departures = trio.lowlevel.ParkingLot()
         self._scope = trio.CancelScope()
-        call.on_drained = self._departures.unpark_all
+        call.on_drained = self._wake_sender
 
     # --- for the handler ---------------------------------------------------------------------------------------------
 
@@ -48,26 +62,36 @@ class ServerStream:
             await self._arrivals.park()
         message = self._messages.popleft()
         self._connection.message_read(self.call, len(message))
-        self._flush()
+        self._driver.flush()
         return message
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (message := await self.receive()) is not None:
-            yield message
+    # Not an async generator: one that its handler leaves early would have to be closed by the garbage collector.
+    def __aiter__(self) -> ServerStream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self.receive()
+        if message is None:
+            raise StopAsyncIteration
+        return message
 
     async def send_headers(self, metadata: Metadata = ()) -> None:
         """Initial metadata, before the first message; ``send`` does it by itself when there are none."""
         self._connection.send_headers(self.call, metadata)
-        self._flush()
+        self._driver.flush()
         await trio.lowlevel.checkpoint()
 
     async def send(self, message: bytes) -> None:
-        """Send one response message; waits while the caller leaves more than MAX_QUEUED_BYTES unread."""
+        """Send one response message; waits while the caller leaves too much unread.
+
+        That is more than MAX_QUEUED_BYTES waiting for its windows, or more than ``Limits.max_unsent_bytes`` waiting for
+        its socket.
+        """
         self._connection.send_headers(self.call)
         self._connection.send_message(self.call, (message,))
-        self._flush()
+        self._driver.flush()
         await trio.lowlevel.checkpoint()
-        while self.call.outbox_bytes > MAX_QUEUED_BYTES:
+        while self.call.outbox_bytes > MAX_QUEUED_BYTES or self._driver.congested(self._connection):
             await self._departures.park()
 
     # --- for the driver ----------------------------------------------------------------------------------------------
@@ -86,20 +110,33 @@ class ServerStream:
         """The call is over; the handler is cancelled."""
         self._scope.cancel()
 
+    def _wake_sender(self) -> None:
+        if self._departures:
+            self._departures.unpark_all()
+            self._driver.task_woken()
+
     async def run(self, on_error: Callable[[Exception], None]) -> None:
         """Run the method's handler to the call's end; ``on_error`` is told of exceptions that are no GrpcError."""
         method = self.call.head.method
-        assert method is not None and method.stream is not None
-        with self._scope:
-            try:
+        assert method is not None
+        assert method.stream is not None
+        try:
+            # The scope lies inside: a handler's nursery that is cancelled may still raise what its tasks raised.
+            with self._scope:
                 await method.stream(self)
-            except GrpcError as error:
-                self._connection.fail(self.call, error.status, error.text, error.metadata)
-            except Exception as error:
-                on_error(error)
-                self._connection.fail(self.call, Status.INTERNAL, "internal error")
-            else:
-                self._connection.send_headers(self.call)
-                self._connection.finish(self.call)
+            self._connection.send_headers(self.call)
+            self._connection.finish(self.call)
+        except GrpcError as error:
+            self._fail(error, on_error)
+        except Exception as error:
+            on_error(error)
+            self._connection.fail(self.call, Status.INTERNAL, "internal error")
         self.call.on_drained = None
-        self._flush()
+        self._driver.flush()
+
+    def _fail(self, error: GrpcError, on_error: Callable[[Exception], None]) -> None:
+        try:
+            self._connection.fail(self.call, error.status, error.text, error.metadata)
+        except ValueError as mistake:  # metadata that no header field may have
+            on_error(mistake)
+            self._connection.fail(self.call, Status.INTERNAL, "internal error")

@@ -1,8 +1,9 @@
 """The life of a stream, seen from the server (RFC 9113 section 5.1), as one table.
 
-``TRANSITIONS[state][input]`` is what the peer's frame, or our own, does to a stream. ``ServerConnection`` walks the table
-for every frame except the two that make up nearly all traffic: HEADERS that opens a new stream, and DATA on an open
-one. For those it writes the same rows out in line, because a table look-up costs as much as the frame.
+``TRANSITIONS[state][input]`` is what the peer's frame, or our own, does to a stream. ``Receiver`` walks the table for
+every frame except those that make up nearly all traffic: HEADERS that opens a new stream, DATA that completes a unary
+request, and WINDOW_UPDATE. For those ``ServerConnection`` writes the same rows out in line, because a table look-up
+costs as much as the frame.
 
 Reserved states are absent: a server neither promises nor is promised streams. A closed stream is three states, since
 RFC 9113 section 5.1 answers late frames by how the stream was closed:
@@ -120,12 +121,12 @@ TRANSITIONS: Final[tuple[tuple[tuple[Action, State], ...], ...]] = (
         (ACCEPT, CLOSED),
         (ACCEPT, WE_RESET),
     ),
-    (  # HALF_CLOSED_LOCAL: answered early; gRPC then resets, so this state lasts for one call of ours
-        (IGNORE, HALF_CLOSED_LOCAL),
-        (IGNORE, HALF_CLOSED_LOCAL),
-        (ACCEPT, CLOSED),
-        (ACCEPT, PEER_RESET),
-        (IGNORE, HALF_CLOSED_LOCAL),
+    (  # HALF_CLOSED_LOCAL: answered early; our RST_STREAM follows at once, before the peer can do anything
+        (OUR_MISTAKE, HALF_CLOSED_LOCAL),
+        (OUR_MISTAKE, HALF_CLOSED_LOCAL),
+        (OUR_MISTAKE, HALF_CLOSED_LOCAL),
+        (OUR_MISTAKE, HALF_CLOSED_LOCAL),
+        (OUR_MISTAKE, HALF_CLOSED_LOCAL),
         (OUR_MISTAKE, HALF_CLOSED_LOCAL),
         (ACCEPT, WE_RESET),
     ),
@@ -138,11 +139,11 @@ TRANSITIONS: Final[tuple[tuple[tuple[Action, State], ...], ...]] = (
         (OUR_MISTAKE, CLOSED),
         (OUR_MISTAKE, CLOSED),
     ),
-    (  # WE_RESET
+    (  # WE_RESET, and it stays so whatever crosses our RST_STREAM
         (IGNORE, WE_RESET),
         (IGNORE, WE_RESET),
+        (OUR_MISTAKE, WE_RESET),
         (IGNORE, WE_RESET),
-        (IGNORE, PEER_RESET),
         (IGNORE, WE_RESET),
         (OUR_MISTAKE, WE_RESET),
         (OUR_MISTAKE, WE_RESET),

@@ -1,15 +1,15 @@
 """A worker: one thread, one Trio run, one epoll, and the connections that live on it. The only file with sockets.
 
 Connections are state, not tasks. One Trio task watches the worker's epoll; when it fires, every socket that is ready is
-read in one go and its calls are handed to their handlers, then the round ends: callbacks asked for by
-``at_round_end`` run, and every connection with output is flushed with one system call. A task per connection costs twice
-as much per request at one request at a time per connection.
+read in one go and its calls are handed to their handlers, then the round ends: callbacks asked for by ``at_round_end``
+run, and every connection with output is flushed with one system call. A task per connection costs twice as much per
+request at one request at a time per connection.
 
 While requests keep coming, the worker stays with its epoll instead of going back to Trio after each round, for at most
 STAY_NS, so that tasks (streaming calls, shutdown) and cancellation live.
 
-Threads outside the worker reach it through ``call_soon`` alone. Its callbacks are queued under a lock, and an eventfd in
-the worker's own epoll wakes it only when it sleeps. ``TrioToken.run_sync_soon`` for the same costs 40 us of latency.
+Threads outside the worker reach it through ``call_soon`` alone. Its callbacks are queued under a lock, and an eventfd
+in the worker's own epoll wakes it only when it sleeps. ``TrioToken.run_sync_soon`` for the same costs 40 us of latency.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import trio
 
-from toutates.h2grpc.call import NEVER, Buffer, Call
+from toutates.h2grpc.call import NEVER, Call
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.events import (
     CallCancelled,
@@ -42,6 +41,7 @@ from toutates.h2grpc.method import Method
 from toutates.h2grpc.sender import Sender
 from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streaming import ServerStream
+from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, LARGE_READ_BYTES, Transport
 
 __all__ = ["Worker"]
 
@@ -49,40 +49,21 @@ logger = logging.getLogger(__name__)
 
 #: How long the worker may stay with its epoll before Trio gets a turn.
 STAY_NS: Final = 5_000_000
-#: How long it waits for the next request before it goes back to Trio; what this saves is a trip through Trio's scheduler.
-LINGER_S: Final = 0.0005
-#: First size of a read; grown for connections that fill it.
-READ_BYTES: Final = 65_536
-LARGE_READ_BYTES: Final = 1_048_576
-#: Buffers per sendmsg call; Linux takes 1,024.
-MAX_BUFFERS: Final = 512
-#: How long a closing connection is read, so that the peer gets our last bytes before a reset (RFC 9112 section 9.6).
+#: How long it waits for the next request before it goes back to Trio; what this saves is a trip through Trio's
+#: scheduler. The system counts in milliseconds, so it is one.
+LINGER_S: Final = 0.001
+#: How long a closing connection is read, so that the peer gets our last bytes.
 CLOSE_LINGER_NS: Final = 1_000_000_000
 #: How long a peer may take to answer the PING of a graceful shutdown.
 GOODBYE_NS: Final = 1_000_000_000
 #: How long accepting pauses when the process is out of file descriptors or memory.
 ACCEPT_PAUSE_NS: Final = 100_000_000
 ACCEPT_OVERLOAD: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-_IN: Final = select.EPOLLIN
-_OUT: Final = select.EPOLLOUT
-
-
-class _Transport:
-    """A connection's socket, and what the kernel has not taken yet."""
-
-    __slots__ = ("close_at_ns", "connection", "fd", "mask", "peer", "read_bytes", "sock", "unsent", "unsent_bytes")
-
-    def __init__(self, sock: socket.socket, connection: ServerConnection, peer: str) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.connection = connection
-        self.peer = peer
-        self.mask = _IN
-        self.read_bytes = READ_BYTES
-        self.unsent: deque[memoryview] = deque()
-        self.unsent_bytes = 0
-        self.close_at_ns = NEVER
+#: Connections accepted per round, so that a storm of them does not stop requests.
+ACCEPTS_PER_ROUND: Final = 32
+#: Looking at the deadlines of all connections pauses for so many times as long as it took, so that it costs 2 % at most
+#: however many there are; a call with a deadline is then cut off that much late.
+DEADLINE_PAUSE: Final = 50
 
 
 class Worker:
@@ -95,7 +76,9 @@ class Worker:
         response_encoding: compression of compressible methods' responses, or "".
     """
 
-    def __init__(self, name: str, limits: Limits, *, max_connections: int = 100_000, response_encoding: str = "") -> None:
+    def __init__(
+        self, name: str, limits: Limits, *, max_connections: int = 100_000, response_encoding: str = ""
+    ) -> None:
         self.name = name
         #: the methods served; set before ``run``, usually with handlers that know this worker
         self.methods: Mapping[bytes, Method] = {}
@@ -104,13 +87,17 @@ class Worker:
         self._limits = limits
         self._max_connections = max_connections
         self._response_encoding = response_encoding
-        self._transports: dict[int, _Transport] = {}
-        self._by_connection: dict[Sender, _Transport] = {}
+        self._transports: dict[int, Transport] = {}
+        self._by_connection: dict[Sender, Transport] = {}
+        #: transports that are closing, in the order in which their time is over
+        self._closing: dict[Transport, None] = {}
         self._streams: dict[Call, ServerStream] = {}
         self._dirty: list[ServerConnection] = []
         self._round_end: list[Callable[[], None]] = []
         self._next_deadline_ns = NEVER
+        #: connections that have calls with a deadline
         self._timed: dict[ServerConnection, None] = {}
+        self._deadlines_again_ns = 0
         self._listener: socket.socket | None = None
         self._accept_again_ns = NEVER
         self._drain_until_ns: int | None = None
@@ -120,9 +107,9 @@ class Worker:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
         self._asleep = False
-        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self._epoll.register(self._eventfd, _IN)
+        self._in_round = False
+        self._eventfd = -1
+        self._epoll: select.epoll
         #: whether this round gave a task of Trio's something to do
         self._trio_has_work = False
         self._nursery: trio.Nursery | None = None
@@ -130,19 +117,44 @@ class Worker:
     # --- for other threads -------------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` on the worker's thread, soon and in order. The one method that any thread may call."""
+        """Run ``callback`` on the worker's thread, soon and in order. The one method that any thread may call.
+
+        Does nothing visible once ``run`` has ended.
+        """
         with self._lock:
             self._callbacks.append(callback)
-            wake = self._asleep
-            self._asleep = False
-        if wake:
-            os.eventfd_write(self._eventfd, 1)
+            if self._asleep:
+                self._asleep = False
+                os.eventfd_write(self._eventfd, 1)  # under the lock, so that ``run`` cannot close it meanwhile
 
     # --- for handlers, on the worker's thread ------------------------------------------------------------------------
 
     def at_round_end(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` once all requests that are ready now have been handed to their handlers."""
         self._round_end.append(callback)
+        if not self._in_round:
+            self._wake()
+
+    def flush(self) -> None:
+        """Send what has been answered. Tasks call it after ``call.reply``; in handlers and callbacks the round does."""
+        dirty = self._dirty
+        while dirty:
+            transport = self._by_connection.get(dirty.pop())
+            if transport is None:
+                continue
+            if not transport.flush():
+                self._drop(transport)
+            elif self._drain_until_ns is not None:
+                self._close_if_drained(transport)
+
+    def congested(self, connection: ServerConnection) -> bool:
+        """Whether the connection's peer reads its responses too slowly for more of them."""
+        transport = self._by_connection.get(connection)
+        return transport is not None and transport.congested
+
+    def task_woken(self) -> None:
+        """A callback gave a task something to do: go back to Trio once the round is over."""
+        self._trio_has_work = True
 
     @property
     def connections(self) -> int:
@@ -159,6 +171,9 @@ class Worker:
         Returns:
             How many calls were cut off because the drain's grace was over.
         """
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._eventfd, EPOLLIN)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -175,6 +190,8 @@ class Worker:
     def drain(self, grace_s: float) -> None:
         """Stop accepting, say goodbye on every connection, answer what is under way, then let ``run`` return.
 
+        Called on the worker's thread; from others through ``call_soon``.
+
         Args:
             grace_s: after so many seconds the connections that are left are closed.
         """
@@ -189,11 +206,18 @@ class Worker:
             self._close_if_drained(transport)
         self._plan_wake_up(self._goodbye_ns)
         self._plan_wake_up(self._drain_until_ns)
+        if not self._in_round:
+            self._wake()  # sends the GOAWAYs, and ends ``run`` where there is nobody to say goodbye to
 
     def _close_everything(self) -> None:
         self._stop_listening()
         for transport in list(self._transports.values()):
             self._drop(transport)
+        with self._lock:
+            # From here on ``call_soon`` finds the worker awake for ever, and leaves the eventfd's number alone.
+            self._asleep = False
+            self._callbacks = []
+        self._round_end = []
         self._epoll.close()
         os.close(self._eventfd)
 
@@ -219,13 +243,15 @@ class Worker:
 
     def _work(self) -> None:
         """Rounds, for as long as there is something to do and Trio can be kept waiting."""
+        self._in_round = True
         until_ns = time.monotonic_ns() + STAY_NS
         timeout_s = 0.0
         while True:
             ready = self._epoll.poll(timeout_s)
+            self._asleep = False
             self.now_ns = now_ns = time.monotonic_ns()
             if not ready and not self._callbacks and now_ns < self._next_deadline_ns:
-                return
+                break
             self._trio_has_work = False
             for fd, mask in ready:
                 transport = self._transports.get(fd)
@@ -241,29 +267,43 @@ class Worker:
             if now_ns >= self._next_deadline_ns:
                 self._tick(now_ns)
             if now_ns >= until_ns or self._trio_has_work:
-                return
+                break
             timeout_s = LINGER_S if self._fall_asleep() else 0.0
+        self._in_round = False
 
     def _run_callbacks(self) -> None:
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            try:
-                callback()
-            except Exception:
-                logger.exception("%s: callback failed", self.name)
+            self._run(callback)
+        if self._streams:
+            self._trio_has_work = True  # a callback may have been the result that a streaming call waits for
 
     def _end_round(self) -> None:
         if self._round_end:
             callbacks, self._round_end = self._round_end, []
             for callback in callbacks:
-                callback()
+                self._run(callback)
         if self._dirty:
-            self._flush_dirty()
+            self.flush()
+
+    def _run(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            logger.exception("%s: callback failed", self.name)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Have a round soon. A task of Trio's runs while the worker sleeps, so what it plans has to wake the worker."""
+        self.call_soon(_nothing)
 
     def _plan_wake_up(self, at_ns: int) -> None:
         if at_ns < self._next_deadline_ns:
             self._next_deadline_ns = at_ns
+            if not self._in_round:
+                self._wake()
 
     def _tick(self, now_ns: int) -> None:
         """Everything that is due by time; plans the next one."""
@@ -271,19 +311,29 @@ class Worker:
         if now_ns >= self._accept_again_ns and self._listener is not None:
             self._listen(self._listener)
         self._plan_wake_up(self._accept_again_ns)
-        for connection in list(self._timed):
-            if connection.next_deadline_ns <= now_ns:
-                self._dispatch_all(connection.expire(now_ns))
-            if connection.next_deadline_ns == NEVER:
-                del self._timed[connection]
-            self._plan_wake_up(connection.next_deadline_ns)
+        self._tick_deadlines(now_ns)
         if self._drain_until_ns is not None:
             self._tick_drain(now_ns, self._drain_until_ns)
-        for transport in list(self._transports.values()):
-            if transport.close_at_ns <= now_ns:
-                self._drop(transport)
-            self._plan_wake_up(transport.close_at_ns)
-        self._flush_dirty()
+        for transport in list(self._closing):
+            if transport.close_at_ns > now_ns:
+                self._plan_wake_up(transport.close_at_ns)
+                break
+            self._drop(transport)
+        self.flush()
+
+    def _tick_deadlines(self, now_ns: int) -> None:
+        if now_ns >= self._deadlines_again_ns:
+            for connection in list(self._timed):
+                if connection.next_deadline_ns <= now_ns:
+                    self._dispatch_all(connection.expire(now_ns))
+                if connection.next_deadline_ns == NEVER:
+                    self._timed.pop(connection, None)
+            self._deadlines_again_ns = now_ns + DEADLINE_PAUSE * (time.monotonic_ns() - now_ns)
+        for connection in self._timed:
+            self._plan_deadline(connection.next_deadline_ns)
+
+    def _plan_deadline(self, at_ns: int) -> None:
+        self._plan_wake_up(max(at_ns, self._deadlines_again_ns))
 
     def _tick_drain(self, now_ns: int, drain_until_ns: int) -> None:
         if now_ns >= self._goodbye_ns:
@@ -304,7 +354,7 @@ class Worker:
     def _listen(self, listener: socket.socket) -> None:
         self._listener = listener
         self._accept_again_ns = NEVER
-        self._epoll.register(listener.fileno(), _IN)
+        self._epoll.register(listener.fileno(), EPOLLIN)
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -313,8 +363,7 @@ class Worker:
             self._accept_again_ns = NEVER
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept what waits, at most a few per round so that a connection storm does not stop requests."""
-        for _ in range(32):
+        for _ in range(ACCEPTS_PER_ROUND):
             try:
                 sock, address = listener.accept()
             except BlockingIOError:
@@ -330,28 +379,29 @@ class Worker:
             self._add_connection(sock, address)
 
     def _add_connection(self, sock: socket.socket, address: tuple[object, ...] | str) -> None:
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = ServerConnection(
             self.methods, self._limits, self._dirty, response_encoding=self._response_encoding
         )
         peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
-        transport = _Transport(sock, connection, peer)
+        try:
+            transport = Transport(sock, connection, peer, self._epoll, self._limits.max_unsent_bytes)
+        except OSError as error:
+            logger.warning("%s: connection from %s could not be taken: %s", self.name, peer, error.strerror)
+            sock.close()
+            return
         self._transports[transport.fd] = transport
         self._by_connection[connection] = transport
-        self._epoll.register(transport.fd, _IN)
-        if len(self._transports) > self._max_connections:
+        if len(self._transports) - len(self._closing) > self._max_connections:
             connection.refuse("too many connections")
             self._close_gently(transport)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _serve_transport(self, transport: _Transport, mask: int) -> None:
-        if mask & _OUT:
+    def _serve_transport(self, transport: Transport, mask: int) -> None:
+        if mask & EPOLLOUT:
             self._send_unsent(transport)
-        if not mask & ~_OUT or transport.fd not in self._transports:
-            return
+            if not mask & ~EPOLLOUT or transport.fd not in self._transports:
+                return
         try:
             data = transport.sock.recv(transport.read_bytes)
         except BlockingIOError:
@@ -363,8 +413,8 @@ class Worker:
             return
         if len(data) == transport.read_bytes:
             transport.read_bytes = LARGE_READ_BYTES
-        if transport.close_at_ns != NEVER:
-            return  # closing: what still comes is read only to keep the kernel from resetting the connection
+        if transport.closing:
+            return
         connection = transport.connection
         for event in connection.receive_data(data, self.now_ns):
             if event.__class__ is Call:
@@ -375,13 +425,16 @@ class Worker:
                 self._dispatch(event)
         if connection.next_deadline_ns != NEVER:
             self._timed[connection] = None
-            self._plan_wake_up(connection.next_deadline_ns)
+            self._plan_deadline(connection.next_deadline_ns)
+        if self._drain_until_ns is not None:
+            self._close_if_drained(transport)  # its last call may have ended without an answer
 
     def _start_unary(self, call: Call) -> None:
         try:
-            call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
-        except GrpcError as error:
-            call.fail(error.status, error.text, error.metadata)
+            try:
+                call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
+            except GrpcError as error:
+                call.fail(error.status, error.text, error.metadata)
         except Exception:
             logger.exception("%s: handler of %s failed", self.name, _path(call))
             call.fail(Status.INTERNAL, "internal error")
@@ -406,7 +459,7 @@ class Worker:
         assert self._nursery is not None
         connection = call.connection
         assert isinstance(connection, ServerConnection)
-        stream = self._streams[call] = ServerStream(call, connection, self._flush_dirty)
+        stream = self._streams[call] = ServerStream(call, connection, self)
         self._nursery.start_soon(self._run_stream, stream)
 
     async def _run_stream(self, stream: ServerStream) -> None:
@@ -421,111 +474,45 @@ class Worker:
             if transport is not None:
                 self._close_if_drained(transport)
 
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- writing and closing -----------------------------------------------------------------------------------------
 
-    def _flush_dirty(self) -> None:
-        dirty = self._dirty
-        while dirty:
-            connection = dirty.pop()
-            transport = self._by_connection.get(connection)
-            if transport is not None:
-                self._flush(transport)
-
-    def _flush(self, transport: _Transport) -> None:
-        """Send a connection's output, all at once where it is small."""
-        connection = transport.connection
-        bulky = connection.bulky
-        out = connection.take_output()
-        if bulky or transport.unsent:
-            self._queue_unsent(transport, out)
-            self._send_unsent(transport)
-            return
-        data = b"".join(out)
-        try:
-            sent = transport.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
+    def _send_unsent(self, transport: Transport) -> None:
+        if not transport.send_unsent():
             self._drop(transport)
-            return
-        if sent < len(data):
-            self._queue_unsent(transport, [memoryview(data)[sent:]])
-            self._watch(transport)
         elif self._drain_until_ns is not None:
             self._close_if_drained(transport)
 
-    def _queue_unsent(self, transport: _Transport, buffers: list[Buffer]) -> None:
-        for buffer in buffers:
-            if buffer:
-                transport.unsent.append(memoryview(buffer))
-                transport.unsent_bytes += len(buffer)
-
-    def _send_unsent(self, transport: _Transport) -> None:
-        """Give the kernel what it takes; the rest waits for EPOLLOUT, for this connection only."""
-        unsent = transport.unsent
-        while unsent:
-            buffers = [unsent[at] for at in range(min(len(unsent), MAX_BUFFERS))]
-            try:
-                sent = transport.sock.sendmsg(buffers)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._drop(transport)
-                return
-            transport.unsent_bytes -= sent
-            while unsent and sent >= len(unsent[0]):
-                sent -= len(unsent.popleft())
-            if sent:
-                unsent[0] = unsent[0][sent:]
-        self._watch(transport)
-        if not unsent:
-            self._close_if_drained(transport)
-
-    def _watch(self, transport: _Transport) -> None:
-        """Watch for what the transport can use: room while bytes wait, requests unless too many bytes wait."""
-        closing = transport.close_at_ns != NEVER
-        mask = _OUT if transport.unsent else 0
-        if closing or transport.unsent_bytes <= self._limits.max_unsent_bytes:
-            mask |= _IN
-        if closing and not transport.unsent:
-            self._shut_writing(transport)
-        if mask != transport.mask and transport.fd in self._transports:
-            transport.mask = mask
-            self._epoll.modify(transport.fd, mask)
-
-    # --- closing -----------------------------------------------------------------------------------------------------
-
-    def _connection_terminated(self, transport: _Transport, event: ConnectionTerminated) -> None:
+    def _connection_terminated(self, transport: Transport, event: ConnectionTerminated) -> None:
         logger.info("%s: connection from %s ended: %s (%s)", self.name, transport.peer, event.text, event.code.name)
         self._close_gently(transport)
 
-    def _close_if_drained(self, transport: _Transport) -> None:
-        if self._drain_until_ns is not None and transport.close_at_ns == NEVER and transport.connection.drained:
+    def _close_if_drained(self, transport: Transport) -> None:
+        done = transport.connection.drained and not transport.unsent and not transport.connection.has_output
+        if self._drain_until_ns is not None and done and not transport.closing:
             self._close_gently(transport)
 
-    def _close_gently(self, transport: _Transport) -> None:
+    def _close_gently(self, transport: Transport) -> None:
         """Send what is left, then end our side, and read until the peer ends its own or CLOSE_LINGER_NS are over."""
-        transport.close_at_ns = self.now_ns + CLOSE_LINGER_NS
-        self._plan_wake_up(transport.close_at_ns)
-        self._queue_unsent(transport, transport.connection.take_output())
-        self._send_unsent(transport)
-
-    def _shut_writing(self, transport: _Transport) -> None:
-        try:
-            transport.sock.shutdown(socket.SHUT_WR)
-        except OSError:
+        self._closing[transport] = None
+        at_ns = time.monotonic_ns() + CLOSE_LINGER_NS
+        self._plan_wake_up(at_ns)
+        if not transport.close_gently(at_ns):
             self._drop(transport)
 
-    def _drop(self, transport: _Transport) -> None:
+    def _drop(self, transport: Transport) -> None:
         """Close a socket and end its calls."""
         if self._transports.pop(transport.fd, None) is None:
             return
         connection = transport.connection
         del self._by_connection[connection]
+        self._closing.pop(transport, None)
         self._timed.pop(connection, None)
-        transport.unsent.clear()
-        transport.sock.close()
+        transport.close()
         self._dispatch_all(connection.connection_lost())
+
+
+def _nothing() -> None:
+    pass
 
 
 def _path(call: Call) -> str:

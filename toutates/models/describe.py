@@ -19,6 +19,7 @@ from toutates.protocol.model_config_pb2 import (
     ModelInstanceGroup,
     ModelOptimizationPolicy,
     ModelOutput,
+    ModelTensorReshape,
     ModelVersionPolicy,
 )
 from toutates.protocol.signature import Signature, TensorSpec
@@ -83,12 +84,22 @@ def model_config(name: str, signature: Signature, settings: ModelSettings, *, gp
 
 def _input(tensor: TensorSpec) -> ModelInput:
     return ModelInput(
-        name=tensor.name, data_type=tensor.datatype.config_name, dims=tensor.shape, optional=tensor.optional
+        name=tensor.name,
+        data_type=tensor.datatype.config_name,
+        dims=tensor.shape,
+        optional=tensor.optional,
+        reshape=_reshape(tensor),
     )
 
 
 def _output(tensor: TensorSpec) -> ModelOutput:
-    return ModelOutput(name=tensor.name, data_type=tensor.datatype.config_name, dims=tensor.shape)
+    return ModelOutput(
+        name=tensor.name, data_type=tensor.datatype.config_name, dims=tensor.shape, reshape=_reshape(tensor)
+    )
+
+
+def _reshape(tensor: TensorSpec) -> ModelTensorReshape | None:
+    return ModelTensorReshape(shape=[]) if tensor.squeezed else None
 
 
 def _instance_group(name: str, count: int, gpu: bool) -> ModelInstanceGroup:

@@ -1,12 +1,14 @@
 """What a loaded ONNX graph takes and gives, as ONNX Runtime reports it and config.yaml narrows it.
 
 Whether rows of several requests may share a run is decided by Triton's rule: every input and every output has an open
-first dimension. Three cases need saying:
+first dimension. Four cases need saying:
 
-- **Optional inputs.** An initializer that the graph also lists as an input may be replaced by a request, and an input
-  of type ``optional(tensor(X))`` may be left out of ONNX Runtime's ``run``. A request that gives such an input and one
-  that leaves it out cannot share a run, so a model with optional inputs is served unbatched; Triton, too, has optional
-  inputs only without batching.
+- **Optional inputs.** An input of type ``optional(tensor(X))`` may be left out of ONNX Runtime's ``run``, and an
+  initializer that the graph also lists as an input may be replaced by a request. The latter is offered only where
+  config.yaml's ``input_shapes`` names it: exporters that keep initializers as inputs would otherwise make every weight
+  an input. A request that gives an optional input and one that leaves it out cannot share a run, so a model with
+  optional inputs is served unbatched; Triton, too, has optional inputs only without batching.
+- **Rows without dimensions.** A batched tensor of shape [batch] is shown as [batch, 1], as Triton shows it.
 - **Unknown rank.** ONNX Runtime's Python interface reports ``[]`` for a scalar and for a tensor whose rank the graph
   leaves open. It is taken for a scalar unless config.yaml gives a shape.
 - **Fixed first dimensions in config.yaml.** The batch dimension is always written -1 there: rows are gathered from many
@@ -74,7 +76,8 @@ def read_signature(session: Session, settings: ModelSettings, *, source: Path) -
     for arg in session.get_inputs():
         inputs.add(arg, optional=arg.type.startswith(_OPTIONAL))
     for arg in session.get_overridable_initializers():
-        inputs.add(arg, optional=True)
+        if arg.name in settings.input_shapes:
+            inputs.add(arg, optional=True)
     outputs = _Tensors("output", settings.output_shapes, source)
     for arg in session.get_outputs():
         outputs.add(arg)
@@ -113,9 +116,13 @@ class _Tensors:
         """The tensors with their final shapes, the required ones first."""
         self._refuse_unknown_names()
         ordered = sorted(self._tensors, key=lambda tensor: tensor.optional)
-        return tuple(
-            replace(tensor, shape=self._narrowed(tensor, batched)[1 if batched else 0 :]) for tensor in ordered
-        )
+        return tuple(self._spec(tensor, batched) for tensor in ordered)
+
+    def _spec(self, tensor: TensorSpec, batched: bool) -> TensorSpec:
+        shape = self._narrowed(tensor, batched)
+        if batched:
+            return replace(tensor, shape=shape[1:] or (1,), squeezed=len(shape) == 1)
+        return replace(tensor, shape=shape)
 
     def _datatype(self, arg: NodeArg, optional: bool) -> Datatype:
         element = arg.type[len(_OPTIONAL) : -1] if optional and arg.type.startswith(_OPTIONAL) else arg.type

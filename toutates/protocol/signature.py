@@ -18,12 +18,15 @@ class TensorSpec:
         datatype: element type on the wire and in memory.
         shape: sizes of the dimensions, -1 for any size; without the batch dimension when the model is batched.
         optional: whether a request may leave the input out (the graph holds a default for it).
+        squeezed: whether the graph's rows have no dimension at all where clients see one of size 1. Triton shows a
+            tensor of shape [batch] so, and its clients send [batch, 1].
     """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     optional: bool = False
+    squeezed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,361 @@
+"""Frames packed by hand, a server connection without a socket, and an h2 client opposite it.
+
+Nothing here uses the package's own packing or HPACK: a misreading of the RFC must not cancel itself out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+
+from toutates.h2grpc import (
+    Call,
+    CallCancelled,
+    ConnectionTerminated,
+    Event,
+    Limits,
+    MessageReceived,
+    Method,
+    RequestEnded,
+    ServerConnection,
+    ServerStream,
+    StreamOpened,
+    method_table,
+)
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 1
+END_HEADERS = 4
+PADDED = 8
+PRIORITY_FLAG = 0x20
+RESERVED_BIT = 1 << 31
+
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR, SETTINGS_TIMEOUT, STREAM_CLOSED = range(6)
+FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, CONNECT_ERROR, ENHANCE_YOUR_CALM = range(6, 12)
+
+UNARY = "/test.Echo/Unary"
+COMPRESSIBLE = "/test.Echo/Compressible"
+STREAM = "/test.Echo/Stream"
+
+Fields = Sequence[tuple[str | bytes, str | bytes]]
+
+# --- frames packed by hand -------------------------------------------------------------------------------------------
+
+
+def frame(frame_type: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> bytes:
+    """RFC 9113 section 4.1."""
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", frame_type, flags, stream_id) + payload
+
+
+def data(stream_id: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    return frame(DATA, flags, stream_id, payload)
+
+
+def headers(stream_id: int, block: bytes, flags: int = END_HEADERS) -> bytes:
+    return frame(HEADERS, flags, stream_id, block)
+
+
+def settings(*pairs: tuple[int, int]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", code, value) for code, value in pairs))
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream_id, struct.pack(">I", increment))
+
+
+def rst_stream(stream_id: int, code: int = CANCEL) -> bytes:
+    return frame(RST_STREAM, 0, stream_id, struct.pack(">I", code))
+
+
+def message(body: bytes, flag: int = 0) -> bytes:
+    """A length-prefixed message."""
+    return struct.pack(">BI", flag, len(body)) + body
+
+
+def literal(name: str | bytes, value: str | bytes, form: int = 0x00) -> bytes:
+    """RFC 7541 section 6.2, with a literal name: 0x00 without indexing, 0x40 with, 0x10 never."""
+    return bytes((form,)) + _string(name) + _string(value)
+
+
+def _string(text: str | bytes) -> bytes:
+    octets = text.encode() if isinstance(text, str) else text
+    length = len(octets)
+    if length < 127:
+        return bytes((length,)) + octets
+    length -= 127
+    out = bytearray((127,))
+    while length > 127:
+        out.append(0x80 | length & 0x7F)
+        length >>= 7
+    return bytes(out) + bytes((length,)) + octets
+
+
+def block(fields: Fields, form: int = 0x00) -> bytes:
+    return b"".join(literal(name, value, form) for name, value in fields)
+
+
+def request(path: str = UNARY, *extra: tuple[str | bytes, str | bytes], method: str = "POST") -> Fields:
+    return [
+        (":method", method),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "test"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        *extra,
+    ]
+
+
+OPENING = PREFACE + settings()
+REQUEST_BLOCK = block(request())
+STREAM_BLOCK = block(request(STREAM))
+
+
+def unary(stream_id: int, body: bytes = b"hello") -> bytes:
+    """A whole unary request."""
+    return headers(stream_id, REQUEST_BLOCK) + data(stream_id, message(body), END_STREAM)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame the server sent."""
+
+    type: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+    @property
+    def code(self) -> int:
+        """The error code of a GOAWAY or RST_STREAM frame."""
+        at = {GOAWAY: 4, RST_STREAM: 0}[self.type]
+        return int.from_bytes(self.payload[at : at + 4], "big")
+
+
+def parse(octets: bytes) -> list[Frame]:
+    """Whole frames only."""
+    frames = []
+    at = 0
+    while at < len(octets):
+        length = int.from_bytes(octets[at : at + 3], "big")
+        kind, flags, stream_id = struct.unpack_from(">BBI", octets, at + 3)
+        payload = octets[at + 9 : at + 9 + length]
+        assert len(payload) == length, "the server sent half a frame"
+        frames.append(Frame(kind, flags, stream_id, payload))
+        at += 9 + length
+    return frames
+
+
+def with_reserved_bit(octets: bytes) -> bytes:
+    """The same frames with the reserved bit of their stream identifier set, which means nothing to a receiver.
+
+    It takes every frame of ours off the fast path.
+    """
+    return b"".join(frame(one.type, one.flags, one.stream_id | RESERVED_BIT, one.payload) for one in parse(octets))
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def _never(call: Call) -> None:
+    raise AssertionError("a connection calls no handler")
+
+
+async def _never_stream(stream: ServerStream) -> None:
+    raise AssertionError("a connection calls no handler")
+
+
+METHODS = method_table(
+    [
+        Method(UNARY, unary=_never),
+        Method(COMPRESSIBLE, unary=_never, compressible=True),
+        Method(STREAM, stream=_never_stream),
+    ]
+)
+
+
+@dataclass
+class Server:
+    """A ServerConnection and its driver: keeps the events and calls."""
+
+    limits: Limits = field(default_factory=Limits)
+    response_encoding: str = ""
+    now_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.dirty: list[ServerConnection] = []
+        self.connection = ServerConnection(
+            METHODS, self.limits, self.dirty, response_encoding=self.response_encoding
+        )
+        self.events: list[Event] = []
+
+    @classmethod
+    def opened(cls, limits: Limits | None = None, *settings_of_peer: tuple[int, int], encoding: str = "") -> Server:
+        """A server whose connection is established; what it sent so far is dropped."""
+        server = cls(limits or Limits(), encoding)
+        server.receive(PREFACE + settings(*settings_of_peer))
+        server.sent()
+        return server
+
+    def receive(self, octets: bytes) -> list[Event]:
+        events = self.connection.receive_data(octets, self.now_ns)
+        self.events += events
+        return events
+
+    def sent(self) -> bytes:
+        """What the driver would send now."""
+        assert bool(self.dirty) == self.connection.has_output, "output without a sign to the driver, or the reverse"
+        self.dirty.clear()
+        return b"".join(self.connection.take_output())
+
+    def frames(self) -> list[Frame]:
+        return parse(self.sent())
+
+    def call(self, octets: bytes) -> Call:
+        """The one unary call, or one stream's call, that ``octets`` bring."""
+        (event,) = self.receive(octets)
+        if isinstance(event, Call):
+            return event
+        assert isinstance(event, StreamOpened)
+        return event.call
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection still answers a PING."""
+        self.sent()
+        self.receive(frame(PING, 0, 0, b"are-you?"))
+        return Frame(PING, ACK, 0, b"are-you?") in self.frames()
+
+
+def describe(events: Iterable[Event]) -> list[tuple[object, ...]]:
+    """Events as values that compare."""
+    out: list[tuple[object, ...]] = []
+    for event in events:
+        if isinstance(event, Call):
+            out.append(("unary", event.stream_id, event.message))
+        elif isinstance(event, MessageReceived):
+            out.append(("message", event.call.stream_id, event.message))
+        elif isinstance(event, ConnectionTerminated):
+            out.append(("terminated", event.code, event.text))
+        else:
+            assert isinstance(event, StreamOpened | RequestEnded | CallCancelled)
+            out.append((type(event).__name__, event.call.stream_id))
+    return out
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Response:
+    """What an h2 client saw of one call."""
+
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    trailers: dict[bytes, bytes] = field(default_factory=dict)
+    data: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    reset: int | None = None
+
+    @property
+    def status(self) -> int:
+        return int((self.trailers or self.headers)[b"grpc-status"])
+
+    @property
+    def text(self) -> str:
+        from urllib.parse import unquote
+
+        return unquote((self.trailers or self.headers).get(b"grpc-message", b"").decode())
+
+    @property
+    def messages(self) -> list[bytes]:
+        return [body for _, body in split_messages(bytes(self.data))]
+
+
+def split_messages(octets: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(octets):
+        flag, length = struct.unpack_from(">BI", octets, at)
+        assert len(octets) >= at + 5 + length, "cut-off message"
+        yield flag, octets[at + 5 : at + 5 + length]
+        at += 5 + length
+
+
+class Client:
+    """An h2 client, without a socket; ``exchange`` carries bytes between it and a ``Server``."""
+
+    def __init__(self, initial_window: int | None = None, *, credit: bool = True) -> None:
+        config = h2.config.H2Configuration(client_side=True, header_encoding=None)
+        self.h2 = h2.connection.H2Connection(config)
+        if initial_window is not None:
+            self.h2.local_settings = h2.settings.Settings(
+                client=True, initial_values={h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: initial_window}
+            )
+        self.h2.initiate_connection()
+        #: whether received DATA is credited at once
+        self.credit = credit
+        self.responses: dict[int, Response] = {}
+        self.events: list[h2.events.Event] = []
+
+    def open(self, path: str = UNARY, *extra: tuple[str, str], end_stream: bool = False) -> int:
+        stream_id = self.h2.get_next_available_stream_id()
+        self.responses[stream_id] = Response()
+        self.h2.send_headers(stream_id, [(str(n), str(v)) for n, v in request(path, *extra)], end_stream)
+        return stream_id
+
+    def unary(self, body: bytes, path: str = UNARY, *extra: tuple[str, str]) -> int:
+        stream_id = self.open(path, *extra)
+        self.h2.send_data(stream_id, message(body), end_stream=True)
+        return stream_id
+
+    def take(self, octets: bytes) -> None:
+        for event in self.h2.receive_data(octets):
+            self.events.append(event)
+            if isinstance(event, h2.events.DataReceived):
+                assert event.stream_id is not None
+                assert event.data is not None
+                self.responses[event.stream_id].data += event.data
+                if self.credit and event.flow_controlled_length:
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.ResponseReceived):
+                assert event.stream_id is not None
+                self.responses[event.stream_id].headers = dict(event.headers or [])
+            elif isinstance(event, h2.events.TrailersReceived):
+                assert event.stream_id is not None
+                self.responses[event.stream_id].trailers = dict(event.headers or [])
+            elif isinstance(event, h2.events.StreamEnded):
+                assert event.stream_id is not None
+                self.responses[event.stream_id].ended = True
+            elif isinstance(event, h2.events.StreamReset) and event.stream_id in self.responses:
+                self.responses[event.stream_id].reset = int(event.error_code or 0)
+
+
+def exchange(client: Client, server: Server, *, answer: bool = True) -> None:
+    """Carry bytes both ways until neither side has more to say; ``answer`` echoes every unary call that completes."""
+    while True:
+        up = client.h2.data_to_send()
+        if up:
+            for event in server.receive(up):
+                if answer and isinstance(event, Call):
+                    event.reply(event.message)
+        down = server.sent()
+        if down:
+            client.take(down)
+        if not up and not down:
+            return
+
+
+def connected(limits: Limits | None = None, initial_window: int | None = None, *, encoding: str = "") -> tuple[
+    Client, Server
+]:
+    """A client and a server that have shaken hands."""
+    client = Client(initial_window)
+    server = Server(limits or Limits(), encoding)
+    exchange(client, server)
+    return client, server

@@ -1,0 +1,10 @@
+"""``python -m toutates``."""
+
+from __future__ import annotations
+
+import sys
+
+from toutates.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""An executor: one thread's loop that takes batches, runs them in its own session, and hands them back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Final
+
+from toutates.batching.lane import Batch
+from toutates.batching.result import Outputs, Timing, Waiter
+from toutates.batching.session import ModelSession
+from toutates.batching.supertensor import Inbox, SuperTensor
+from toutates.errors import ExecutionFailed, RequestError
+
+__all__ = ["Executor"]
+
+logger = logging.getLogger(__name__)
+
+
+class Executor:
+    """See the module. ``run`` blocks its thread until the SuperTensor is closed.
+
+    Args:
+        supertensor: where batches come from.
+        session: used by this executor alone.
+        number: from 0, among the executors of this SuperTensor.
+        is_wanted: whether anybody still waits for a ticket; a batch that nobody waits for is not run.
+        on_batch: told of every batch that ran: rows, requests, timing. Called in the executor's thread.
+    """
+
+    def __init__(
+        self,
+        supertensor: SuperTensor,
+        session: ModelSession,
+        number: int,
+        *,
+        is_wanted: Callable[[Any], bool] = lambda ticket: True,
+        on_batch: Callable[[int, int, Timing], None] = lambda rows, requests, timing: None,
+    ) -> None:
+        self._supertensor = supertensor
+        self._session = session
+        self._number = number
+        self._is_wanted = is_wanted
+        self._on_batch = on_batch
+        self._inbox: Inbox = SimpleQueue()
+
+    def run(self) -> None:
+        """Run batches until there will be no more. No failure of a batch ends the loop."""
+        while (batch := self._supertensor.take(self._inbox)) is not None:
+            self._run(batch)
+        self._session.end_profiling()
+
+    def _run(self, batch: Batch) -> None:
+        taken_ns = time.monotonic_ns()
+        waiters = batch.take_waiters()
+        if not any(self._is_wanted(waiter[0]) for own in waiters for waiter in own):
+            self._supertensor.release(batch)
+            self._supertensor.deliver(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))
+            return
+        session = self._session
+        try:
+            outputs = batch.lane.run(batch, session, self._number)
+        except Exception as error:
+            self._run_one_by_one(batch, waiters, _as_failure(error), taken_ns)
+            return
+        rows = batch.rows
+        timing = Timing(taken_ns, session.started_ns, session.ended_ns, time.monotonic_ns())
+        self._supertensor.release(batch)
+        self._on_batch(rows, sum(map(len, waiters)), timing)
+        self._supertensor.deliver(waiters, outputs, None, timing)
+
+    def _run_one_by_one(
+        self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
+    ) -> None:
+        """After a failed run: only the requests that fail by themselves shall fail, not those that shared their batch."""
+        alone = sum(map(len, waiters)) == 1
+        for worker, own in enumerate(waiters):
+            for ticket, first, rows, part in own:
+                outputs: Outputs | None = None
+                error: RequestError | None = failure
+                if not alone and self._is_wanted(ticket):
+                    outputs, error = self._try_rows(batch, first, rows)
+                timing = Timing(taken_ns, self._session.started_ns, self._session.ended_ns, time.monotonic_ns())
+                if outputs is not None:
+                    self._on_batch(rows, 1, timing)
+                    # The request's rows are the whole of these outputs.
+                    first = 0
+                one: list[list[Waiter]] = [[] for _ in waiters]
+                one[worker] = [(ticket, first, rows, part)]
+                self._supertensor.deliver(one, outputs, error, timing)
+        self._supertensor.release(batch)
+
+    def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
+        try:
+            return batch.lane.run_rows(batch, first, rows, self._session), None
+        except Exception as error:
+            return None, _as_failure(error)
+
+
+_ABANDONED: Final = ExecutionFailed("every caller of the batch has left")
+
+
+def _as_failure(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    logger.error("running a batch failed outside ONNX Runtime", exc_info=error)
+    return ExecutionFailed(f"running the batch failed: {type(error).__name__}")

@@ -1,0 +1,208 @@
+"""Lanes: how the rows of one shape lie in a batch's memory.
+
+Rows of different shape (sequence length, image size) cannot share a run, so every combination of row shapes has a lane of
+its own, made on demand. There are two kinds:
+
+- **PackedLane**: all inputs have elements of fixed size. A batch is one buffer per input, written to by byte offset, and
+  bound to ONNX Runtime once per number of rows. This is the SuperTensor's own kind.
+- **GatheredLane**: some input is BYTES, or has rows of no bytes at all. A batch is a list of arrays, concatenated before
+  the run.
+
+A model without a batch dimension uses the same lanes with batches of one row, the row being the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from toutates.batching.result import Outputs, Waiter
+from toutates.batching.session import ModelSession, pack_outputs
+from toutates.protocol.signature import Signature
+
+__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "RowShapes"]
+
+#: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
+RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
+
+#: A batch never holds more than this, unless a single row does: large rows profit little from company.
+MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
+#: Bindings kept per batch; beyond it the oldest goes. One is about 2 KiB.
+MAX_BINDINGS: Final = 64
+#: Outputs up to this size per batch are bound beforehand and copied out in one piece.
+MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
+
+
+class Batch:
+    """Rows of several requests that run together. Guarded by its SuperTensor's lock but for the rows themselves.
+
+    Attributes:
+        lane: whose rows these are.
+        rows: rows reserved; ``lane.batch_rows`` at most.
+        busy: workers that have reserved rows and not committed them yet.
+        waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit.
+    """
+
+    __slots__ = ("arrays", "bindings", "busy", "lane", "outputs", "pieces", "rows", "views", "waiters")
+
+    def __init__(self, lane: Lane, workers: int) -> None:
+        self.lane = lane
+        self.rows = 0
+        self.busy = 0
+        self.waiters: list[list[Waiter]] = [[] for _ in range(workers)]
+        #: PackedLane: by position, array [batch_rows, *row] of the input's dtype; bound outputs likewise
+        self.arrays: list[npt.NDArray[Any]] = []
+        self.outputs: list[npt.NDArray[Any]] | None = None
+        #: PackedLane: by worker and position, the bytes of ``arrays``. A view must not be sliced by two threads at once.
+        self.views: list[list[memoryview]] = []
+        #: PackedLane: (executor, rows) -> binding
+        self.bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
+        #: GatheredLane: (first row, arrays by position), in order of arrival
+        self.pieces: list[tuple[int, Sequence[npt.NDArray[Any]]]] = []
+
+    def take_waiters(self) -> list[list[Waiter]]:
+        """The waiters, leaving the batch without any."""
+        waiters, self.waiters = self.waiters, [[] for _ in self.waiters]
+        return waiters
+
+
+class Lane:
+    """What both kinds of lane share.
+
+    Attributes:
+        batch_rows: rows that one batch of this lane takes.
+        batch_bytes: memory of one batch's buffers.
+        spare: batches that wait to be used again.
+    """
+
+    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
+        self.signature = signature
+        self.row_shapes = row_shapes
+        self.batch_rows = batch_size if signature.batched else 1
+        self.batch_bytes = 0
+        self.spare: list[Batch] = []
+
+    def new_batch(self, workers: int) -> Batch:
+        """A batch with memory of its own."""
+        raise NotImplementedError
+
+    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
+        """Run all rows of ``batch``.
+
+        Raises:
+            ExecutionFailed: ONNX Runtime's reason.
+        """
+        raise NotImplementedError
+
+    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        """Run some rows of ``batch`` by themselves: the way to find the request that makes a run fail.
+
+        Raises:
+            ExecutionFailed: ONNX Runtime's reason.
+        """
+        raise NotImplementedError
+
+    def _whole(self, rows: int) -> int | None:
+        return rows if self.signature.batched else None
+
+
+class PackedLane(Lane):
+    """See the module. ``row_bytes`` gives the bytes of one row of each input, by position in ``row_shapes``."""
+
+    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
+        super().__init__(signature, row_shapes, batch_size)
+        tensors = [signature.inputs[index] for index, _ in row_shapes]
+        self.row_bytes = tuple(
+            prod(shape) * tensor.datatype.size for tensor, (_, shape) in zip(tensors, row_shapes, strict=True)
+        )
+        row_total = sum(self.row_bytes)
+        if signature.batched:
+            self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
+        self._known_outputs = self._read_known_outputs()
+        self.batch_bytes = self.batch_rows * (row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ()))
+
+    def _read_known_outputs(self) -> Outputs | None:
+        """The form of the outputs where the graph fixes them and they are small; None leaves them to ONNX Runtime."""
+        tensors = self.signature.outputs
+        if any(-1 in tensor.shape or not tensor.datatype.size for tensor in tensors):
+            return None
+        if not self.signature.batched and any(not tensor.shape for tensor in tensors):
+            return None  # no shape at all may be a scalar's, or a rank that the graph leaves open
+        row_bytes = tuple(prod(tensor.shape) * tensor.datatype.size for tensor in tensors)
+        if 0 in row_bytes or sum(row_bytes) * self.batch_rows > MAX_BOUND_OUTPUT_BYTES:
+            return None
+        return Outputs((), row_bytes, tuple(() if tensor.squeezed else tensor.shape for tensor in tensors))
+
+    def new_batch(self, workers: int) -> Batch:
+        batch = Batch(self, workers)
+        inputs, outputs = self.signature.inputs, self.signature.outputs
+        for index, shape in self.row_shapes:
+            batch.arrays.append(np.empty((self.batch_rows, *shape), inputs[index].datatype.numpy))
+        if self._known_outputs is not None:
+            batch.outputs = [
+                np.empty((self.batch_rows, *shape), tensor.datatype.numpy)
+                for tensor, shape in zip(outputs, self._known_outputs.row_shapes, strict=True)
+            ]
+        batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(workers)]
+        return batch
+
+    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
+        rows = batch.rows
+        key = (executor, rows)
+        binding = batch.bindings.get(key)
+        if binding is None:
+            if len(batch.bindings) >= MAX_BINDINGS:
+                del batch.bindings[next(iter(batch.bindings))]
+            binding = batch.bindings[key] = self._bind(batch, 0, rows, session)
+        return self._run(batch, binding, 0, rows, session)
+
+    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        return self._run(batch, self._bind(batch, first, rows, session), first, rows, session)
+
+    def _bind(self, batch: Batch, first: int, rows: int, session: ModelSession) -> onnxruntime.IOBinding:
+        """Rows of the buffers, without the leading dimension where the model has no batch."""
+        part: Any = slice(first, first + rows) if self.signature.batched else 0
+        inputs = {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
+        return session.bind(inputs, batch.outputs and [array[part] for array in batch.outputs])
+
+    def _run(
+        self, batch: Batch, binding: onnxruntime.IOBinding, first: int, rows: int, session: ModelSession
+    ) -> Outputs:
+        known = self._known_outputs
+        if known is None or batch.outputs is None:
+            return pack_outputs(session.run_bound_dynamic(binding), self._whole(rows), self.signature)
+        session.run_bound(binding)
+        # One copy frees the buffer for the next batch at once, whatever becomes of the responses.
+        data = tuple([array[first : first + rows].tobytes() for array in batch.outputs])
+        return Outputs(data, known.row_bytes, known.row_shapes)
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+class GatheredLane(Lane):
+    """See the module. Arrays of BYTES hold str objects."""
+
+    def new_batch(self, workers: int) -> Batch:
+        return Batch(self, workers)
+
+    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
+        # By row: workers append their pieces without a lock, after the rows were reserved in some other order.
+        pieces = [arrays for _, arrays in sorted(batch.pieces, key=lambda piece: piece[0])]
+        return self._run(pieces, batch.rows, session)
+
+    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        return self._run([arrays for row, arrays in batch.pieces if row == first], rows, session)
+
+    def _run(self, pieces: list[Sequence[npt.NDArray[Any]]], rows: int, session: ModelSession) -> Outputs:
+        inputs: dict[int, npt.NDArray[Any]] = {}
+        for at, (index, _) in enumerate(self.row_shapes):
+            arrays = [piece[at] for piece in pieces]
+            inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return pack_outputs(session.run_arrays(inputs), self._whole(rows), self.signature)

@@ -1,0 +1,250 @@
+"""ONNX Runtime sessions: how they are made, and the three ways a batch is run in one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from toutates.batching.result import Outputs
+from toutates.errors import ExecutionFailed, ModelLoadError
+from toutates.protocol.signature import Signature
+
+__all__ = ["ModelSession", "SessionOptions", "execution_failure", "load_session"]
+
+Provider = str | tuple[str, dict[str, str]]
+
+#: Outputs above it are sent from the memory ONNX Runtime gave them, instead of being copied once more.
+LARGE_OUTPUT_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How every session of the server is made.
+
+    Attributes:
+        providers: ONNX Runtime's execution providers, by priority, each with its options.
+        custom_op_libraries: shared libraries of custom operators.
+        intra_threads: threads inside one operator. One is right for small models: idle pool threads cost CPU.
+        inter_threads: threads across operators.
+    """
+
+    providers: tuple[Provider, ...] = ("CPUExecutionProvider",)
+    custom_op_libraries: tuple[Path, ...] = ()
+    intra_threads: int = 1
+    inter_threads: int = 1
+
+
+def load_session(
+    model_path: Path, options: SessionOptions, *, profile_prefix: str | None = None
+) -> onnxruntime.InferenceSession:
+    """Load a model. Blocks for as long as ONNX Runtime needs to optimise the graph.
+
+    Args:
+        model_path: the ``.onnx`` file.
+        options: see SessionOptions.
+        profile_prefix: where to write ONNX Runtime's profile, or None for no profile.
+
+    Raises:
+        ModelLoadError: with ONNX Runtime's reason.
+    """
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = options.intra_threads
+    session_options.inter_op_num_threads = options.inter_threads
+    # A pool that spins takes whole cores from the workers while it waits.
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session_options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    session_options.log_severity_level = 3  # errors; what matters comes back as an exception
+    if profile_prefix is not None:
+        session_options.enable_profiling = True
+        session_options.profile_file_prefix = profile_prefix
+    try:
+        for library in options.custom_op_libraries:
+            session_options.register_custom_ops_library(str(library))
+        return onnxruntime.InferenceSession(str(model_path), session_options, providers=list(options.providers))
+    except Exception as error:  # ONNX Runtime's exceptions share no base class of its own
+        raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {_first_lines(error)}") from error
+
+
+_ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:1_000]
+
+
+def execution_failure(error: Exception) -> ExecutionFailed:
+    """ONNX Runtime's exception in Triton's words: ``onnx runtime error N: <text>``."""
+    text = _first_lines(error)
+    match = _ERROR_CODE.search(text)
+    return ExecutionFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
+
+
+class ModelSession:
+    """One ONNX Runtime session of a model version, used by one executor at a time.
+
+    Args:
+        session: the loaded session.
+        signature: the model's tensors.
+        profile_batches: after so many runs the profile is written; None where the session was loaded without one.
+    """
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, signature: Signature, *, profile_batches: int | None = None
+    ) -> None:
+        self.session = session
+        self.signature = signature
+        self._profile_batches_left = profile_batches
+        #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
+        self.started_ns = 0
+        self.ended_ns = 0
+        self._output_names = [tensor.name for tensor in signature.outputs]
+        # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
+        self._needs_ort_values = any(
+            tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
+        )
+
+    def bind(
+        self, inputs: Mapping[int, npt.NDArray[Any]], outputs: Sequence[npt.NDArray[Any]] | None
+    ) -> onnxruntime.IOBinding:
+        """Bind buffers for ``run_bound``.
+
+        Args:
+            inputs: C-contiguous arrays by the input's index; they must outlive the binding.
+            outputs: likewise, in the signature's order; None leaves the outputs to ``run_bound_dynamic``.
+        """
+        binding = self.session.io_binding()
+        for index, array in inputs.items():
+            tensor = self.signature.inputs[index]
+            binding.bind_input(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, array.ctypes.data)
+        for tensor, array in zip(self.signature.outputs, outputs or (), strict=False):
+            binding.bind_output(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, array.ctypes.data)
+        return binding
+
+    def run_bound(self, binding: onnxruntime.IOBinding) -> None:
+        """Run on bound inputs and outputs.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+        """
+        self.started_ns = time.monotonic_ns()
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:
+            raise execution_failure(error) from error
+        finally:
+            self.ended_ns = time.monotonic_ns()
+        if self._profile_batches_left is not None:
+            self._count_profiled_batch()
+
+    def run_bound_dynamic(self, binding: onnxruntime.IOBinding) -> list[npt.NDArray[Any]]:
+        """Run on bound inputs; ONNX Runtime allocates the outputs.
+
+        They are bound anew each time: a binding that has run keeps its outputs, and would write over them.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+        """
+        binding.clear_binding_outputs()
+        for name in self._output_names:
+            binding.bind_output(name, "cpu")
+        self.run_bound(binding)
+        return [_as_array(value) for value in binding.get_outputs()]
+
+    def run_arrays(self, inputs: Mapping[int, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Run on arrays, of str objects for BYTES; the way for what cannot be bound.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+        """
+        tensors = self.signature.inputs
+        self.started_ns = time.monotonic_ns()
+        try:
+            if not self._needs_ort_values:
+                outputs = self.session.run(
+                    self._output_names, {tensors[index].name: array for index, array in inputs.items()}
+                )
+                results = [np.asarray(output) for output in outputs]
+            else:
+                feeds = {tensors[index].name: _as_ort_value(array, tensors[index]) for index, array in inputs.items()}
+                values = self.session.run_with_ort_values(self._output_names, feeds)
+                results = [_as_array(value) for value in values]
+        except Exception as error:
+            raise execution_failure(error) from error
+        finally:
+            self.ended_ns = time.monotonic_ns()
+        if self._profile_batches_left is not None:
+            self._count_profiled_batch()
+        return results
+
+    def _count_profiled_batch(self) -> None:
+        assert self._profile_batches_left is not None
+        self._profile_batches_left -= 1
+        if self._profile_batches_left <= 0:
+            self.end_profiling()
+
+    def end_profiling(self) -> str | None:
+        """Write the profile now; returns its path, or None if there is none to write or it was written before."""
+        if self._profile_batches_left is None:
+            return None
+        self._profile_batches_left = None
+        return str(self.session.end_profiling())
+
+
+def _as_ort_value(array: npt.NDArray[Any], tensor: Any) -> onnxruntime.OrtValue:
+    if tensor.datatype.name == "BF16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, tensor.datatype.onnx_type)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _as_array(value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
+    """An OrtValue in CPU memory as an array, BF16 as the uint16 of the same bits."""
+    if value.element_type() != _BFLOAT16:
+        return np.asarray(value.numpy())
+    shape = value.shape()
+    count = int(np.prod(shape, dtype=np.int64))
+    if count == 0:
+        return np.empty(shape, np.uint16)
+    return np.array((ctypes.c_uint16 * count).from_address(value.data_ptr()), np.uint16).reshape(shape)
+
+
+_BFLOAT16: Final = 16
+
+
+def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, signature: Signature) -> Outputs:
+    """Outputs in the form that responses are cut from.
+
+    Args:
+        arrays: what a run returned, in the signature's order.
+        rows: rows of the batch, the size every output's first dimension must have; None where nothing is batched.
+        signature: the model's tensors.
+
+    Raises:
+        ExecutionFailed: an output does not have one row per row of the batch.
+    """
+    data: list[bytes | memoryview | npt.NDArray[np.object_]] = []
+    row_bytes: list[int] = []
+    row_shapes: list[tuple[int, ...]] = []
+    for array, tensor in zip(arrays, signature.outputs, strict=True):
+        if rows is not None and array.shape[:1] != (rows,):
+            raise ExecutionFailed(
+                f"onnx runtime error 1: output '{tensor.name}' has shape {list(array.shape)} for a batch of {rows} rows"
+            )
+        row_shapes.append(array.shape if rows is None else array.shape[1:])
+        if array.dtype.hasobject:
+            data.append(array)
+            row_bytes.append(0)
+            continue
+        row_bytes.append(array.nbytes // (rows or 1))
+        # A view keeps ONNX Runtime's memory alive until the response is sent, which a small output is not worth.
+        large = array.nbytes > LARGE_OUTPUT_BYTES
+        data.append(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if large else array.tobytes())
+    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes))

@@ -1,0 +1,398 @@
+"""The SuperTensor: the batches of one model version, shared by every worker and every executor.
+
+A worker *reserves* rows in the open batch of their lane, copies its request into them, and *commits* at the end of its
+round. An executor that is idle gets the next batch at once: no request waits for a timer while an executor is free, and
+under load batches grow by themselves while the executors are busy.
+
+    open ──(full, or an executor is free)──▶ sealed ──(every worker has committed)──▶ running ──▶ spare
+
+One lock guards the states; it is held for constant time, never while rows are copied. At most ``capacity`` batches are
+open, sealed or running; then ``Overloaded`` is raised at once, never a hidden queue.
+
+An open batch is not taken from a worker in the middle of its round: the rows that are about to come are better run
+together. Only when another worker commits while an executor idles is the batch sealed over the first one's head, so that
+two workers whose rounds always overlap cannot keep it open for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane, RowShapes
+from toutates.batching.result import BatchResult, Outputs, Split, Timing, Waiter
+from toutates.errors import InvalidRequest, ModelNotReady, Overloaded, RequestError
+from toutates.protocol.signature import Signature
+
+__all__ = ["Inbox", "Occupancy", "Submitter", "SuperTensor"]
+
+#: Where an idle executor waits for its next batch; None ends it.
+Inbox = SimpleQueue[Batch | None]
+
+Buffer = bytes | bytearray | memoryview
+
+#: Lanes kept; beyond it the one not looked up for longest is forgotten, with its spare batches.
+MAX_LANES: Final = 256
+#: Memory that batches waiting to be used again may hold.
+MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full a SuperTensor is.
+
+    Attributes:
+        in_flight: batches open, sealed or running.
+        capacity: the most there can be.
+        idle_executors: executors that wait for a batch.
+    """
+
+    in_flight: int
+    capacity: int
+    idle_executors: int
+
+
+@dataclass(slots=True)
+class Part:
+    """Rows reserved for one request: ``rows`` rows of ``batch`` from ``first``, the request's from ``offset``."""
+
+    batch: Batch
+    first: int
+    rows: int
+    offset: int
+
+
+class SuperTensor:
+    """See the module.
+
+    Args:
+        name: the model's, for errors.
+        signature: the model's tensors.
+        batch_size: most rows that are run together.
+        capacity: most batches in flight.
+        workers: how many Submitters there will be.
+    """
+
+    def __init__(self, name: str, signature: Signature, *, batch_size: int, capacity: int, workers: int) -> None:
+        self.name = name
+        self.signature = signature
+        self.batch_size = batch_size
+        self.capacity = capacity
+        self.workers = workers
+        self.lock = threading.Lock()
+        self._lanes: OrderedDict[RowShapes, Lane] = OrderedDict()
+        #: batches that still take rows, the one opened first first; used with the lock held
+        self.open_batches: dict[Lane, Batch] = {}
+        self._sealed: deque[Batch] = deque()
+        self._idle: list[Inbox] = []
+        self._in_flight = 0
+        self._spare_bytes = 0
+        self._submitters: dict[int, Submitter] = {}
+        self._closed = False
+
+    # --- lanes -------------------------------------------------------------------------------------------------------
+
+    def lane(self, row_shapes: RowShapes) -> Lane:
+        """The lane of these row shapes, made if need be. Not for every request: keep it."""
+        with self.lock:
+            lane = self._lanes.get(row_shapes)
+            if lane is None:
+                lane = self._lanes[row_shapes] = self._make_lane(row_shapes)
+                if len(self._lanes) > MAX_LANES:
+                    _, forgotten = self._lanes.popitem(last=False)
+                    self._spare_bytes -= forgotten.batch_bytes * len(forgotten.spare)
+                    forgotten.spare = []
+            else:
+                self._lanes.move_to_end(row_shapes)
+            return lane
+
+    def _make_lane(self, row_shapes: RowShapes) -> Lane:
+        for index, shape in row_shapes:
+            if not self.signature.inputs[index].datatype.size or 0 in shape:
+                return GatheredLane(self.signature, row_shapes, self.batch_size)
+        kind = PackedLane if row_shapes else GatheredLane
+        return kind(self.signature, row_shapes, self.batch_size)
+
+    # --- rows in -----------------------------------------------------------------------------------------------------
+
+    def open_batch(self, lane: Lane) -> Batch:
+        """A batch of ``lane`` that takes rows. Call with the lock held.
+
+        Raises:
+            Overloaded: ``capacity`` batches are in flight.
+            ModelNotReady: the model version is being unloaded.
+        """
+        if self._closed:
+            raise ModelNotReady(
+                "Server is stopping, scheduler for model has stopped accepting new inference requests"
+            )
+        if self._in_flight >= self.capacity:
+            raise self._overloaded(lane)
+        self._in_flight += 1
+        if lane.spare:
+            batch = lane.spare.pop()
+            self._spare_bytes -= lane.batch_bytes
+        else:
+            batch = lane.new_batch(self.workers)
+        self.open_batches[lane] = batch
+        return batch
+
+    def check_room(self, lane: Lane, rows: int) -> None:
+        """See that ``rows`` rows fit into the ring now. Call with the lock held.
+
+        Raises:
+            InvalidRequest: they never will.
+            Overloaded: not now.
+        """
+        if rows > lane.batch_rows * self.capacity:
+            raise InvalidRequest(
+                f"inference request batch-size must be <= {lane.batch_rows * self.capacity} for '{self.name}'"
+            )
+        batch = self.open_batches.get(lane)
+        left = lane.batch_rows - batch.rows if batch is not None else 0
+        if rows > left + (self.capacity - self._in_flight) * lane.batch_rows:
+            raise self._overloaded(lane)
+
+    def _overloaded(self, lane: Lane) -> Overloaded:
+        return Overloaded(
+            f"model '{self.name}' has all {self.capacity} batches of up to {lane.batch_rows} rows in flight; "
+            "try again later, or raise 'capacity' or 'num_executors' in its config.yaml"
+        )
+
+    def seal(self, batch: Batch) -> None:
+        """Take no more rows. Call with the lock held."""
+        del self.open_batches[batch.lane]
+        self._sealed.append(batch)
+
+    def commit(self, batches: Collection[Batch]) -> None:
+        """A worker's rows in these batches are written."""
+        with self.lock:
+            for batch in batches:
+                batch.busy -= 1
+            while self._idle:
+                batch_or_none = self._next(seal_busy=True)
+                if batch_or_none is None:
+                    return
+                self._idle.pop().put(batch_or_none)
+
+    # --- batches out -------------------------------------------------------------------------------------------------
+
+    def _next(self, *, seal_busy: bool) -> Batch | None:
+        for batch in self._sealed:
+            if not batch.busy:
+                self._sealed.remove(batch)
+                return batch
+        for batch in list(self.open_batches.values()):
+            if not batch.busy:
+                del self.open_batches[batch.lane]
+                return batch
+            if seal_busy:
+                self.seal(batch)
+        return None
+
+    def take(self, inbox: Inbox) -> Batch | None:
+        """The next batch for an executor; blocks until there is one. None: the executor ends."""
+        with self.lock:
+            batch = self._next(seal_busy=False)
+            if batch is None and self._closed and not self._in_flight:
+                return None
+            if batch is None:
+                self._idle.append(inbox)
+        return inbox.get() if batch is None else batch
+
+    def release(self, batch: Batch) -> None:
+        """An executor is done with a batch: its memory is free for others."""
+        lane = batch.lane
+        batch.rows = 0
+        batch.pieces = []
+        with self.lock:
+            self._in_flight -= 1
+            if self._lanes.get(lane.row_shapes) is lane and lane.batch_bytes <= MAX_SPARE_BYTES:
+                self._make_room_for_spare(lane)
+                lane.spare.append(batch)
+                self._spare_bytes += lane.batch_bytes
+            if self._closed and not self._in_flight:
+                self._dismiss_executors()
+
+    def _make_room_for_spare(self, keeper: Lane) -> None:
+        """Drop spare batches of the lanes not used for longest until one more fits."""
+        for lane in list(self._lanes.values()):
+            while self._spare_bytes + keeper.batch_bytes > MAX_SPARE_BYTES and lane.spare:
+                lane.spare.pop()
+                self._spare_bytes -= lane.batch_bytes
+
+    def deliver(
+        self, waiters: list[list[Waiter]], outputs: Outputs | None, error: RequestError | None, timing: Timing
+    ) -> None:
+        """Hand a batch's outcome to every worker that has rows in it."""
+        for worker, own in enumerate(waiters):
+            if own:
+                self._submitters[worker].finish(BatchResult(own, outputs, error, timing))
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def submitter(
+        self,
+        worker: int,
+        finish: Callable[[BatchResult], None],
+        at_round_end: Callable[[Callable[[], None]], None],
+    ) -> Submitter:
+        """The way in for worker number ``worker``, from 0; made once per worker. Arguments as Submitter's."""
+        submitter = self._submitters[worker] = Submitter(self, worker, finish, at_round_end)
+        return submitter
+
+    def close(self) -> None:
+        """Take no more rows; executors end once what is in flight has run."""
+        with self.lock:
+            self._closed = True
+            if not self._in_flight:
+                self._dismiss_executors()
+
+    def _dismiss_executors(self) -> None:
+        while self._idle:
+            self._idle.pop().put(None)
+
+    def occupancy(self) -> Occupancy:
+        """How full the ring is now."""
+        with self.lock:
+            return Occupancy(self._in_flight, self.capacity, len(self._idle))
+
+
+class Submitter:
+    """One worker's way into a SuperTensor; used by that worker's thread only.
+
+    Args:
+        supertensor: shared with the other workers.
+        worker: this one's number.
+        finish: called by executors, in their threads, with the outcome of batches that hold rows of this worker.
+        at_round_end: asks for a callback once the worker has handed out the requests it has read; rows are committed
+            then, so that the requests of a round run together and the lock is taken once for all of them.
+    """
+
+    def __init__(
+        self,
+        supertensor: SuperTensor,
+        worker: int,
+        finish: Callable[[BatchResult], None],
+        at_round_end: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.finish = finish
+        self._supertensor = supertensor
+        self._lock = supertensor.lock
+        self._open = supertensor.open_batches
+        self._worker = worker
+        self._at_round_end = at_round_end
+        self._commit_asked = False
+        #: batches with rows reserved since the last commit
+        self._touched: set[Batch] = set()
+
+    def add_packed(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """Copy one request's rows into the open batch; into several where they do not fit.
+
+        Args:
+            lane: of the rows' shapes.
+            rows: how many.
+            ticket: comes back in the batch's waiters.
+            buffer: the received message.
+            spans: start and end of each input's bytes in ``buffer``, flat, by position in ``lane.row_shapes``; their
+                lengths are ``rows`` x ``lane.row_bytes``.
+
+        Raises:
+            Overloaded: the ring is full; nothing was reserved.
+            ModelNotReady: the model version is being unloaded.
+        """
+        # The short way, for rows that fit whole: one hold of the lock, one copy per input.
+        with self._lock:
+            batch = self._open.get(lane)
+            if batch is None:
+                batch = self._supertensor.open_batch(lane)
+            first = batch.rows
+            end = first + rows
+            fits = end <= lane.batch_rows
+            if fits:
+                self._reserve(batch, end)
+        if not fits:
+            for part in self._reserve_parts(lane, rows, ticket):
+                self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
+            self._after_adding(full=True)
+            return
+        if len(spans) == 2:
+            row_bytes = lane.row_bytes[0]
+            view = batch.views[self._worker][0]
+            view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
+        else:
+            self._copy(batch, lane, first, rows, buffer, spans, 0)
+        batch.waiters[self._worker].append((ticket, first, rows, None))
+        if not self._commit_asked or end == lane.batch_rows:
+            self._after_adding(full=end == lane.batch_rows)
+
+    def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
+        for part in self._reserve_parts(lane, rows, ticket):
+            # Appended without the lock: a list takes appends of several threads on every build of CPython.
+            whole = part.rows == rows
+            rows_of_part = slice(part.offset, part.offset + part.rows)
+            part.batch.pieces.append((part.first, arrays if whole else [array[rows_of_part] for array in arrays]))
+        self._after_adding(full=True)
+
+    def commit(self) -> None:
+        """The rows added so far are written; executors may have them."""
+        touched, self._touched = self._touched, set()
+        if touched:
+            self._supertensor.commit(touched)
+
+    def _commit_round(self) -> None:
+        self._commit_asked = False
+        self.commit()
+
+    def _after_adding(self, *, full: bool) -> None:
+        """See that the rows get committed: at the round's end, or now if a batch is full and could run meanwhile."""
+        if full and any(batch.rows >= batch.lane.batch_rows for batch in self._touched):
+            self.commit()
+        if not self._commit_asked and self._touched:
+            self._commit_asked = True
+            self._at_round_end(self._commit_round)
+
+    def _reserve(self, batch: Batch, end: int) -> None:
+        """Rows up to ``end`` are this worker's. Call with the lock held."""
+        batch.rows = end
+        if batch not in self._touched:
+            self._touched.add(batch)
+            batch.busy += 1
+        if end >= batch.lane.batch_rows:
+            self._supertensor.seal(batch)
+
+    def _reserve_parts(self, lane: Lane, rows: int, ticket: Any) -> list[Part]:
+        """Reserve rows in as many batches as it takes, all or none, and enter the ticket in each."""
+        parts: list[Part] = []
+        with self._lock:
+            self._supertensor.check_room(lane, rows)
+            offset = 0
+            while offset < rows or not parts:
+                batch = self._open.get(lane) or self._supertensor.open_batch(lane)
+                first = batch.rows
+                taken = min(rows - offset, lane.batch_rows - first)
+                self._reserve(batch, first + taken)
+                parts.append(Part(batch, first, taken, offset))
+                offset += taken
+        split = Split(len(parts)) if len(parts) > 1 else None
+        for index, part in enumerate(parts):
+            waiter = (ticket, part.first, part.rows, (split, index) if split is not None else None)
+            part.batch.waiters[self._worker].append(waiter)
+        return parts
+
+    def _copy(
+        self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int
+    ) -> None:
+        """Copy ``rows`` rows of each input, leaving out ``offset`` rows of the request, into the batch at ``first``."""
+        at = 0
+        for view, row_bytes in zip(batch.views[self._worker], lane.row_bytes, strict=True):
+            start = spans[at] + offset * row_bytes
+            view[first * row_bytes : (first + rows) * row_bytes] = buffer[start : start + rows * row_bytes]
+            at += 2

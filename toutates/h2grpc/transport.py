@@ -1,0 +1,174 @@
+"""The socket under one connection: what the kernel has not taken yet, and when it is asked again."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from toutates.h2grpc.call import Buffer
+from toutates.h2grpc.connection import ServerConnection
+
+__all__ = ["EPOLLIN", "EPOLLOUT", "READ_BYTES", "Transport"]
+
+#: First size of a read; grown to the second for connections that fill it.
+READ_BYTES: Final = 65_536
+LARGE_READ_BYTES: Final = 1_048_576
+#: Buffers per sendmsg call; Linux takes 1,024.
+MAX_BUFFERS: Final = 512
+
+EPOLLIN: Final = select.EPOLLIN
+EPOLLOUT: Final = select.EPOLLOUT
+
+
+class Transport:
+    """A connection's socket. Methods that send return False when the socket turns out to be broken.
+
+    Args:
+        sock: accepted, non-blocking.
+        connection: what the bytes are for, and where they come from.
+        peer: for logs.
+        epoll: watches the socket; registered here.
+        max_unsent_bytes: above it the peer's requests are not read until it has read what they were answered.
+
+    Raises:
+        OSError: the socket or the epoll refused.
+    """
+
+    __slots__ = (
+        "_epoll",
+        "_mask",
+        "_max_unsent_bytes",
+        "close_at_ns",
+        "closing",
+        "connection",
+        "fd",
+        "peer",
+        "read_bytes",
+        "sock",
+        "unsent",
+        "unsent_bytes",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connection: ServerConnection,
+        peer: str,
+        epoll: select.epoll,
+        max_unsent_bytes: int,
+    ) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.connection = connection
+        self.peer = peer
+        self.read_bytes = READ_BYTES
+        self.unsent: deque[memoryview] = deque()
+        self.unsent_bytes = 0
+        #: our side has said its last; what the peer still sends is read only so that it gets our last bytes
+        self.closing = False
+        self.close_at_ns = 0
+        self._epoll = epoll
+        self._max_unsent_bytes = max_unsent_bytes
+        self._mask = EPOLLIN
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        epoll.register(self.fd, EPOLLIN)
+
+    @property
+    def congested(self) -> bool:
+        """Whether the peer leaves too many bytes unread for its requests to be read."""
+        return self.unsent_bytes > self._max_unsent_bytes
+
+    def flush(self) -> bool:
+        """Send the connection's output, joined to one buffer where it is small."""
+        connection = self.connection
+        bulky = connection.bulky
+        out = connection.take_output()
+        if bulky or self.unsent:
+            self._queue(out)
+            return self.send_unsent()
+        data = b"".join(out)
+        if not data:
+            return True  # a send of nothing is an error once our side is shut
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        if sent < len(data):
+            self._queue([memoryview(data)[sent:]])
+            return self._watch()
+        return True
+
+    def _queue(self, buffers: Iterable[Buffer]) -> None:
+        for buffer in buffers:
+            if buffer:
+                self.unsent.append(memoryview(buffer))
+                self.unsent_bytes += len(buffer)
+
+    def send_unsent(self) -> bool:
+        """Give the kernel what it takes; the rest waits for EPOLLOUT, for this connection only."""
+        unsent = self.unsent
+        was_congested = self.congested
+        while unsent:
+            try:
+                sent = self.sock.sendmsg(list(islice(unsent, MAX_BUFFERS)))
+            except BlockingIOError:
+                break
+            except OSError:
+                return False
+            self.unsent_bytes -= sent
+            while unsent and sent >= len(unsent[0]):
+                sent -= len(unsent.popleft())
+            if sent:
+                unsent[0] = unsent[0][sent:]
+        if was_congested and not self.congested:
+            self._wake_senders()
+        return self._watch()
+
+    def _wake_senders(self) -> None:
+        for call in list(self.connection.streams.values()):
+            if call.on_drained is not None:
+                call.on_drained()
+
+    def _watch(self) -> bool:
+        """Watch for what the transport can use: room while bytes wait, requests unless too many bytes wait."""
+        mask = EPOLLOUT if self.unsent else 0
+        if self.closing or not self.congested:
+            mask |= EPOLLIN
+        if mask != self._mask:
+            self._mask = mask
+            self._epoll.modify(self.fd, mask)
+        if self.closing and not self.unsent:
+            return self._shut_writing()
+        return True
+
+    def close_gently(self, at_ns: int) -> bool:
+        """Send what is left, then end our side; the driver reads on until the peer ends its own, or until ``at_ns``.
+
+        Closing with unread bytes would make the kernel send a reset, which can overtake our last bytes at the peer's
+        (RFC 9112 section 9.6).
+        """
+        self.closing = True
+        self.close_at_ns = at_ns
+        self._queue(self.connection.take_output())
+        return self.send_unsent()
+
+    def _shut_writing(self) -> bool:
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the socket, which takes it out of the epoll too."""
+        self.unsent.clear()
+        self.unsent_bytes = 0
+        self.sock.close()

@@ -1,0 +1,198 @@
+"""The manager: loads what the repository holds, owns the executors' threads, and publishes the table of models.
+
+Loading a version blocks in ONNX Runtime, so it happens in threads; executors are threads of the manager's nursery, which
+therefore ends only after each of them has. Only the manager writes ``table``; everybody reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from toutates.batching.counters import ExecutorCounters, VersionCounters, WorkerCounters
+from toutates.batching.executor import Executor
+from toutates.batching.session import ModelSession, SessionOptions, load_session
+from toutates.batching.supertensor import SuperTensor
+from toutates.errors import ModelLoadError, ToutatesError
+from toutates.models.describe import model_config
+from toutates.models.repository import ModelFolder, VersionFolder, scan
+from toutates.models.settings import CONFIG_NAME, ModelSettings, check_allocator, load_settings
+from toutates.models.signature_reader import read_signature
+from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.protocol.signature import Signature
+
+__all__ = ["LoadOptions", "ModelManager"]
+
+logger = logging.getLogger(__name__)
+
+#: Profiles end at unloading where config.yaml gives no number of batches.
+_NEVER_STOP = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What every model is loaded with.
+
+    Attributes:
+        repository: the local directory.
+        only: names of the models to load; None for all.
+        sessions: how ONNX Runtime's sessions are made.
+        workers: how many workers will serve.
+        is_wanted: whether anybody still waits for a ticket, see ``Executor``.
+    """
+
+    repository: Path
+    only: Collection[str] | None
+    sessions: SessionOptions
+    workers: int
+    is_wanted: Callable[[object], bool]
+
+
+class ModelManager:
+    """See the module.
+
+    Args:
+        options: see LoadOptions.
+        nursery: where the executors' threads live.
+    """
+
+    def __init__(self, options: LoadOptions, nursery: trio.Nursery) -> None:
+        #: read by every thread, replaced as a whole by the manager alone
+        self.table = ModelTable({}, complete=False)
+        self._options = options
+        self._nursery = nursery
+        #: of every version whose executors run, in the table or not yet
+        self._supertensors: list[SuperTensor] = []
+        self._stopped = False
+        self._executor_threads = trio.CapacityLimiter(math.inf)
+        #: ONNX Runtime optimises graphs on all cores it can get; two at once already fill small machines
+        self._loader_threads = trio.CapacityLimiter(2)
+
+    async def load_all(self, on_progress: Callable[[int, int, str], None]) -> None:
+        """Load every version of the repository; a broken one is entered in the table with its reason.
+
+        Args:
+            on_progress: called with versions done, versions in all, and the version done last.
+
+        Raises:
+            ConfigurationError: the repository as a whole cannot be used.
+        """
+        folders = scan(self._options.repository, self._options.only)
+        for folder in folders:
+            for warning in folder.warnings:
+                logger.warning("%s", warning)
+            if folder.problem:
+                logger.error("model '%s' cannot be loaded: %s", folder.name, folder.problem)
+        entries: dict[str, dict[int, VersionEntry]] = {folder.name: {} for folder in folders}
+        total = sum(len(folder.versions) for folder in folders)
+        done = 0
+
+        async def load_one(folder: ModelFolder, version: VersionFolder) -> None:
+            nonlocal done
+            entries[folder.name][version.number] = await self._load(folder.name, version)
+            done += 1
+            on_progress(done, total, f"{folder.name} {version.number}")
+
+        async with trio.open_nursery() as nursery:
+            for folder in folders:
+                for version in folder.versions:
+                    nursery.start_soon(load_one, folder, version)
+        self.table = ModelTable(
+            {
+                folder.name: ModelEntry(folder.name, dict(sorted(entries[folder.name].items())), folder.problem)
+                for folder in folders
+            }
+        )
+
+    async def _load(self, model: str, version: VersionFolder) -> VersionEntry:
+        try:
+            served, sessions = await trio.to_thread.run_sync(
+                self._load_blocking, model, version, limiter=self._loader_threads
+            )
+        except ToutatesError as error:
+            return self._failed(model, version, str(error))
+        except Exception as error:
+            logger.exception("loading model '%s' version %d failed unexpectedly", model, version.number)
+            return self._failed(model, version, f"{type(error).__name__}: {error}")
+        self._supertensors.append(served.supertensor)
+        if self._stopped:
+            served.supertensor.close()
+        for number, session in enumerate(sessions):
+            executor = Executor(
+                served.supertensor,
+                session,
+                number,
+                is_wanted=self._options.is_wanted,
+                on_batch=served.counters.executors[number].add,
+            )
+            self._nursery.start_soon(self._run_executor, executor)
+        return VersionEntry(version.number, ModelState.READY, served=served)
+
+    async def _run_executor(self, executor: Executor) -> None:
+        # Not abandoned on cancellation: `stop` ends the thread, and the nursery waits for that.
+        await trio.to_thread.run_sync(executor.run, limiter=self._executor_threads)
+
+    def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
+        logger.error("model '%s' version %d cannot be served: %s", model, version.number, reason)
+        return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
+
+    def _load_blocking(self, model: str, version: VersionFolder) -> tuple[ServedVersion, list[ModelSession]]:
+        """Everything that takes time; in a thread."""
+        if version.problem:
+            raise ModelLoadError(version.problem)
+        settings = load_settings(version.path)
+        source = version.path / CONFIG_NAME
+        options = self._options.sessions
+        profiling = settings.profiling
+        prefix = profiling.file_prefix if profiling is not None else None
+        first = load_session(version.model_path, options, profile_prefix=prefix)
+        check_allocator(settings, first.get_providers(), source)
+        signature = read_signature(first, settings, source=source)
+        datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
+        if {"BF16", "BYTES"} <= datatypes:
+            raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
+        others = [
+            load_session(version.model_path, options, profile_prefix=prefix) for _ in range(settings.num_executors - 1)
+        ]
+        profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
+        sessions = [ModelSession(session, signature, profile_batches=profile_batches) for session in (first, *others)]
+        return self._describe(model, version.number, settings, signature, sessions, first.get_providers()), sessions
+
+    def _describe(
+        self,
+        model: str,
+        number: int,
+        settings: ModelSettings,
+        signature: Signature,
+        sessions: list[ModelSession],
+        providers: list[str],
+    ) -> ServedVersion:
+        workers = self._options.workers
+        return ServedVersion(
+            model=model,
+            number=number,
+            signature=signature,
+            settings=settings,
+            config=model_config(model, signature, settings, gpu=providers[0] != "CPUExecutionProvider"),
+            supertensor=SuperTensor(
+                model,
+                signature,
+                batch_size=settings.batch_size,
+                capacity=settings.capacity,
+                workers=workers,
+            ),
+            counters=VersionCounters(
+                [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]
+            ),
+        )
+
+    def stop(self) -> None:
+        """Refuse new rows; executors end once what is in flight has run."""
+        self._stopped = True
+        for supertensor in self._supertensors:
+            supertensor.close()

@@ -1,0 +1,140 @@
+"""The table of models: every version the repository holds, whether it can answer, and if not, why.
+
+The table is immutable and replaced as a whole, so that readers in every thread take no lock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from toutates.batching.counters import VersionCounters
+from toutates.batching.supertensor import SuperTensor
+from toutates.errors import InvalidRequest, ModelNotReady, UnknownModel
+from toutates.models.settings import ModelSettings
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.signature import Signature
+
+__all__ = ["ModelEntry", "ModelState", "ModelTable", "ServedVersion", "VersionEntry", "parse_version"]
+
+
+class ModelState(Enum):
+    """States as RepositoryIndex names them."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedVersion:
+    """A model version that answers requests.
+
+    Attributes:
+        model: name of the model.
+        number: of the version.
+        config: what ModelConfig answers.
+        supertensor: where its requests go.
+    """
+
+    model: str
+    number: int
+    signature: Signature
+    settings: ModelSettings
+    config: ModelConfig
+    supertensor: SuperTensor
+    counters: VersionCounters
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEntry:
+    """One version of the repository. ``served`` is given when and only when it is READY."""
+
+    number: int
+    state: ModelState
+    reason: str = ""
+    served: ServedVersion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model of the repository; versions ascend."""
+
+    name: str
+    versions: Mapping[int, VersionEntry] = field(default_factory=dict)
+    problem: str = ""
+
+    def ready(self) -> list[ServedVersion]:
+        """The versions that answer, ascending."""
+        return [entry.served for entry in self.versions.values() if entry.served is not None]
+
+
+_LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
+
+
+def parse_version(text: str) -> int | None:
+    """The version a request asks for; None for the newest.
+
+    Raises:
+        InvalidRequest: not a number, or negative. What follows the digits is ignored, as by Triton.
+    """
+    if not text:
+        return None
+    match = _LEADING_INTEGER.match(text)
+    if match is None or abs(number := int(match[1][:32])) >= 2**63:
+        raise InvalidRequest(
+            f"failed to get model version from specified version string '{text[:64]}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    if number < 0:
+        raise InvalidRequest(
+            f"invalid model version specified '{text[:64]}' , version should be an integral value > 0"
+        )
+    return number
+
+
+class ModelTable:
+    """Every model of the repository, by name, sorted."""
+
+    def __init__(self, models: Mapping[str, ModelEntry], *, complete: bool = True) -> None:
+        self.models = MappingProxyType(dict(sorted(models.items())))
+        #: whether loading has ended, successfully or not
+        self.complete = complete
+
+    @property
+    def ready(self) -> bool:
+        """Whether every known version answers (Triton's strict readiness)."""
+        return self.complete and all(
+            not model.problem and all(entry.state is ModelState.READY for entry in model.versions.values())
+            for model in self.models.values()
+        )
+
+    def find(self, name: str, version: str) -> ServedVersion:
+        """The version a request asks for.
+
+        Raises:
+            RequestError: in Triton's words: unknown, not ready, or the version is no number.
+        """
+        number = parse_version(version)
+        model = self.models.get(name)
+        if model is None:
+            raise UnknownModel(f"Request for unknown model: '{name}' is not found")
+        if number is None:
+            ready = model.ready()
+            if not ready:
+                raise UnknownModel(f"Request for unknown model: '{name}' has no available versions")
+            return ready[-1]
+        entry = model.versions.get(number)
+        if entry is None:
+            raise UnknownModel(f"Request for unknown model: '{name}' version {number} is not found")
+        if entry.served is None:
+            raise ModelNotReady(f"Request for unknown model: '{name}' version {number} is not at ready state")
+        return entry.served
+
+    def served(self) -> list[ServedVersion]:
+        """All versions that answer, by name and number."""
+        return [version for model in self.models.values() for version in model.ready()]

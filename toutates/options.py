@@ -1,0 +1,69 @@
+"""Every setting of the server in one frozen record, checked once, at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from toutates.errors import ConfigurationError
+from toutates.h2grpc import Limits
+
+__all__ = ["Address", "Options", "parse_address"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: a host name or IP address, and a TCP port; 0 lets the system choose one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, flag: str) -> Address:
+    """``HOST:PORT`` or ``[IPV6]:PORT``.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ConfigurationError(
+            "is not an address", key=flag, value=text, remedy="write HOST:PORT, such as 0.0.0.0:8001 or [::]:8001"
+        )
+    return Address(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the flags say. See ``toutates.cli`` for their meaning and defaults.
+
+    Attributes:
+        load_models: names to load; None for all.
+        execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
+        grpc_compression: ``gzip``, ``deflate``, or "" for none.
+        shutdown_grace_s: seconds.
+    """
+
+    model_repository: Path
+    load_models: tuple[str, ...] | None = None
+    execution_providers: tuple[str, ...] = ("auto",)
+    custom_op_libraries: tuple[Path, ...] = ()
+    trt_op_types_to_exclude: str = ""
+    trt_min_subgraph_size: int | None = None
+    ort_intra_threads: int = 1
+    ort_inter_threads: int = 1
+    grpc_addr: Address = Address("0.0.0.0", 8001)
+    processing_cores: int = 1
+    max_concurrent_connections: int = 100_000
+    limits: Limits = Limits()
+    grpc_compression: str = ""
+    server_id: str = "triton"
+    shutdown_grace_s: float = 30.0
+    log_level: str = "info"

@@ -1,0 +1,267 @@
+"""The composition root: builds every part, owns the threads, and ends them in order.
+
+    main thread    Trio: signals, the model manager, and the nurseries that own everything below
+    executors      threads of the manager, one per session
+    workers        threads of the server, each with a Trio run and an epoll of its own
+
+Start: bind (so that a port in use fails at once), load every model, listen, serve. Ports open only after the initial load,
+as with Triton: until then a client is refused, not told "not ready".
+
+Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace; then
+the executors end. A second signal ends the grace.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import onnxruntime
+import trio
+
+from toutates.batching.session import SessionOptions
+from toutates.cli import EXIT_FAILURE, EXIT_OK, package_version
+from toutates.errors import ConfigurationError
+from toutates.h2grpc import Worker
+from toutates.models.manager import LoadOptions, ModelManager
+from toutates.options import Options
+from toutates.providers import choose_providers
+from toutates.service.infer import is_wanted
+from toutates.service.methods import ServerIdentity, build_methods
+from toutates.service.readiness import Readiness
+from toutates.startup_table import startup_table
+
+__all__ = ["Server", "run"]
+
+logger = logging.getLogger("toutates")
+
+BACKLOG = 4_096
+
+
+def run(options: Options) -> int:
+    """Serve until a signal; returns the process's exit code.
+
+    Raises:
+        ConfigurationError: the options or the repository cannot be used.
+    """
+    logging.basicConfig(
+        level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+    try:
+        return trio.run(Server(options).run)
+    except BaseExceptionGroup as group:
+        configuration, rest = group.split(ConfigurationError)
+        if rest is None and configuration is not None:
+            raise _first(configuration) from None
+        raise
+
+
+def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ConfigurationError)
+    return error
+
+
+class Server:
+    """One server, run once."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._providers = choose_providers(options, onnxruntime.get_available_providers())
+        self._stopping = trio.Event()
+        self._stop_now = trio.Event()
+        self._failed = False
+        self._cut_off_calls = 0
+        self._workers: list[Worker] = []
+        self._readiness: list[Readiness] = []
+        #: the address that was bound, once it is; tells the port where 0 was asked for
+        self.address: tuple[str, int] | None = None
+
+    def stop(self) -> None:
+        """Begin the shutdown; the second call ends its grace. On the main thread."""
+        (self._stop_now if self._stopping.is_set() else self._stopping).set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> int:
+        """Serve until ``stop`` or a signal.
+
+        Returns:
+            The exit code: EXIT_OK, or EXIT_FAILURE if a worker failed or calls were cut off at the grace's end.
+        """
+        listeners = self._bind()
+        try:
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._heed, signals)
+                    await self._serve(listeners, task_status)
+                    nursery.cancel_scope.cancel()
+        finally:
+            for listener in listeners:
+                listener.close()
+        return EXIT_FAILURE if self._failed or self._cut_off_calls else EXIT_OK
+
+    async def _heed(self, signals: object) -> None:
+        async for number in signals:  # type: ignore[attr-defined]  # Trio has no public name for the receiver's type
+            logger.info("%s: %s", signal.Signals(number).name, "stopping now" if self._stopping.is_set() else "stopping")
+            self.stop()
+
+    async def _serve(self, listeners: list[socket.socket], task_status: trio.TaskStatus[None]) -> None:
+        options = self._options
+        async with trio.open_nursery() as executors:
+            load_options = LoadOptions(
+                repository=options.model_repository,
+                only=options.load_models,
+                sessions=SessionOptions(
+                    self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
+                ),
+                workers=options.processing_cores,
+                is_wanted=is_wanted,
+            )
+            manager = ModelManager(load_options, executors)
+            try:
+                if await self._load(manager):
+                    await self._run_workers(manager, listeners, task_status)
+            finally:
+                manager.stop()
+
+    # --- start -------------------------------------------------------------------------------------------------------
+
+    def _bind(self) -> list[socket.socket]:
+        """One socket per worker, sharing the port; bound, not yet listening."""
+        address = self._options.grpc_addr
+        listeners: list[socket.socket] = []
+        try:
+            family, kind, protocol, _, target = socket.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            for _ in range(self._options.processing_cores):
+                listener = socket.socket(family, kind, protocol)
+                listeners.append(listener)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if self._options.processing_cores > 1:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    # '::' takes IPv4 too, as users of Triton expect
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                listener.setblocking(False)
+                listener.bind(target)
+                target = listener.getsockname()  # the port the system chose, for the others
+        except OSError as error:
+            for listener in listeners:
+                listener.close()
+            raise ConfigurationError(
+                f"cannot listen: {error.strerror}",
+                key="--grpc-addr",
+                value=str(address),
+                remedy="choose an address of this machine and a port that is free",
+            ) from error
+        self.address = (target[0], target[1])
+        return listeners
+
+    async def _load(self, manager: ModelManager) -> bool:
+        """Load the repository, unless a signal comes first; returns whether to go on."""
+        started = time.monotonic()
+        async with trio.open_nursery() as nursery:
+
+            async def cancel_when_stopping() -> None:
+                await self._stopping.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(cancel_when_stopping)
+            await manager.load_all(_progress_line())
+            nursery.cancel_scope.cancel()
+        if self._stopping.is_set():
+            return False
+        if not manager.table.models:
+            logger.warning("the model repository %s has no models", self._options.model_repository)
+        providers = [name for name, _ in self._providers]
+        print(startup_table(manager.table, providers, time.monotonic() - started), flush=True)
+        return True
+
+    # --- serve and stop ----------------------------------------------------------------------------------------------
+
+    async def _run_workers(
+        self, manager: ModelManager, listeners: list[socket.socket], task_status: trio.TaskStatus[None]
+    ) -> None:
+        for number in range(len(listeners)):
+            self._add_worker(manager, number)
+        # What is loaded stays: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        limiter = trio.CapacityLimiter(math.inf)
+        async with trio.open_nursery() as watching:
+            async with trio.open_nursery() as nursery:
+                for worker, listener in zip(self._workers, listeners, strict=True):
+                    listener.listen(BACKLOG)
+                    nursery.start_soon(self._run_worker, worker, listener, limiter)
+                self._announce(manager)
+                task_status.started()
+                await self._stopping.wait()
+                self._drain(self._options.shutdown_grace_s)
+                watching.start_soon(self._end_grace_early)
+            watching.cancel_scope.cancel()
+
+    def _announce(self, manager: ModelManager) -> None:
+        assert self.address is not None
+        logger.info(
+            "%s: serving gRPC on %s:%d with %d worker%s, %s",
+            self._options.server_id,
+            *self.address,
+            len(self._workers),
+            "" if len(self._workers) == 1 else "s",
+            "ready" if manager.table.ready else "NOT ready: see the models above",
+        )
+
+    def _add_worker(self, manager: ModelManager, number: int) -> None:
+        options = self._options
+        worker = Worker(
+            f"worker-{number}",
+            options.limits,
+            max_connections=max(1, options.max_concurrent_connections // options.processing_cores),
+            response_encoding=options.grpc_compression,
+        )
+        readiness = Readiness(serving=manager.table.ready)
+        identity = ServerIdentity(options.server_id, package_version())
+        worker.methods = build_methods(worker, number, lambda: manager.table, readiness, identity)
+        self._workers.append(worker)
+        self._readiness.append(readiness)
+
+    async def _run_worker(self, worker: Worker, listener: socket.socket, limiter: trio.CapacityLimiter) -> None:
+        """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
+        try:
+            self._cut_off_calls += await trio.to_thread.run_sync(trio.run, worker.run, listener, limiter=limiter)
+        except Exception:
+            logger.exception("%s failed; the server stops", worker.name)
+            self._failed = True
+            self._stopping.set()
+
+    def _drain(self, grace_s: float) -> None:
+        for worker, readiness in zip(self._workers, self._readiness, strict=True):
+            worker.call_soon(readiness.begin_exit)
+            worker.call_soon(partial(worker.drain, grace_s))
+
+    async def _end_grace_early(self) -> None:
+        await self._stop_now.wait()
+        self._drain(0)
+
+
+def _progress_line() -> Callable[[int, int, str], None]:
+    """Shows loading: one line that is rewritten on a terminal, a log line per version elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda done, total, name: logger.info("loaded %d of %d: %s", done, total, name)
+
+    def rewrite(done: int, total: int, name: str) -> None:
+        end = "\n" if done == total else ""
+        print(f"\r\x1b[Kloading models: {done} of {total} ({name})", end=end, file=sys.stderr, flush=True)
+
+    return rewrite
+
+

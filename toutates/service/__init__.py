@@ -1,0 +1,1 @@
+"""The RPCs: one table from method path to handler, and the handlers."""

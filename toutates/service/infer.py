@@ -1,0 +1,398 @@
+"""ModelInfer: from a request's bytes to rows in a batch, and from a batch's outputs to responses.
+
+One ``InferService`` belongs to one worker; nothing in it is shared but the model table and the SuperTensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from toutates.batching.lane import PackedLane
+from toutates.batching.result import BatchResult, Outputs, Split
+from toutates.batching.supertensor import Submitter
+from toutates.errors import RequestError
+from toutates.h2grpc import Buffer, Call, GrpcError, Status, Worker
+from toutates.models.table import ModelTable, ServedVersion
+from toutates.protocol.datatypes import (
+    decode_bytes_tensor,
+    encode_bytes_tensor,
+    to_ort_strings,
+    typed_contents_to_raw,
+)
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.infer_request import ValidatedRequest, request_prefix, scan, size_mismatch, validate
+from toutates.protocol.infer_response import WireTensor, classify, write_response
+from toutates.protocol.signature import TensorSpec
+from toutates.service.plan import Plan
+from toutates.service.statuses import STATUSES, as_grpc_error
+
+__all__ = ["InferService", "Ticket", "is_wanted"]
+
+#: What waits for a batch: (call, plan, the request's id field as it goes into the response, arrival).
+Ticket = tuple[Call, Plan, bytes, int]
+
+#: Kinds of request remembered per worker. A client in real use has one per model and batch size.
+MAX_PLANS: Final = 1_024
+#: Longer keys are not remembered: names and shapes need a few hundred bytes.
+MAX_KEY_BYTES: Final = 4_096
+
+
+def is_wanted(ticket: Any) -> bool:
+    """Whether the caller of a Ticket still waits."""
+    call: Call = ticket[0]
+    return call.open
+
+
+class InferService:
+    """See the module.
+
+    Args:
+        worker: whose calls these are.
+        number: the worker's, from 0.
+        get_table: the model table as it is now.
+    """
+
+    def __init__(self, worker: Worker, number: int, get_table: Callable[[], ModelTable]) -> None:
+        self._worker = worker
+        self._number = number
+        self._get_table = get_table
+        self._table = get_table()
+        self._plans: dict[bytes, Plan] = {}
+        self._submitters: dict[ServedVersion, Submitter] = {}
+
+    def infer(self, call: Call) -> None:
+        """Handle a ModelInfer call: put its rows into a batch.
+
+        The short way, for a kind of request that has a plan, takes about 2 us for one small input.
+
+        Raises:
+            GrpcError: the request cannot be served.
+        """
+        if self._get_table() is not self._table:
+            self._forget_plans()
+        buffer = call.buffer
+        scanned = scan(buffer, call.start, call.end)
+        if scanned is None:
+            self._infer_the_long_way(call, b"")
+            return
+        key, id_field, spans = scanned
+        plan = self._plans.get(key)
+        if plan is None or len(spans) != plan.span_count:
+            self._infer_the_long_way(call, key)
+            return
+        if plan.packed is None:
+            self._gather(call, plan, id_field, spans)
+            return
+        if plan.single_size != 0:
+            if spans[1] - spans[0] != plan.single_size:
+                self._infer_the_long_way(call, b"")
+                return
+        elif plan.order is not None or not _fit(spans, plan.sizes):
+            self._pack_in_order(call, plan, id_field, spans)
+            return
+        try:
+            plan.submitter.add_packed(
+                plan.packed, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans
+            )
+        except RequestError as error:
+            raise as_grpc_error(error) from None
+
+    # --- requests, the long way --------------------------------------------------------------------------------------
+
+    def _forget_plans(self) -> None:
+        """The model table was replaced, and plans die with it."""
+        self._table = self._get_table()
+        self._plans.clear()
+        served = set(self._table.served())
+        self._submitters = {version: way for version, way in self._submitters.items() if version in served}
+
+    def _pack_in_order(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
+        """Inputs sent in another order than the model's, or of the wrong size, which the long way finds words for."""
+        sources = plan.request.sources
+        ordered = [bound for source in sources if source is not None for bound in spans[2 * source : 2 * source + 2]]
+        if not _fit(ordered, plan.sizes):
+            self._infer_the_long_way(call, b"")
+            return
+        assert plan.packed is not None
+        with _request_errors_as_statuses():
+            plan.submitter.add_packed(
+                plan.packed, plan.rows, (call, plan, id_field, self._worker.now_ns), call.buffer, ordered
+            )
+
+    def _infer_the_long_way(self, call: Call, key: bytes) -> None:
+        """Parse, validate, and remember the plan under ``key`` where there is one and the request fits it."""
+        message = call.message
+        try:
+            request = ModelInferRequest.FromString(message)
+        except DecodeError as error:
+            raise GrpcError(Status.INTERNAL, f"the message is not a ModelInferRequest: {error}") from None
+        with _request_errors_as_statuses():
+            version = self._table.find(request.model_name, request.model_version)
+            raws = request.raw_input_contents
+            validated = validate(request, [len(raw) for raw in raws], version.signature, version.model)
+            plan = Plan(version, validated, self._submitter(version), version.counters.workers[self._number])
+            if key and None not in validated.sources and len(key) <= MAX_KEY_BYTES:
+                if len(self._plans) >= MAX_PLANS:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[key] = plan
+            id_field = ModelInferRequest(id=request.id).SerializeToString()
+            self._submit(call, plan, id_field, self._contents(request, validated, version), request.id)
+
+    def _submitter(self, version: ServedVersion) -> Submitter:
+        submitter = self._submitters.get(version)
+        if submitter is None:
+            finish = partial(self._finish_soon, version)
+            submitter = version.supertensor.submitter(self._number, finish, self._worker.at_round_end)
+            self._submitters[version] = submitter
+        return submitter
+
+    def _contents(self, request: ModelInferRequest, validated: ValidatedRequest, version: ServedVersion) -> list[bytes]:
+        """The bytes of each input, by position in the lane; typed contents as the raw ones they stand for."""
+        tensors = {tensor.name: tensor for tensor in request.inputs}
+        contents: list[bytes] = []
+        for index, source, size in zip(validated.inputs, validated.sources, validated.sizes, strict=True):
+            spec = version.signature.inputs[index]
+            if source is not None:
+                contents.append(request.raw_input_contents[source])
+                continue
+            raw = typed_contents_to_raw(
+                tensors[spec.name].contents, spec.datatype, tensor=spec.name, model=version.model
+            )
+            if size is not None and len(raw) != size:
+                raise size_mismatch(request.id, spec.name, version.model, size, len(raw))
+            contents.append(raw)
+        return contents
+
+    def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: list[bytes], identifier: str) -> None:
+        ticket: Ticket = (call, plan, id_field, self._worker.now_ns)
+        if isinstance(plan.lane, PackedLane) and plan.rows:
+            spans: list[int] = []
+            at = 0
+            for content in contents:
+                spans += (at, at + len(content))
+                at += len(content)
+            buffer = contents[0] if len(contents) == 1 else b"".join(contents)
+            plan.submitter.add_packed(plan.lane, plan.rows, ticket, buffer, spans)
+        else:
+            plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, _arrays(plan, contents, identifier))
+
+    def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
+        """A kind of request that is known, and whose inputs are arrays."""
+        buffer = call.buffer
+        sources = plan.request.sources
+        contents = [buffer[spans[2 * at] : spans[2 * at + 1]] for at in sources if at is not None]
+        for content, size in zip(contents, plan.sizes, strict=True):
+            if size is not None and size != len(content):
+                self._infer_the_long_way(call, b"")
+                return
+        with _request_errors_as_statuses():
+            self._submit(call, plan, id_field, contents, _identifier(id_field))
+
+    # --- responses ---------------------------------------------------------------------------------------------------
+
+    def _finish_soon(self, version: ServedVersion, result: BatchResult) -> None:
+        """A batch has run; called by its executor."""
+        self._worker.call_soon(partial(self._finish, version, result))
+
+    def _finish(self, version: ServedVersion, result: BatchResult) -> None:
+        """Answer every request of this worker that waited for a batch: 1.5 us each."""
+        outputs = result.outputs
+        if outputs is None:
+            self._fail(version, result)
+            return
+        answered = cancelled = arrivals = rows_answered = 0
+        data = outputs.data
+        row_bytes = outputs.row_bytes
+        row_shapes = outputs.row_shapes
+        for (call, plan, id_field, arrival), first, rows, part in result.waiters:
+            if not call.open:
+                cancelled += 1
+                continue
+            if part is not None:
+                if not self._join(plan, call, id_field, outputs, first, rows, part):
+                    continue
+                rows = plan.rows
+            else:
+                template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
+                if template is None:
+                    self._write(plan, call, id_field, outputs, first, rows)
+                elif template.single >= 0:
+                    start = first * row_bytes[template.single]
+                    content = data[template.single][start : start + template.single_size]
+                    call.connection.reply(
+                        call, (template.before, id_field, template.after, content), template.length + len(id_field)
+                    )
+                else:
+                    parts: list[Any] = [template.before, id_field, template.after]
+                    for output in template.outputs:
+                        start = first * row_bytes[output.index]
+                        parts += (output.head, data[output.index][start : start + output.size])
+                    call.connection.reply(call, parts, template.length + len(id_field))
+            answered += 1
+            rows_answered += rows
+            arrivals += arrival
+        version.counters.workers[self._number].cancel += cancelled
+        if answered:
+            self._count(version, result, answered, rows_answered, arrivals)
+
+    def _count(self, version: ServedVersion, result: BatchResult, answered: int, rows: int, arrivals: int) -> None:
+        """Add a batch's requests to the counters; each is charged the whole batch's time, as Triton does."""
+        counters = version.counters.workers[self._number]
+        timing = result.timing
+        counters.success += answered
+        counters.success_ns += answered * time.monotonic_ns() - arrivals
+        counters.rows += rows
+        counters.queue_ns += answered * timing.taken_ns - arrivals
+        counters.input_ns += answered * (timing.started_ns - timing.taken_ns)
+        counters.infer_ns += answered * (timing.ended_ns - timing.started_ns)
+        counters.output_ns += answered * (timing.done_ns - timing.ended_ns)
+        counters.last_ms = time.time_ns() // 1_000_000
+
+    def _fail(self, version: ServedVersion, result: BatchResult) -> None:
+        assert result.error is not None
+        counters = version.counters.workers[self._number]
+        now_ns = time.monotonic_ns()
+        for (call, _, _, arrival), _, _, part in result.waiters:
+            if part is not None:
+                part[0].left -= 1
+            if not call.open:
+                counters.cancel += 1
+                continue
+            call.fail(STATUSES[type(result.error)], str(result.error))
+            counters.fail += 1
+            counters.fail_ns += now_ns - arrival
+
+    def _join(
+        self, plan: Plan, call: Call, id_field: bytes, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]
+    ) -> bool:
+        """One part of a split request has run; whether it was the last, and the response is written."""
+        split, index = part
+        split.parts[index] = (outputs, first, rows)
+        split.left -= 1
+        if split.left:
+            return False
+        parts = [part_of for part_of in split.parts if part_of is not None]
+        batched = plan.version.signature.batched
+        contents = [
+            [_rows_of(part_outputs, output, at, count, batched) for part_outputs, at, count in parts]
+            for output in plan.request.outputs
+        ]
+        self._write_contents(plan, call, id_field, contents, parts[0][0].row_shapes)
+        return True
+
+    def _write(self, plan: Plan, call: Call, id_field: bytes, outputs: Outputs, first: int, rows: int) -> None:
+        """Answer with outputs that no template fits: BYTES, and classes."""
+        batched = plan.version.signature.batched
+        contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
+        self._write_contents(plan, call, id_field, contents, outputs.row_shapes)
+
+    def _write_contents(
+        self,
+        plan: Plan,
+        call: Call,
+        id_field: bytes,
+        contents: list[list[Any]],
+        row_shapes: tuple[tuple[int, ...], ...],
+    ) -> None:
+        tensors: list[WireTensor] = []
+        raws: list[bytes | memoryview] = []
+        try:
+            for index, pieces in zip(plan.request.outputs, contents, strict=True):
+                tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
+                tensor, raw = _wire_output(plan, index, tensor, pieces)
+                tensors.append(tensor)
+                raws.append(raw)
+        except RequestError as error:
+            call.fail(STATUSES[type(error)], str(error))
+            return
+        version = plan.version
+        pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws)
+        call.reply_parts(pieces_out, sum(map(len, pieces_out)))
+
+
+def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:
+    """Whether each span has its size."""
+    at = 0
+    for size in sizes:
+        if spans[at + 1] - spans[at] != size:
+            return False
+        at += 2
+    return True
+
+
+@contextmanager
+def _request_errors_as_statuses() -> Iterator[None]:
+    try:
+        yield
+    except RequestError as error:
+        raise as_grpc_error(error) from None
+
+
+def _identifier(id_field: bytes) -> str:
+    return ModelInferRequest.FromString(id_field).id
+
+
+def _arrays(plan: Plan, contents: list[bytes], identifier: str) -> list[npt.NDArray[Any]]:
+    """Each input as an array of its whole shape, by position in the lane.
+
+    Raises:
+        InvalidRequest: BYTES that do not fit their shape, or are not UTF-8.
+    """
+    signature = plan.version.signature
+    arrays = []
+    for index, row_shape, content in zip(plan.request.inputs, plan.request.shapes, contents, strict=True):
+        shape = (plan.rows, *row_shape) if signature.batched else row_shape
+        arrays.append(_array(signature.inputs[index], shape, content, plan.version.model, identifier))
+    return arrays
+
+
+def _array(
+    spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str, identifier: str
+) -> npt.NDArray[Any]:
+    if spec.datatype.size:
+        # Copied, because the received buffer is neither aligned nor ours to keep.
+        return np.frombuffer(content, spec.datatype.numpy).reshape(shape).copy()
+    count = 1
+    for size in shape:
+        count *= size
+    try:
+        elements = decode_bytes_tensor(bytes(content), count, tensor=spec.name, model=model)
+        return to_ort_strings(elements, tensor=spec.name, model=model).reshape(shape)
+    except RequestError as error:
+        raise type(error)(request_prefix(identifier) + str(error)) from None
+
+
+def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:
+    """Some rows of one output: bytes or a view of them, or an array of str objects for BYTES."""
+    data = outputs.data[index]
+    size = outputs.row_bytes[index]
+    if isinstance(data, np.ndarray):
+        return data[first : first + rows] if batched else data
+    return data[first * size : (first + rows) * size]
+
+
+def _wire_output(
+    plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]
+) -> tuple[WireTensor, bytes | memoryview]:
+    """One output as it is sent: joined, encoded if it is BYTES, or turned into classes."""
+    spec = plan.version.signature.outputs[index]
+    count = plan.request.classes.get(index)
+    if not spec.datatype.size:
+        return tensor, b"".join(encode_bytes_tensor(piece) for piece in pieces)
+    raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if count is None:
+        return tensor, raw
+    batched = plan.version.signature.batched
+    rows = plan.rows if batched else 1
+    values = np.frombuffer(raw, spec.datatype.numpy).reshape(rows, -1)
+    classes = classify(values, count)
+    shape = classes.shape if batched else classes.shape[1:]
+    return WireTensor(tensor.name, "BYTES", tuple(shape)), encode_bytes_tensor(classes)

@@ -1,0 +1,132 @@
+"""The table of all RPCs: what each path does, and which are still missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from toutates.errors import ModelNotReady, UnknownModel
+from toutates.h2grpc import Call, GrpcError, Method, Status, UnaryHandler, Worker, method_table
+from toutates.models.describe import model_metadata
+from toutates.models.table import ModelTable
+from toutates.protocol import grpc_service_pb2 as pb
+from toutates.service.health import health_methods
+from toutates.service.infer import InferService
+from toutates.service.readiness import Readiness
+from toutates.service.repository_index import repository_index
+from toutates.service.statistics import model_statistics
+from toutates.service.unary import unary
+
+__all__ = ["EXTENSIONS", "NOT_OFFERED", "ServerIdentity", "build_methods"]
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+#: What ServerMetadata lists: Triton's names, and only what is true. perf_analyzer reads statistics only if they are here.
+EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+
+#: RPCs of the protocol that are not offered, and what their callers are told.
+NOT_OFFERED = {
+    "ModelStreamInfer": "streaming inference is not offered yet; use ModelInfer",
+    "RepositoryModelLoad": "loading models at run time is not offered yet; the repository is loaded at start",
+    "RepositoryModelUnload": "unloading models at run time is not offered yet; the repository is loaded at start",
+    "SystemSharedMemoryStatus": "shared memory is not offered yet; send tensors in the request",
+    "SystemSharedMemoryRegister": "shared memory is not offered yet; send tensors in the request",
+    "SystemSharedMemoryUnregister": "shared memory is not offered yet; send tensors in the request",
+    "CudaSharedMemoryStatus": "CUDA shared memory is not offered yet; send tensors in the request",
+    "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
+    "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
+    "TraceSetting": "traces are not offered yet",
+    "LogSettings": "changing log settings at run time is not offered yet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What ServerMetadata answers."""
+
+    name: str
+    version: str
+
+
+def build_methods(
+    worker: Worker, number: int, get_table: Callable[[], ModelTable], readiness: Readiness, identity: ServerIdentity
+) -> Mapping[bytes, Method]:
+    """All RPCs as one worker serves them.
+
+    Args:
+        worker: whose handlers these are.
+        number: the worker's, from 0.
+        get_table: the model table as it is now.
+        readiness: the worker's view of the server's readiness.
+        identity: for ServerMetadata.
+    """
+    infer = InferService(worker, number, get_table)
+
+    def server_live(request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        _refuse_when_exiting(readiness)
+        return pb.ServerLiveResponse(live=True)
+
+    def server_ready(request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        _refuse_when_exiting(readiness)
+        return pb.ServerReadyResponse(ready=readiness.serving.value)
+
+    def server_metadata(request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=EXTENSIONS)
+
+    def model_ready(request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        return pb.ModelReadyResponse(ready=_is_ready(get_table(), request))
+
+    def metadata(request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        version = get_table().find(request.name, request.version)
+        ready = [served.number for served in get_table().models[request.name].ready()]
+        return model_metadata(request.name, [version.number] if request.version else ready, version.signature)
+
+    def config(request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        return pb.ModelConfigResponse(config=get_table().find(request.name, request.version).config)
+
+    def statistics(request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        return model_statistics(get_table(), request)
+
+    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        return repository_index(get_table(), request)
+
+    offered: dict[str, UnaryHandler] = {
+        "ServerLive": unary(pb.ServerLiveRequest, server_live),
+        "ServerReady": unary(pb.ServerReadyRequest, server_ready),
+        "ServerMetadata": unary(pb.ServerMetadataRequest, server_metadata),
+        "ModelReady": unary(pb.ModelReadyRequest, model_ready),
+        "ModelMetadata": unary(pb.ModelMetadataRequest, metadata),
+        "ModelConfig": unary(pb.ModelConfigRequest, config),
+        "ModelStatistics": unary(pb.ModelStatisticsRequest, statistics),
+        "RepositoryIndex": unary(pb.RepositoryIndexRequest, index),
+    }
+    return method_table(
+        [
+            Method(SERVICE + "ModelInfer", unary=infer.infer, compressible=True),
+            *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
+            *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
+            *health_methods(readiness),
+        ]
+    )
+
+
+def _refuse_when_exiting(readiness: Readiness) -> None:
+    if readiness.exiting.value:
+        raise GrpcError(Status.UNAVAILABLE, "Server exiting")
+
+
+def _is_ready(table: ModelTable, request: pb.ModelReadyRequest) -> bool:
+    """Unknown models are not ready, for years an answer and not an error in Triton, which clients rely on."""
+    try:
+        table.find(request.name, request.version)
+    except (UnknownModel, ModelNotReady):
+        return False
+    return True
+
+
+def _not_offered(text: str) -> UnaryHandler:
+    def handle(call: Call) -> None:
+        raise GrpcError(Status.UNIMPLEMENTED, text)
+
+    return handle
+

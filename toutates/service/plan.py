@@ -1,0 +1,98 @@
+"""A plan: everything about one kind of ModelInfer request that need not be worked out again."""
+
+from __future__ import annotations
+
+from toutates.batching.counters import WorkerCounters
+from toutates.batching.lane import GatheredLane, Lane, PackedLane
+from toutates.batching.result import Outputs
+from toutates.batching.supertensor import Submitter
+from toutates.models.table import ServedVersion
+from toutates.protocol.infer_request import ValidatedRequest
+from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """See the module. Belongs to one worker, and to the model table it was made from.
+
+    Attributes:
+        version: the model version that answers.
+        request: what was validated.
+        submitter: this worker's way into the version's SuperTensor.
+        counters: this worker's.
+        lane: of the request's row shapes.
+        packed: the lane again, if the request can take the short way: all its data is raw and of fixed size.
+        span_count: length of the list of spans that fits the plan.
+        sizes: bytes of each raw content that is used, by position in the lane.
+        order: which raw content goes to which position; None when they come in the lane's order.
+        shapes, template: the row shapes of the outputs that ``template`` was last made for.
+    """
+
+    __slots__ = (
+        "counters",
+        "lane",
+        "order",
+        "packed",
+        "request",
+        "rows",
+        "shapes",
+        "single_size",
+        "sizes",
+        "span_count",
+        "submitter",
+        "template",
+        "version",
+    )
+
+    def __init__(
+        self, version: ServedVersion, request: ValidatedRequest, submitter: Submitter, counters: WorkerCounters
+    ) -> None:
+        self.version = version
+        self.request = request
+        self.submitter = submitter
+        self.counters = counters
+        self.rows = request.rows
+        self.lane: Lane = version.supertensor.lane(tuple(zip(request.inputs, request.shapes, strict=True)))
+        self.sizes = request.sizes
+        self.span_count = 2 * request.raw_count
+        in_order = request.sources == tuple(range(len(request.sources)))
+        self.order = None if in_order and request.raw_count == len(request.sources) else request.sources
+        self.packed: PackedLane | None = None
+        if isinstance(self.lane, PackedLane) and None not in request.sources and self.rows:
+            self.packed = self.lane
+        # 0, which no request has, where there is more to check than one size
+        self.single_size = (self.sizes[0] or 0) if len(self.sizes) == 1 and self.order is None else 0
+        self.shapes: tuple[tuple[int, ...], ...] | None = None
+        self.template: ResponseTemplate | None = None
+
+    @property
+    def gathered(self) -> GatheredLane:
+        """The lane, for requests that are gathered as arrays."""
+        assert isinstance(self.lane, GatheredLane)
+        return self.lane
+
+    def wire_tensor(self, index: int, row_shape: tuple[int, ...], rows: int) -> WireTensor:
+        """How a response describes output ``index``."""
+        signature = self.version.signature
+        tensor = signature.outputs[index]
+        shape = (1,) if tensor.squeezed else row_shape
+        return WireTensor(tensor.name, tensor.datatype.name, (rows, *shape) if signature.batched else shape)
+
+    def template_for(self, outputs: Outputs) -> ResponseTemplate | None:
+        """The template of a response cut from ``outputs``; None for those that have to be written out.
+
+        That is where a response holds BYTES, or classes in place of numbers.
+        """
+        request = self.request
+        if request.classes or any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
+            return None
+        self.shapes = outputs.row_shapes
+        self.template = build_template(
+            self.version.model,
+            str(self.version.number),
+            [self.wire_tensor(index, outputs.row_shapes[index], self.rows) for index in request.outputs],
+            request.outputs,
+            [outputs.row_bytes[index] * self.rows for index in request.outputs],
+        )
+        return self.template

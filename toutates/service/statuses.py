@@ -1,0 +1,30 @@
+"""The one table from what can go wrong in the domain to gRPC statuses."""
+
+from __future__ import annotations
+
+from toutates.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    Overloaded,
+    RequestError,
+    UnknownModel,
+    Unsupported,
+)
+from toutates.h2grpc import GrpcError, Status
+
+__all__ = ["STATUSES", "as_grpc_error"]
+
+STATUSES: dict[type[RequestError], Status] = {
+    InvalidRequest: Status.INVALID_ARGUMENT,
+    UnknownModel: Status.NOT_FOUND,
+    ModelNotReady: Status.UNAVAILABLE,
+    Overloaded: Status.RESOURCE_EXHAUSTED,
+    Unsupported: Status.UNIMPLEMENTED,
+    ExecutionFailed: Status.INTERNAL,
+}
+
+
+def as_grpc_error(error: RequestError) -> GrpcError:
+    """The status and text a caller gets for ``error``."""
+    return GrpcError(STATUSES[type(error)], str(error))
