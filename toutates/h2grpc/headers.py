@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+#: Longer blocks are decoded every time: 128 of them, and what they decode to, would be megabytes per connection.
+MAX_REMEMBERED_BYTES: Final = 4_096
+
+
 class HeaderBlockError(Exception):
     """The peer's header block cannot be decoded, so the compression state is lost: a connection error.
 
@@ -151,7 +155,7 @@ class HeaderReader:
         head = read_request(fields, self._methods, self._response_encoding, self._limits.max_header_list_size)
         if self._table_state() != before:
             self.memory.clear()
-        else:
+        elif len(block) <= MAX_REMEMBERED_BYTES:
             if len(self.memory) >= self._limits.header_memory_entries:
                 self.memory.clear()
             self.memory[block] = head
@@ -279,9 +283,7 @@ _LENGTH = re.compile(rb"[0-9]{1,19}")
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
 #: RFC 9113 section 8.2.2
-_CONNECTION_SPECIFIC = frozenset(
-    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
-)
+_CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 
 
 def _check_fields(fields: Iterable[tuple[bytes, bytes]]) -> str:

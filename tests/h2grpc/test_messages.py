@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import time
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.h2grpc.support import message
+from toutates.h2grpc import GrpcError, Status
+from toutates.h2grpc.messages import MessageAssembler, compress, decompress
+
+
+def feed_all(assembler: MessageAssembler, octets: bytes, size: int) -> list[bytes]:
+    messages = []
+    for at in range(0, len(octets), size):
+        messages += assembler.feed(memoryview(octets)[at : at + size])
+    return messages
+
+
+@given(st.lists(st.binary(max_size=50), max_size=10), st.integers(1, 60))
+def test_assembler_gives_the_same_messages_however_they_are_cut(bodies: list[bytes], size: int) -> None:
+    assembler = MessageAssembler("identity", 100)
+    assert feed_all(assembler, b"".join(message(body) for body in bodies), size) == bodies
+    assert assembler.pending_bytes == 0
+
+
+def test_assembler_counts_what_it_holds_of_an_unfinished_message() -> None:
+    assembler = MessageAssembler("identity", 100)
+    assert assembler.feed(memoryview(message(b"whole") + message(b"half")[:7])) == [b"whole"]
+    assert assembler.pending_bytes == 7
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_assembler_decompresses_what_is_flagged_and_nothing_else(encoding: str) -> None:
+    wbits = {"gzip": 31, "deflate": 15}[encoding]
+    packed = zlib.compress(b"x" * 1_000, wbits=wbits)
+    assembler = MessageAssembler(encoding, 1_000)
+    assert assembler.feed(memoryview(message(packed, 1) + message(b"plain"))) == [b"x" * 1_000, b"plain"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("body", [b"", b"a", bytes(100_000)])
+def test_compressed_messages_come_back(encoding: str, body: bytes) -> None:
+    packed = compress(body, encoding)
+    assert decompress(packed, encoding, 100_000) == body
+    assert zlib.decompress(packed, wbits=47) == body
+
+
+@pytest.mark.parametrize(
+    ("octets", "encoding", "status", "text"),
+    [
+        (message(b"", 2), "identity", Status.INTERNAL, "flag 2"),
+        (message(b"x" * 101), "identity", Status.RESOURCE_EXHAUSTED, r"larger than max \(101 vs. 100\)"),
+        (message(b"x", 1), "identity", Status.INTERNAL, "names no grpc-encoding"),
+        (message(b"not gzip", 1), "gzip", Status.INTERNAL, "not valid gzip"),
+        (message(zlib.compress(b"x" * 99, wbits=31)[:-1], 1), "gzip", Status.INTERNAL, "cut-off gzip"),
+        (message(zlib.compress(b"x" * 99)[:-1], 1), "deflate", Status.INTERNAL, "cut-off deflate"),
+        (message(b"", 1), "gzip", Status.INTERNAL, "cut-off gzip"),
+        (message(zlib.compress(bytes(101), wbits=31), 1), "gzip", Status.RESOURCE_EXHAUSTED, "larger than 100 bytes"),
+        (message(zlib.compress(bytes(9_999), wbits=31), 1), "gzip", Status.RESOURCE_EXHAUSTED, "larger than 100 bytes"),
+    ],
+)
+def test_assembler_refuses(octets: bytes, encoding: str, status: Status, text: str) -> None:
+    with pytest.raises(GrpcError, match=text) as caught:
+        MessageAssembler(encoding, 100).feed(memoryview(octets))
+    assert caught.value.status is status
+
+
+def test_assembler_refuses_an_oversized_message_at_its_prefix() -> None:
+    with pytest.raises(GrpcError, match="larger than max"):
+        MessageAssembler("identity", 100).feed(memoryview(message(bytes(101))[:5]))
+
+
+def test_message_of_exactly_the_limit_is_accepted_before_and_after_decompression() -> None:
+    assert MessageAssembler("identity", 100).feed(memoryview(message(bytes(100)))) == [bytes(100)]
+    packed = zlib.compress(bytes(100_000), wbits=31)
+    assert MessageAssembler("gzip", 100_000).feed(memoryview(message(packed, 1))) == [bytes(100_000)]
+
+
+def test_bomb_costs_the_limit_and_not_its_size() -> None:
+    bomb = zlib.compress(bytes(200_000_000), 9, wbits=31)
+    assert len(bomb) < 200_000
+    started = time.perf_counter()
+    with pytest.raises(GrpcError, match="once decompressed"):
+        decompress(bomb, "gzip", 1_000)
+    assert time.perf_counter() - started < 0.05
+
+
+def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
+    def seconds(size: int) -> float:
+        octets = message(bytes(size))
+        started = time.perf_counter()
+        assert len(feed_all(MessageAssembler("identity", size), octets, 16)[0]) == size
+        return time.perf_counter() - started
+
+    seconds(100_000)
+    assert seconds(3_200_000) < 40 * max(seconds(200_000), 0.001)
