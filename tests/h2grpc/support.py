@@ -191,9 +191,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.dirty: list[ServerConnection] = []
-        self.connection = ServerConnection(
-            METHODS, self.limits, self.dirty, response_encoding=self.response_encoding
-        )
+        self.connection = ServerConnection(METHODS, self.limits, self.dirty, response_encoding=self.response_encoding)
         self.events: list[Event] = []
 
     @classmethod
@@ -351,9 +349,9 @@ def exchange(client: Client, server: Server, *, answer: bool = True) -> None:
             return
 
 
-def connected(limits: Limits | None = None, initial_window: int | None = None, *, encoding: str = "") -> tuple[
-    Client, Server
-]:
+def connected(
+    limits: Limits | None = None, initial_window: int | None = None, *, encoding: str = ""
+) -> tuple[Client, Server]:
     """A client and a server that have shaken hands."""
     client = Client(initial_window)
     server = Server(limits or Limits(), encoding)

@@ -87,7 +87,10 @@ CONNECTION_ERRORS = {
         OPENING + OPEN_1 + rst_stream(1) + headers(1, b"\x80", 5),
         COMPRESSION_ERROR,
     ),
-    "7541 4.2 table size update at the end of a block": (OPENING + headers(1, REQUEST_BLOCK + b"\x20"), COMPRESSION_ERROR),
+    "7541 4.2 table size update at the end of a block": (
+        OPENING + headers(1, REQUEST_BLOCK + b"\x20"),
+        COMPRESSION_ERROR,
+    ),
     "7541 6.3 table size update beyond the maximum": (
         OPENING + headers(1, b"\x3f\xe2\x1f" + REQUEST_BLOCK),
         COMPRESSION_ERROR,
@@ -118,7 +121,10 @@ CONNECTION_ERRORS = {
         OPENING + headers(5, REQUEST_BLOCK) + headers(2, REQUEST_BLOCK),
         PROTOCOL_ERROR,
     ),
-    "5.1.1 smaller stream identifier": (OPENING + headers(5, REQUEST_BLOCK) + headers(3, REQUEST_BLOCK), PROTOCOL_ERROR),
+    "5.1.1 smaller stream identifier": (
+        OPENING + headers(5, REQUEST_BLOCK) + headers(3, REQUEST_BLOCK),
+        PROTOCOL_ERROR,
+    ),
     "5.1.1 first stream identifier skipped": (
         OPENING + headers(3, REQUEST_BLOCK) + headers(1, REQUEST_BLOCK),
         PROTOCOL_ERROR,
@@ -150,7 +156,10 @@ CONNECTION_ERRORS = {
     "6.5.2 MAX_FRAME_SIZE of 2^24": (OPENING + settings((5, 2**24)), PROTOCOL_ERROR),
     "6.5.2 in the first SETTINGS": (PREFACE + settings((5, 1)), PROTOCOL_ERROR),
     # section 6.6
-    "6.6 PUSH_PROMISE": (OPENING + OPEN_1 + frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2" + REQUEST_BLOCK), PROTOCOL_ERROR),
+    "6.6 PUSH_PROMISE": (
+        OPENING + OPEN_1 + frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2" + REQUEST_BLOCK),
+        PROTOCOL_ERROR,
+    ),
     "6.6 PUSH_PROMISE on stream 0": (OPENING + frame(PUSH_PROMISE, END_HEADERS, 0, bytes(4)), PROTOCOL_ERROR),
     # section 6.7
     "6.7 PING on a stream": (OPENING + frame(PING, 0, 1, bytes(8)), PROTOCOL_ERROR),
@@ -162,7 +171,10 @@ CONNECTION_ERRORS = {
     # section 6.9
     "6.9 WINDOW_UPDATE of 0 for the connection": (OPENING + window_update(0, 0), PROTOCOL_ERROR),
     "6.9 WINDOW_UPDATE of 3 bytes": (OPENING + frame(WINDOW_UPDATE, 0, 0, bytes(3)), FRAME_SIZE_ERROR),
-    "6.9 WINDOW_UPDATE of 5 bytes on a stream": (OPENING + OPEN_1 + frame(WINDOW_UPDATE, 0, 1, bytes(5)), FRAME_SIZE_ERROR),
+    "6.9 WINDOW_UPDATE of 5 bytes on a stream": (
+        OPENING + OPEN_1 + frame(WINDOW_UPDATE, 0, 1, bytes(5)),
+        FRAME_SIZE_ERROR,
+    ),
     "6.9.1 connection window above 2^31-1": (
         OPENING + window_update(0, 2**31 - 1) + window_update(0, 2**31 - 1),
         FLOW_CONTROL_ERROR,
@@ -173,7 +185,10 @@ CONNECTION_ERRORS = {
     ),
     # section 6.10
     "6.10 CONTINUATION on stream 0": (OPENING + frame(CONTINUATION, END_HEADERS, 0, b""), PROTOCOL_ERROR),
-    "6.10 CONTINUATION after END_HEADERS": (OPENING + OPEN_1 + frame(CONTINUATION, END_HEADERS, 1, b""), PROTOCOL_ERROR),
+    "6.10 CONTINUATION after END_HEADERS": (
+        OPENING + OPEN_1 + frame(CONTINUATION, END_HEADERS, 1, b""),
+        PROTOCOL_ERROR,
+    ),
     "6.10 CONTINUATION of another stream": (
         OPENING + headers(1, REQUEST_BLOCK, 0) + frame(CONTINUATION, END_HEADERS, 3, b""),
         PROTOCOL_ERROR,

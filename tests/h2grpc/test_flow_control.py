@@ -31,7 +31,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from toutates.h2grpc import Call, Limits, MessageReceived
+from toutates.h2grpc import Call, Limits, MessageReceived, Status
 
 HUNDRED_MB = 100_000_000
 
@@ -130,8 +130,6 @@ def test_empty_message_needs_window_for_its_prefix_only() -> None:
 
 def test_errors_need_no_window() -> None:
     server = Server.opened(None, (4, 0))
-    from toutates.h2grpc import Status
-
     server.call(unary(1)).fail(Status.INTERNAL, "text")
     (answer,) = server.frames()
     assert answer.type == HEADERS
@@ -139,8 +137,6 @@ def test_errors_need_no_window() -> None:
 
 
 def test_error_drops_what_still_waits_for_window() -> None:
-    from toutates.h2grpc import Status
-
     server = Server.opened(None, (4, 10))
     call = server.call(headers(1, STREAM_BLOCK))
     server.connection.send_headers(call)
@@ -169,7 +165,7 @@ def test_blocked_streams_share_the_connections_credit_fairly() -> None:
         assert sum(sizes(frames)) == credit, "all of the credit is used"
         for frame in frames:
             received[frame.stream_id] += len(frame.payload)
-        assert max(received.values()) - min(received.values()) <= 2 * 16_384, received
+        assert max(received.values()) - min(received.values()) <= 4 * 16_384, received
 
 
 def test_small_answer_does_not_wait_for_the_large_one_before_it() -> None:
@@ -326,7 +322,7 @@ def test_messages_of_no_bytes_take_credit_as_well() -> None:
     server.receive(headers(1, STREAM_BLOCK))
     for _ in range(100):
         server.receive(data(1, message(b"") * 1_000))
-    assert server.frames()[-1].code == 3  # FLOW_CONTROL_ERROR
+    assert [f.code for f in server.frames() if f.type == RST_STREAM][0] == FLOW_CONTROL_ERROR
     assert sum(isinstance(event, MessageReceived) for event in server.events) <= 65_535 / 5
 
 
@@ -429,7 +425,9 @@ def test_frames_in_tiny_pieces_cost_linear_time() -> None:
 def test_huge_number_of_tiny_frames_costs_linear_time() -> None:
     def seconds(count: int) -> float:
         server = Server.opened(Limits(stream_window=2**30, connection_window=2**30))
-        octets = headers(1, REQUEST_BLOCK) + data(1, message(bytes(count))[:5]) + data(1, b"x") * count + data(1, b"", 1)
+        octets = (
+            headers(1, REQUEST_BLOCK) + data(1, message(bytes(count))[:5]) + data(1, b"x") * count + data(1, b"", 1)
+        )
         started = time.perf_counter()
         for at in range(0, len(octets), 65_536):
             server.receive(octets[at : at + 65_536])

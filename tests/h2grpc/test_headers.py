@@ -26,9 +26,7 @@ def reader(limits: Limits | None = None, response_encoding: str = "") -> HeaderR
 
 
 def raw(fields: Fields) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple(
-        (n.encode() if isinstance(n, str) else n, v.encode() if isinstance(v, str) else v) for n, v in fields
-    )
+    return tuple((n.encode() if isinstance(n, str) else n, v.encode() if isinstance(v, str) else v) for n, v in fields)
 
 
 def head(*extra: tuple[str | bytes, str | bytes], path: str = UNARY, encoding: str = "") -> RequestHead:
@@ -281,7 +279,8 @@ def test_metadata_fields_encode_bytes_without_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [("x-bin", "text"), ("x-a", b"bytes"), ("X-A", "b"), ("x a", "b"), ("x-a", "b\r\nc: d"), ("x-a", "é"), ("", "")]
+    "entry",
+    [("x-bin", "text"), ("x-a", b"bytes"), ("X-A", "b"), ("x a", "b"), ("x-a", "b\r\nc: d"), ("x-a", "é"), ("", "")],
 )
 def test_metadata_that_no_field_may_have_is_the_handlers_mistake(entry: tuple[str, str | bytes]) -> None:
     with pytest.raises(ValueError, match="metadata"):

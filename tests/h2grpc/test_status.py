@@ -60,7 +60,7 @@ def test_long_message_is_cut_between_characters(character: str) -> None:
         (b"1 S", None),
         (b"1S\n", None),
         (b"-1S", None),
-        ("١S".encode(), None),
+        ("\u0661S".encode(), None),
     ],
 )
 def test_timeout_follows_its_grammar(value: bytes, nanoseconds: int | None) -> None:

@@ -68,7 +68,9 @@ def in_state(state: State, fast: bool) -> Server:
 def test_peers_frame_does_what_the_table_says(state: State, stream_input: Input, fast: bool) -> None:
     action, after = TRANSITIONS[state][stream_input]
     server = in_state(state, fast)
-    octets = headers(1, REQUEST_BLOCK) if (state, stream_input) == (State.IDLE, Input.RECV_HEADERS) else FRAMES[stream_input]
+    octets = (
+        headers(1, REQUEST_BLOCK) if (state, stream_input) == (State.IDLE, Input.RECV_HEADERS) else FRAMES[stream_input]
+    )
     server.receive(octets if fast else with_reserved_bit(octets))
     faults = [(f.type, f.code) for f in server.frames() if f.type in (RST_STREAM, GOAWAY)]
     expected = {
@@ -141,7 +143,16 @@ BLOCKS = st.sampled_from(
     ]
 )
 PAYLOADS = st.sampled_from(
-    [b"", message(b""), message(b"m"), message(b"m")[:4], b"m", message(b"m") * 2, message(b"m", 1), message(b"m" * 300)]
+    [
+        b"",
+        message(b""),
+        message(b"m"),
+        message(b"m")[:4],
+        b"m",
+        message(b"m") * 2,
+        message(b"m", 1),
+        message(b"m" * 300),
+    ]
 )
 CLIENT_FRAMES = st.one_of(
     st.builds(headers, STREAMS, BLOCKS, st.sampled_from([4, 4, 4, 5])),

@@ -1,0 +1,36 @@
+"""One server for all tests that leave it as they found it, and the repositories for those that start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.models import build_broken_repository, build_repository
+from tests.e2e.process import ServerProcess, running
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that all load."""
+    root = tmp_path_factory.mktemp("repository")
+    build_repository(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def broken_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of which one loads."""
+    root = tmp_path_factory.mktemp("broken_repository")
+    build_broken_repository(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The server that the tests share. At the end no handler has failed, which the log would show."""
+    with running(repository, tmp_path_factory.mktemp("server")) as process:
+        yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log

@@ -1,0 +1,207 @@
+"""The models that the end-to-end tests are served, and the repositories that hold them.
+
+Most of them compute on whole numbers, so that a row's answer is the same bits in whatever company it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = ["DATATYPES", "VERSIONS", "build_broken_repository", "build_repository"]
+
+Shape = Sequence[int | str | None]
+
+#: Triton's names of element types, and ONNX's.
+DATATYPES: Final = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+    "BF16": TensorProto.BFLOAT16,
+}
+
+#: Versions of the model "versions"; each adds its own number.
+VERSIONS: Final = (1, 2, 10)
+
+#: config.yaml of the model that is slow and holds little, so that its ring is easily filled.
+_SMALL_RING = "backend: supertensor\nbatch_size: 2\ncapacity: 2\nnum_executors: 1\n"
+
+
+def _tensor(name: str, datatype: str, shape: Shape) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, DATATYPES[datatype], shape)
+
+
+def _constant(name: str, values: npt.ArrayLike, dtype: npt.DTypeLike) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(values, dtype), name)
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    initializers: Sequence[onnx.TensorProto] = (),
+) -> bytes:
+    graph = helper.make_graph(nodes, "model", inputs, outputs, list(initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def _unary(operator: str, datatype: str, shape: Shape) -> bytes:
+    """OUTPUT = operator(INPUT), of the same type and shape."""
+    node = helper.make_node(operator, ["INPUT"], ["OUTPUT"])
+    return _model([node], [_tensor("INPUT", datatype, shape)], [_tensor("OUTPUT", datatype, shape)])
+
+
+def _mlp() -> bytes:
+    rng = np.random.default_rng(3)
+    weights = [
+        _constant("w1", rng.normal(size=(64, 128)), np.float32),
+        _constant("w2", rng.normal(size=(128, 8)), np.float32),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["INPUT", "w1"], ["sums"]),
+        helper.make_node("Relu", ["sums"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "w2"], ["OUTPUT"]),
+    ]
+    return _model(nodes, [_tensor("INPUT", "FP32", ["n", 64])], [_tensor("OUTPUT", "FP32", ["n", 8])], weights)
+
+
+def _addsub() -> bytes:
+    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1; the outputs are declared in the other order."""
+    nodes = [
+        helper.make_node("Add", ["INPUT0", "INPUT1"], ["OUTPUT0"]),
+        helper.make_node("Sub", ["INPUT0", "INPUT1"], ["OUTPUT1"]),
+    ]
+    inputs = [_tensor(name, "INT32", ["n", 16]) for name in ("INPUT0", "INPUT1")]
+    outputs = [_tensor(name, "INT32", ["n", 16]) for name in ("OUTPUT1", "OUTPUT0")]
+    return _model(nodes, inputs, outputs)
+
+
+def _versioned(number: int) -> bytes:
+    """OUTPUT = INPUT + number."""
+    node = helper.make_node("Add", ["INPUT", "number"], ["OUTPUT"])
+    tensors = [_tensor(name, "INT32", ["n", 4]) for name in ("INPUT", "OUTPUT")]
+    return _model([node], tensors[:1], tensors[1:], [_constant("number", number, np.int32)])
+
+
+def _optional() -> bytes:
+    """OUTPUT = INPUT + bias, where a request may replace the bias of 10."""
+    node = helper.make_node("Add", ["INPUT", "bias"], ["OUTPUT"])
+    inputs = [_tensor("INPUT", "INT32", [4]), _tensor("bias", "INT32", [4])]
+    return _model([node], inputs, [_tensor("OUTPUT", "INT32", [4])], [_constant("bias", [10] * 4, np.int32)])
+
+
+def _gather() -> bytes:
+    """OUTPUT = 100 + INPUT for numbers from -8 to 7; for others ONNX Runtime fails."""
+    table = _constant("table", [*range(100, 108)], np.int64)
+    node = helper.make_node("Gather", ["table", "INPUT"], ["OUTPUT"])
+    tensors = [_tensor(name, "INT64", ["n", 1]) for name in ("INPUT", "OUTPUT")]
+    return _model([node], tensors[:1], tensors[1:], [table])
+
+
+def _slow() -> bytes:
+    """OUTPUT = INPUT, after as many matrix products as the greatest INPUT says, of about a millisecond each."""
+    size = 256
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["state", "factor"], ["next"]),
+            helper.make_node("Identity", ["go_on"], ["go_on_next"]),
+        ],
+        "body",
+        [
+            _tensor("step", "INT64", []),
+            _tensor("go_on", "BOOL", []),
+            _tensor("state", "FP32", [size, size]),
+        ],
+        [_tensor("go_on_next", "BOOL", []), _tensor("next", "FP32", [size, size])],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["INPUT"], ["steps"], keepdims=0),
+        helper.make_node("Loop", ["steps", "yes", "first"], ["last"], body=body),
+        helper.make_node("ReduceSum", ["last"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Cast", ["nothing"], ["nothing_at_all"], to=TensorProto.INT64),
+        helper.make_node("Add", ["INPUT", "nothing_at_all"], ["OUTPUT"]),
+    ]
+    initializers = [
+        _constant("yes", True, np.bool_),
+        _constant("zero", 0, np.float32),
+        _constant("first", np.eye(size), np.float32),
+        _constant("factor", np.eye(size), np.float32),
+    ]
+    tensors = [_tensor(name, "INT64", ["n", 1]) for name in ("INPUT", "OUTPUT")]
+    return _model(nodes, tensors[:1], tensors[1:], initializers)
+
+
+def _ragged() -> bytes:
+    """OUTPUT = the first max(INPUT) columns of INPUT: the shape of its rows depends on all the rows of a batch."""
+    nodes = [
+        helper.make_node("ReduceMax", ["INPUT"], ["most"], keepdims=0),
+        helper.make_node("Reshape", ["most", "one"], ["end"]),
+        helper.make_node("Slice", ["INPUT", "start", "end", "one"], ["OUTPUT"]),
+    ]
+    initializers = [_constant("one", [1], np.int64), _constant("start", [0], np.int64)]
+    return _model(
+        nodes, [_tensor("INPUT", "INT64", ["n", 4])], [_tensor("OUTPUT", "INT64", ["n", None])], initializers
+    )
+
+
+def _add(root: Path, name: str, model: bytes, version: int = 1, config: str = "") -> None:
+    folder = root / name / str(version)
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(model)
+    if config:
+        (folder / "config.yaml").write_text(config)
+
+
+def build_repository(root: Path) -> None:
+    """Write a repository in which every model loads."""
+    _add(root, "mlp", _mlp())
+    _add(root, "addsub", _addsub(), config="backend: supertensor\nbatch_size: 8\ncapacity: 4\nnum_executors: 1\n")
+    for datatype in DATATYPES:
+        _add(root, f"identity_{datatype}", _unary("Identity", datatype, ["n", 4]))
+    for number in VERSIONS:
+        _add(root, "versions", _versioned(number), number)
+    _add(root, "dynamic", _unary("Neg", "FP32", ["n", None]))
+    _add(root, "rank1", _unary("Neg", "INT32", ["n"]))
+    _add(root, "scalar", _unary("Neg", "FP32", []))
+    _add(root, "fixed", _unary("Neg", "FP32", [2, 3]))
+    _add(root, "open", _unary("Neg", "INT32", [2, None]))
+    _add(root, "texts", _unary("Identity", "BYTES", [3]))
+    _add(
+        root,
+        "optional",
+        _optional(),
+        config="backend: supertensor\nbatch_size: 1\ncapacity: 16\nnum_executors: 1\ninput_shapes: {bias: [4]}\n",
+    )
+    _add(root, "gather", _gather())
+    _add(root, "slow", _slow(), config=_SMALL_RING)
+    _add(root, "ragged", _ragged(), config=_SMALL_RING)
+
+
+def build_broken_repository(root: Path) -> None:
+    """Write a repository in which one model loads, and the others fail in one way each."""
+    _add(root, "good", _unary("Neg", "FP32", ["n", 4]))
+    _add(root, "half", _versioned(1), 1)
+    _add(root, "half", b"this is no graph", 2)
+    _add(root, "garbage", b"this is no graph")
+    _add(root, "misspelt", _unary("Neg", "FP32", ["n", 4]), config=_SMALL_RING.replace("capacity", "capacities"))
+    (root / "missing" / "1").mkdir(parents=True)
+    (root / "empty").mkdir()

@@ -1,0 +1,94 @@
+"""The server as a subprocess, started as its users start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["PYTHON", "ServerProcess", "command", "environment", "running"]
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+#: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
+PYTHON: Final = os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
+
+_SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
+_START_SECONDS = 60.0
+_STOP_SECONDS = 20.0
+
+
+def environment() -> dict[str, str]:
+    """The environment of the server: this checkout, whatever is installed."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of ``toutates`` with these arguments."""
+    return [PYTHON, "-m", "toutates", *arguments]
+
+
+@dataclass(slots=True)
+class ServerProcess:
+    """A running server."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log_path: Path
+
+    @property
+    def address(self) -> str:
+        """Where it listens, host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """What it has printed so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def open_files(self) -> int:
+        """How many file descriptors it has."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(_STOP_SECONDS)
+
+
+@contextmanager
+def running(repository: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    """A server that has become ready, and ends with the block if it has not ended by then.
+
+    Args:
+        repository: the models.
+        folder: an empty one, for its log.
+        flags: beside the repository and the address.
+    """
+    log_path = folder / "log"
+    arguments = ["--model-repository", str(repository), "--grpc-addr", "127.0.0.1:0", *flags]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command(*arguments), stdout=log, stderr=log, env=environment())
+    try:
+        yield ServerProcess(process, _wait_serving(process, log_path), log_path)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(_STOP_SECONDS)
+
+
+def _wait_serving(process: subprocess.Popen[bytes], log_path: Path) -> int:
+    """Wait until the server says that it serves; returns its port."""
+    deadline = time.monotonic() + _START_SECONDS
+    while (match := _SERVING.search(text := log_path.read_text(errors="replace"))) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the server does not serve:\n{text[-4000:]}")
+        time.sleep(0.02)
+    return int(match[1])
