@@ -66,9 +66,9 @@ def probe(address: Address, timeout_s: float) -> tuple[bool, str]:
         return False, f"{address}: the health check failed: {text}"
     try:
         status = HealthCheckResponse.FromString(bytes(answer.data[5:])).status
-    except DecodeError:
+        name = HealthCheckResponse.ServingStatus.Name(status)
+    except (DecodeError, ValueError):
         return False, f"{address}: the health check's answer cannot be read"
-    name = HealthCheckResponse.ServingStatus.Name(status)
     return status == HealthCheckResponse.SERVING, f"{address}: {name}"
 
 

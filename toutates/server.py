@@ -4,8 +4,9 @@
     executors      threads of the manager, one per session
     workers        threads of the server, each with a Trio run and an epoll of its own
 
-Start: bind (so that a port in use fails at once), load every model, listen, serve. Ports open only after the initial load,
-as with Triton: until then a client is refused, not told "not ready".
+Start: look through the repository and bind (so that a wrong path and a port in use fail at once), load every model,
+listen, serve. Ports open only after the initial load, as with Triton: until then a client is refused, not told "not
+ready".
 
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace; then
 the executors end. A second signal ends the grace.
@@ -20,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import onnxruntime
@@ -31,6 +32,7 @@ from toutates.cli import EXIT_FAILURE, EXIT_OK, package_version
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Worker
 from toutates.models.manager import LoadOptions, ModelManager
+from toutates.models.repository import ModelFolder, scan
 from toutates.options import Options
 from toutates.providers import choose_providers
 from toutates.service.infer import is_wanted
@@ -96,29 +98,30 @@ class Server:
         Returns:
             The exit code: EXIT_OK, or EXIT_FAILURE if a worker failed or calls were cut off at the grace's end.
         """
+        folders = scan(self._options.model_repository, self._options.load_models)
         listeners = self._bind()
         try:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals)
-                    await self._serve(listeners, task_status)
+                    await self._serve(folders, listeners, task_status)
                     nursery.cancel_scope.cancel()
         finally:
             for listener in listeners:
                 listener.close()
         return EXIT_FAILURE if self._failed or self._cut_off_calls else EXIT_OK
 
-    async def _heed(self, signals: object) -> None:
-        async for number in signals:  # type: ignore[attr-defined]  # Trio has no public name for the receiver's type
+    async def _heed(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
             logger.info("%s: %s", signal.Signals(number).name, "stopping now" if self._stopping.is_set() else "stopping")
             self.stop()
 
-    async def _serve(self, listeners: list[socket.socket], task_status: trio.TaskStatus[None]) -> None:
+    async def _serve(
+        self, folders: Sequence[ModelFolder], listeners: list[socket.socket], task_status: trio.TaskStatus[None]
+    ) -> None:
         options = self._options
         async with trio.open_nursery() as executors:
             load_options = LoadOptions(
-                repository=options.model_repository,
-                only=options.load_models,
                 sessions=SessionOptions(
                     self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
                 ),
@@ -127,7 +130,7 @@ class Server:
             )
             manager = ModelManager(load_options, executors)
             try:
-                if await self._load(manager):
+                if await self._load(manager, folders):
                     await self._run_workers(manager, listeners, task_status)
             finally:
                 manager.stop()
@@ -153,7 +156,8 @@ class Server:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 listener.setblocking(False)
                 listener.bind(target)
-                target = listener.getsockname()  # the port the system chose, for the others
+                host, port = listener.getsockname()[:2]
+                target = (host, port, *target[2:])  # the port the system chose, for the others
         except OSError as error:
             for listener in listeners:
                 listener.close()
@@ -163,11 +167,11 @@ class Server:
                 value=str(address),
                 remedy="choose an address of this machine and a port that is free",
             ) from error
-        self.address = (target[0], target[1])
+        self.address = (host, port)
         return listeners
 
-    async def _load(self, manager: ModelManager) -> bool:
-        """Load the repository, unless a signal comes first; returns whether to go on."""
+    async def _load(self, manager: ModelManager, folders: Sequence[ModelFolder]) -> bool:
+        """Load the models, unless a signal comes first; returns whether to go on."""
         started = time.monotonic()
         async with trio.open_nursery() as nursery:
 
@@ -176,7 +180,7 @@ class Server:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(cancel_when_stopping)
-            await manager.load_all(_progress_line())
+            await manager.load_all(folders, _progress_line())
             nursery.cancel_scope.cancel()
         if self._stopping.is_set():
             return False
@@ -198,6 +202,7 @@ class Server:
         gc.freeze()
         limiter = trio.CapacityLimiter(math.inf)
         async with trio.open_nursery() as watching:
+            watching.start_soon(self._end_grace_early)
             async with trio.open_nursery() as nursery:
                 for worker, listener in zip(self._workers, listeners, strict=True):
                     listener.listen(BACKLOG)
@@ -206,7 +211,6 @@ class Server:
                 task_status.started()
                 await self._stopping.wait()
                 self._drain(self._options.shutdown_grace_s)
-                watching.start_soon(self._end_grace_early)
             watching.cancel_scope.cancel()
 
     def _announce(self, manager: ModelManager) -> None:
@@ -237,7 +241,9 @@ class Server:
     async def _run_worker(self, worker: Worker, listener: socket.socket, limiter: trio.CapacityLimiter) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
         try:
-            self._cut_off_calls += await trio.to_thread.run_sync(trio.run, worker.run, listener, limiter=limiter)
+            self._cut_off_calls += await trio.to_thread.run_sync(
+                lambda: trio.run(worker.run, listener), limiter=limiter
+            )
         except Exception:
             logger.exception("%s failed; the server stops", worker.name)
             self._failed = True
@@ -249,8 +255,11 @@ class Server:
             worker.call_soon(partial(worker.drain, grace_s))
 
     async def _end_grace_early(self) -> None:
-        await self._stop_now.wait()
-        self._drain(0)
+        """On a second ``stop``, and on cancellation, which threads do not heed."""
+        try:
+            await self._stop_now.wait()
+        finally:
+            self._drain(0)
 
 
 def _progress_line() -> Callable[[int, int, str], None]:

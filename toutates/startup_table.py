@@ -30,11 +30,12 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float) -> st
         providers: execution providers, by priority.
         seconds: that loading took.
     """
-    rows = [_HEADINGS]
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     for model in table.models.values():
         if model.problem:
             rows.append((model.name, "-", ModelState.UNAVAILABLE.value, model.problem, *[""] * 4))
         rows += [_row(model.name, entry) for entry in model.versions.values()]
+    rows = [tuple(map(_one_line, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     # The reason of a version that is not served may be long; it is the last thing on its line.
     widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
@@ -61,6 +62,12 @@ def _row(model: str, entry: VersionEntry) -> tuple[str, ...]:
         str(settings.capacity),
         str(settings.num_executors),
     )
+
+
+def _one_line(text: str) -> str:
+    """Reasons may have several lines, and a directory may be called anything."""
+    joined = "; ".join(text.splitlines())
+    return "".join(letter if letter.isprintable() else "?" for letter in joined)
 
 
 def _tensors(signature: Signature, tensors: tuple[TensorSpec, ...]) -> str:

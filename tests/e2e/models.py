@@ -39,8 +39,9 @@ DATATYPES: Final = {
 #: Versions of the model "versions"; each adds its own number.
 VERSIONS: Final = (1, 2, 10)
 
-#: config.yaml of the model that is slow and holds little, so that its ring is easily filled.
-_SMALL_RING = "backend: supertensor\nbatch_size: 2\ncapacity: 2\nnum_executors: 1\n"
+#: config.yaml; the small ring is easily filled.
+_CONFIG: Final = "backend: supertensor\nbatch_size: {}\ncapacity: {}\nnum_executors: 1\nallocator: cpu\n"
+_SMALL_RING: Final = _CONFIG.format(2, 2)
 
 
 def _tensor(name: str, datatype: str, shape: Shape) -> onnx.ValueInfoProto:
@@ -118,7 +119,7 @@ def _gather() -> bytes:
 
 def _slow() -> bytes:
     """OUTPUT = INPUT, after as many matrix products as the greatest INPUT says, of about a millisecond each."""
-    size = 256
+    size = 512
     body = helper.make_graph(
         [
             helper.make_node("MatMul", ["state", "factor"], ["next"]),
@@ -174,7 +175,7 @@ def _add(root: Path, name: str, model: bytes, version: int = 1, config: str = ""
 def build_repository(root: Path) -> None:
     """Write a repository in which every model loads."""
     _add(root, "mlp", _mlp())
-    _add(root, "addsub", _addsub(), config="backend: supertensor\nbatch_size: 8\ncapacity: 4\nnum_executors: 1\n")
+    _add(root, "addsub", _addsub(), config=_CONFIG.format(8, 4))
     for datatype in DATATYPES:
         _add(root, f"identity_{datatype}", _unary("Identity", datatype, ["n", 4]))
     for number in VERSIONS:
@@ -185,12 +186,7 @@ def build_repository(root: Path) -> None:
     _add(root, "fixed", _unary("Neg", "FP32", [2, 3]))
     _add(root, "open", _unary("Neg", "INT32", [2, None]))
     _add(root, "texts", _unary("Identity", "BYTES", [3]))
-    _add(
-        root,
-        "optional",
-        _optional(),
-        config="backend: supertensor\nbatch_size: 1\ncapacity: 16\nnum_executors: 1\ninput_shapes: {bias: [4]}\n",
-    )
+    _add(root, "optional", _optional(), config=_CONFIG.format(1, 16) + "input_shapes: {bias: [4]}\n")
     _add(root, "gather", _gather())
     _add(root, "slow", _slow(), config=_SMALL_RING)
     _add(root, "ragged", _ragged(), config=_SMALL_RING)

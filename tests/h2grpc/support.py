@@ -309,7 +309,10 @@ class Client:
 
     def unary(self, body: bytes, path: str = UNARY, *extra: tuple[str, str]) -> int:
         stream_id = self.open(path, *extra)
-        self.h2.send_data(stream_id, message(body), end_stream=True)
+        octets = message(body)
+        size = self.h2.max_outbound_frame_size
+        for at in range(0, len(octets), size):
+            self.h2.send_data(stream_id, octets[at : at + size], end_stream=at + size >= len(octets))
         return stream_id
 
     def take(self, octets: bytes) -> None:

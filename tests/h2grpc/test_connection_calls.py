@@ -40,6 +40,7 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import (
+    Buffer,
     Call,
     CallCancelled,
     GrpcError,
@@ -100,7 +101,7 @@ def test_answer_in_parts_is_one_message() -> None:
 def test_answer_in_parts_above_the_frame_size_is_one_message() -> None:
     client, server = connected()
     stream_id = client.unary(b"")
-    parts = [b"a" * 10_000, memoryview(b"b" * 70_000), b"", b"c" * 5]
+    parts: list[Buffer] = [b"a" * 10_000, memoryview(b"b" * 70_000), b"", b"c" * 5]
     call_of(client, server).reply_parts(parts, 80_005)
     exchange(client, server)
     assert client.responses[stream_id].messages == [b"".join(parts)]

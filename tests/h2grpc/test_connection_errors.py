@@ -1,4 +1,4 @@
-"""Every stream and connection error of RFC 9113 sections 4 to 6 and 8 that a server must detect, as h2spec walks them."""
+"""Every stream and connection error of RFC 9113 that a server must detect, section by section as h2spec walks them."""
 
 from __future__ import annotations
 
@@ -422,6 +422,16 @@ def test_server_reads_a_header_block_from_continuations() -> None:
     assert server.connection.open_calls == 0
     (answer,) = server.frames()
     assert answer.type == HEADERS
+
+
+def test_number_of_continuations_is_limited_and_none_may_be_allowed() -> None:
+    octets = headers(1, REQUEST_BLOCK[:9], 0) + frame(CONTINUATION, END_HEADERS, 1, REQUEST_BLOCK[9:])
+    server = Server.opened(Limits(max_continuations=1))
+    server.receive(octets)
+    assert server.connection.open_calls == 1
+    server = Server.opened(Limits(max_continuations=0))
+    server.receive(octets)
+    assert server.frames()[-1].code == ENHANCE_YOUR_CALM
 
 
 def test_server_forgets_how_old_streams_ended_without_harm_to_a_slow_peer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf import json_format
 
@@ -66,6 +68,19 @@ def test_config_of_an_unbatched_model_has_whole_dims_optional_inputs_and_no_batc
     assert config.max_batch_size == 0
     assert not config.HasField("dynamic_batching")
     assert [(list(tensor.dims), tensor.optional) for tensor in config.input] == [([-1, 3], False), ([3], True)]
+
+
+def test_rows_without_dimensions_are_shown_with_one_and_reshaped_to_none() -> None:
+    spec = TensorSpec("x", BY_NAME["FP32"], (1,), squeezed=True)
+    plain = TensorSpec("y", BY_NAME["FP32"], (1,))
+    signature = Signature(inputs=(spec, plain), outputs=(replace(spec, name="z"),), batched=True)
+    config = model_config("m", signature, ModelSettings())
+    tensors = [*config.input, *config.output]
+    assert [list(tensor.dims) for tensor in tensors] == [[1], [1], [1]]
+    assert [tensor.HasField("reshape") for tensor in tensors] == [True, False, True]
+    assert [list(tensor.reshape.shape) for tensor in tensors] == [[], [], []]
+    metadata = model_metadata("m", [1], signature)
+    assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [[-1, 1]] * 3
 
 
 def test_config_with_a_batch_size_of_one_names_no_scheduler() -> None:

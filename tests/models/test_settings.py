@@ -157,7 +157,7 @@ UNREADABLE = {
     "escape beyond Unicode": ('a: "\\U00110000"\n', "chr() arg not in range", "correct the YAML there"),
     "not UTF-8": (b"backend: supertensor\n# caf\xe9\n", "line 2: is not UTF-8", "save it as UTF-8"),
     "UTF-16": ("backend: supertensor\n".encode("utf-16"), "line 1: is not UTF-8", "save it as UTF-8"),
-    "too large": ("#" * (2**20 + 1), "is larger than 1048576 bytes", "keep only the settings in it"),
+    "too large": ("#" * (2**16 + 1), "is larger than 65536 bytes", "keep only the settings in it"),
 }
 
 

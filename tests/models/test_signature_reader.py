@@ -79,8 +79,8 @@ def read(
 def test_a_model_with_open_first_dimensions_is_batched_and_its_rows_lack_them() -> None:
     signature = read(identities((["n", 3, "length"], [None, 3, "length"]), (["m"], ["m"])))
     assert signature == Signature(
-        inputs=(TensorSpec("x0", FP32, (3, -1)), TensorSpec("x1", FP32, ())),
-        outputs=(TensorSpec("y0", FP32, (3, -1)), TensorSpec("y1", FP32, ())),
+        inputs=(TensorSpec("x0", FP32, (3, -1)), TensorSpec("x1", FP32, (1,), squeezed=True)),
+        outputs=(TensorSpec("y0", FP32, (3, -1)), TensorSpec("y1", FP32, (1,), squeezed=True)),
         batched=True,
     )
 
@@ -113,9 +113,35 @@ def test_a_model_without_inputs_is_unbatched() -> None:
     assert (signature.inputs, signature.batched) == ((), False)
 
 
-def test_initializers_that_are_inputs_too_are_optional_follow_the_required_ones_and_rule_out_batching() -> None:
+def test_rows_without_dimensions_are_shown_with_one_of_size_1_whatever_config_yaml_calls_them() -> None:
+    model = identities((["n"], ["n"]))
+    for inputs in ({}, {"x0": (-1,)}):
+        [tensor] = read(model, inputs).inputs
+        assert (tensor.shape, tensor.squeezed) == ((1,), True)
+    with pytest.raises(ConfigurationError, match=r"input_shapes\.x0: has 2 dimensions, the graph has 1"):
+        read(model, {"x0": (-1, 1)})
+
+
+def test_rows_of_one_number_are_not_taken_for_rows_without_dimensions() -> None:
+    [tensor] = read(identities((["n", 1], ["n", 1]))).inputs
+    assert (tensor.shape, tensor.squeezed) == ((1,), False)
+
+
+def test_a_tensor_of_one_dimension_is_shown_as_it_is_where_nothing_is_batched() -> None:
+    signature = read(identities((["n"], ["n"]), ([4], [4])))
+    assert not signature.batched
+    assert [(tensor.shape, tensor.squeezed) for tensor in signature.inputs] == [((-1,), False), ((4,), False)]
+
+
+def test_initializers_that_are_inputs_too_are_left_alone_where_config_yaml_does_not_name_them() -> None:
+    signature = read(with_optional_weights())
+    assert signature.inputs == (TensorSpec("x", FP32, (2,)),)
+    assert signature.batched
+
+
+def test_initializers_that_config_yaml_names_are_optional_follow_the_required_ones_and_rule_out_batching() -> None:
     model = with_optional_weights()
-    signature = read(model)
+    signature = read(model, {"w": (2,)})
     assert signature.inputs == (TensorSpec("x", FP32, (-1, 2)), TensorSpec("w", FP32, (2,), optional=True))
     assert not signature.batched
     # What optional promises: ONNX Runtime runs with the input and without it.

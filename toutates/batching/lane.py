@@ -45,7 +45,8 @@ class Batch:
         lane: whose rows these are.
         rows: rows reserved; ``lane.batch_rows`` at most.
         busy: workers that have reserved rows and not committed them yet.
-        waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit.
+        waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit, and
+            to the executor from when it takes the batch, which the lock puts after every worker's commit.
     """
 
     __slots__ = ("arrays", "bindings", "busy", "lane", "outputs", "pieces", "rows", "views", "waiters")
@@ -62,8 +63,8 @@ class Batch:
         self.views: list[list[memoryview]] = []
         #: PackedLane: (executor, rows) -> binding
         self.bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
-        #: GatheredLane: (first row, arrays by position), in order of arrival
-        self.pieces: list[tuple[int, Sequence[npt.NDArray[Any]]]] = []
+        #: GatheredLane: (first row, rows, arrays by position), in order of arrival
+        self.pieces: list[tuple[int, int, Sequence[npt.NDArray[Any]]]] = []
 
     def take_waiters(self) -> list[list[Waiter]]:
         """The waiters, leaving the batch without any."""
@@ -78,6 +79,7 @@ class Lane:
         batch_rows: rows that one batch of this lane takes.
         batch_bytes: memory of one batch's buffers.
         spare: batches that wait to be used again.
+        kept: whether the SuperTensor knows the lane; it forgets some when there are many.
     """
 
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
@@ -86,6 +88,7 @@ class Lane:
         self.batch_rows = batch_size if signature.batched else 1
         self.batch_bytes = 0
         self.spare: list[Batch] = []
+        self.kept = False
 
     def new_batch(self, workers: int) -> Batch:
         """A batch with memory of its own."""
@@ -153,6 +156,8 @@ class PackedLane(Lane):
 
     def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
         rows = batch.rows
+        if not session.on_cpu:
+            return self._run_unbound(batch, 0, rows, session)
         key = (executor, rows)
         binding = batch.bindings.get(key)
         if binding is None:
@@ -162,13 +167,25 @@ class PackedLane(Lane):
         return self._run(batch, binding, 0, rows, session)
 
     def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        if not session.on_cpu:
+            return self._run_unbound(batch, first, rows, session)
         return self._run(batch, self._bind(batch, first, rows, session), first, rows, session)
 
+    def _run_unbound(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        """The way on a device: there, ONNX Runtime copies an input when it is bound, so that no binding can be kept."""
+        inputs = self._inputs(batch, self._part(first, rows))
+        return pack_outputs(session.run_arrays(inputs), self._whole(rows), self.signature)
+
+    def _part(self, first: int, rows: int) -> Any:
+        """The index of rows in the buffers, which takes the leading dimension off where the model has no batch."""
+        return slice(first, first + rows) if self.signature.batched else (0, ...)  # of a scalar too, an array
+
+    def _inputs(self, batch: Batch, part: Any) -> dict[int, npt.NDArray[Any]]:
+        return {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
+
     def _bind(self, batch: Batch, first: int, rows: int, session: ModelSession) -> onnxruntime.IOBinding:
-        """Rows of the buffers, without the leading dimension where the model has no batch."""
-        part: Any = slice(first, first + rows) if self.signature.batched else 0
-        inputs = {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
-        return session.bind(inputs, batch.outputs and [array[part] for array in batch.outputs])
+        part = self._part(first, rows)
+        return session.bind(self._inputs(batch, part), batch.outputs and [array[part] for array in batch.outputs])
 
     def _run(
         self, batch: Batch, binding: onnxruntime.IOBinding, first: int, rows: int, session: ModelSession
@@ -183,7 +200,7 @@ class PackedLane(Lane):
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 class GatheredLane(Lane):
@@ -194,11 +211,13 @@ class GatheredLane(Lane):
 
     def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
         # By row: workers append their pieces without a lock, after the rows were reserved in some other order.
-        pieces = [arrays for _, arrays in sorted(batch.pieces, key=lambda piece: piece[0])]
+        pieces = [arrays for _, _, arrays in sorted(batch.pieces, key=lambda piece: piece[0])]
         return self._run(pieces, batch.rows, session)
 
     def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
-        return self._run([arrays for row, arrays in batch.pieces if row == first], rows, session)
+        # Requests without rows begin where the next one does.
+        pieces = [arrays for start, count, arrays in batch.pieces if (start, count) == (first, rows)]
+        return self._run(pieces[:1], rows, session)
 
     def _run(self, pieces: list[Sequence[npt.NDArray[Any]]], rows: int, session: ModelSession) -> Outputs:
         inputs: dict[int, npt.NDArray[Any]] = {}

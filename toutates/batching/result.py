@@ -44,11 +44,25 @@ class Outputs:
         row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
         row_shapes: shape of a row of each output, as ONNX Runtime has it. The same object for every run of a lane whose
             output shapes are known beforehand, so that what was derived from it can be found by identity.
+        in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
     """
 
-    data: tuple[bytes | memoryview | npt.NDArray[np.object_], ...]
+    data: tuple[bytes | memoryview | npt.NDArray[Any], ...]
     row_bytes: tuple[int, ...]
     row_shapes: tuple[tuple[int, ...], ...]
+    in_arrays: bool = False
+
+    def with_views(self) -> Outputs:
+        """The same with memoryviews in place of arrays of uint8.
+
+        Made by each worker for itself, and of an array object of its own: on free-threaded Python (3.14) the count of
+        the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
+        """
+        data = [
+            content[:].data if isinstance(content, np.ndarray) and content.dtype == np.uint8 else content
+            for content in self.data
+        ]
+        return Outputs(tuple(data), self.row_bytes, self.row_shapes)
 
 
 @dataclass(slots=True)
@@ -61,11 +75,21 @@ class Timing:
     done_ns: int
 
 
-@dataclass(slots=True)
 class BatchResult:
     """A batch's outcome for the requests of one worker: ``outputs``, or the ``error`` that all of them get."""
 
-    waiters: list[Waiter]
-    outputs: Outputs | None
-    error: RequestError | None
-    timing: Timing
+    __slots__ = ("_outputs", "error", "timing", "waiters")
+
+    def __init__(
+        self, waiters: list[Waiter], outputs: Outputs | None, error: RequestError | None, timing: Timing
+    ) -> None:
+        self.waiters = waiters
+        self.error = error
+        self.timing = timing
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """The outputs of the whole batch. To be read once, in the worker's own thread, see ``Outputs.with_views``."""
+        outputs = self._outputs
+        return outputs.with_views() if outputs is not None and outputs.in_arrays else outputs

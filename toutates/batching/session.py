@@ -18,9 +18,10 @@ from toutates.batching.result import Outputs
 from toutates.errors import ExecutionFailed, ModelLoadError
 from toutates.protocol.signature import Signature
 
-__all__ = ["ModelSession", "SessionOptions", "execution_failure", "load_session"]
+__all__ = ["ModelSession", "Provider", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
 
-Provider = str | tuple[str, dict[str, str]]
+#: Name of an execution provider, as ONNX Runtime has it, and its options.
+Provider = tuple[str, dict[str, str]]
 
 #: Outputs above it are sent from the memory ONNX Runtime gave them, instead of being copied once more.
 LARGE_OUTPUT_BYTES: Final = 65_536
@@ -37,7 +38,7 @@ class SessionOptions:
         inter_threads: threads across operators.
     """
 
-    providers: tuple[Provider, ...] = ("CPUExecutionProvider",)
+    providers: tuple[Provider, ...] = (("CPUExecutionProvider", {}),)
     custom_op_libraries: tuple[Path, ...] = ()
     intra_threads: int = 1
     inter_threads: int = 1
@@ -69,10 +70,43 @@ def load_session(
     try:
         for library in options.custom_op_libraries:
             session_options.register_custom_ops_library(str(library))
-        return onnxruntime.InferenceSession(str(model_path), session_options, providers=list(options.providers))
+        session = _new_session(str(model_path), session_options, options.providers)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of its own
         raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {_first_lines(error)}") from error
+    missing = _missing(session, options.providers)
+    if missing:
+        raise ModelLoadError(missing)
+    return session
 
+
+def provider_problem(providers: Sequence[Provider]) -> str:
+    """Why a session cannot be made with these execution providers; empty if it can. Blocks while a device starts."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return _missing(_new_session(_TINY_MODEL, options, providers), providers)
+    except Exception as error:
+        return _first_lines(error)
+
+
+def _new_session(
+    model: str | bytes, options: onnxruntime.SessionOptions, providers: Sequence[Provider]
+) -> onnxruntime.InferenceSession:
+    # Without its fallback, which prints to stdout and goes on with the CPU, at loading and in the middle of a run.
+    return onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
+
+
+def _missing(session: onnxruntime.InferenceSession, providers: Sequence[Provider]) -> str:
+    """ONNX Runtime logs that a provider's libraries cannot be loaded, and goes on with the others; we do not."""
+    missing = [name for name, _ in providers if name not in session.get_providers()]
+    return f"onnxruntime could not start {', '.join(missing)}; its messages above say why" if missing else ""
+
+
+#: An ONNX file: y = Identity(x), one float; of opset 13, which every ONNX Runtime since 1.8 reads.
+_TINY_MODEL: Final = bytes.fromhex(
+    "08073a370a100a017812017922084964656e746974791201675a0f0a0178120a"
+    "0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
 
 _ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
 
@@ -83,7 +117,7 @@ def _first_lines(error: Exception) -> str:
 
 def execution_failure(error: Exception) -> ExecutionFailed:
     """ONNX Runtime's exception in Triton's words: ``onnx runtime error N: <text>``."""
-    text = _first_lines(error)
+    text = _first_lines(error).removeprefix("Error in execution: ")  # which the Python interface adds
     match = _ERROR_CODE.search(text)
     return ExecutionFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
 
@@ -106,6 +140,8 @@ class ModelSession:
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
         self.started_ns = 0
         self.ended_ns = 0
+        #: whether every operator runs on the CPU: only then may buffers be bound beforehand
+        self.on_cpu = session.get_providers() == ["CPUExecutionProvider"]
         self._output_names = [tensor.name for tensor in signature.outputs]
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
@@ -230,7 +266,8 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, signature
     Raises:
         ExecutionFailed: an output does not have one row per row of the batch.
     """
-    data: list[bytes | memoryview | npt.NDArray[np.object_]] = []
+    data: list[bytes | npt.NDArray[Any]] = []
+    in_arrays = False
     row_bytes: list[int] = []
     row_shapes: list[tuple[int, ...]] = []
     for array, tensor in zip(arrays, signature.outputs, strict=True):
@@ -244,7 +281,8 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, signature
             row_bytes.append(0)
             continue
         row_bytes.append(array.nbytes // (rows or 1))
-        # A view keeps ONNX Runtime's memory alive until the response is sent, which a small output is not worth.
+        # A large output keeps ONNX Runtime's memory until the response is sent, which a small one is not worth.
         large = array.nbytes > LARGE_OUTPUT_BYTES
-        data.append(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if large else array.tobytes())
-    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes))
+        data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
+        in_arrays |= large
+    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays)

@@ -51,11 +51,15 @@ class Occupancy:
         in_flight: batches open, sealed or running.
         capacity: the most there can be.
         idle_executors: executors that wait for a batch.
+        lanes: shapes of rows that have a lane.
+        spare_bytes: memory of batches that wait to be used again.
     """
 
     in_flight: int
     capacity: int
     idle_executors: int
+    lanes: int
+    spare_bytes: int
 
 
 @dataclass(slots=True)
@@ -103,14 +107,20 @@ class SuperTensor:
         with self.lock:
             lane = self._lanes.get(row_shapes)
             if lane is None:
-                lane = self._lanes[row_shapes] = self._make_lane(row_shapes)
-                if len(self._lanes) > MAX_LANES:
-                    _, forgotten = self._lanes.popitem(last=False)
-                    self._spare_bytes -= forgotten.batch_bytes * len(forgotten.spare)
-                    forgotten.spare = []
+                lane = self._make_lane(row_shapes)
+                self._keep(lane)
             else:
                 self._lanes.move_to_end(row_shapes)
             return lane
+
+    def _keep(self, lane: Lane) -> None:
+        lane.kept = True
+        self._lanes[lane.row_shapes] = lane
+        if len(self._lanes) > MAX_LANES:
+            _, forgotten = self._lanes.popitem(last=False)
+            forgotten.kept = False
+            self._spare_bytes -= forgotten.batch_bytes * len(forgotten.spare)
+            forgotten.spare = []
 
     def _make_lane(self, row_shapes: RowShapes) -> Lane:
         for index, shape in row_shapes:
@@ -134,12 +144,12 @@ class SuperTensor:
             )
         if self._in_flight >= self.capacity:
             raise self._overloaded(lane)
-        self._in_flight += 1
         if lane.spare:
             batch = lane.spare.pop()
             self._spare_bytes -= lane.batch_bytes
         else:
             batch = lane.new_batch(self.workers)
+        self._in_flight += 1
         self.open_batches[lane] = batch
         return batch
 
@@ -175,11 +185,14 @@ class SuperTensor:
         with self.lock:
             for batch in batches:
                 batch.busy -= 1
-            while self._idle:
-                batch_or_none = self._next(seal_busy=True)
-                if batch_or_none is None:
-                    return
-                self._idle.pop().put(batch_or_none)
+            self._wake_executors()
+
+    def _wake_executors(self) -> None:
+        while self._idle:
+            batch = self._next(seal_busy=True)
+            if batch is None:
+                return
+            self._idle.pop().put(batch)
 
     # --- batches out -------------------------------------------------------------------------------------------------
 
@@ -213,8 +226,11 @@ class SuperTensor:
         batch.pieces = []
         with self.lock:
             self._in_flight -= 1
-            if self._lanes.get(lane.row_shapes) is lane and lane.batch_bytes <= MAX_SPARE_BYTES:
-                self._make_room_for_spare(lane)
+            if not lane.kept and lane.row_shapes not in self._lanes:
+                self._keep(lane)  # forgotten for not being looked up, and yet in use: plans look a lane up only once
+            if lane.kept and lane.batch_bytes <= MAX_SPARE_BYTES:
+                if self._spare_bytes + lane.batch_bytes > MAX_SPARE_BYTES:
+                    self._make_room_for_spare(lane)
                 lane.spare.append(batch)
                 self._spare_bytes += lane.batch_bytes
             if self._closed and not self._in_flight:
@@ -233,6 +249,8 @@ class SuperTensor:
         """Hand a batch's outcome to every worker that has rows in it."""
         for worker, own in enumerate(waiters):
             if own:
+                # Read without the lock while another worker may add itself: a dict takes that on every build of
+                # CPython, and a worker is there before its first rows are.
                 self._submitters[worker].finish(BatchResult(own, outputs, error, timing))
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -247,10 +265,20 @@ class SuperTensor:
         submitter = self._submitters[worker] = Submitter(self, worker, finish, at_round_end)
         return submitter
 
-    def close(self) -> None:
-        """Take no more rows; executors end once what is in flight has run."""
+    def close(self, *, workers_ended: bool = False) -> None:
+        """Take no more rows; executors end once what is in flight has run.
+
+        Args:
+            workers_ended: no worker's thread is left. Rows that one of them reserved and did not come to commit, because
+                it failed or was stopped in the middle of a round, are then committed in its place: nobody waits for
+                them, and without this the executors would, for ever.
+        """
         with self.lock:
             self._closed = True
+            if workers_ended:
+                for batch in (*self._sealed, *self.open_batches.values()):
+                    batch.busy = 0
+                self._wake_executors()
             if not self._in_flight:
                 self._dismiss_executors()
 
@@ -261,7 +289,9 @@ class SuperTensor:
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""
         with self.lock:
-            return Occupancy(self._in_flight, self.capacity, len(self._idle))
+            return Occupancy(
+                self._in_flight, self.capacity, len(self._idle), len(self._lanes), self._spare_bytes
+            )
 
 
 class Submitter:
@@ -310,36 +340,48 @@ class Submitter:
         # The short way, for rows that fit whole: one hold of the lock, one copy per input.
         with self._lock:
             batch = self._open.get(lane)
-            if batch is None:
-                batch = self._supertensor.open_batch(lane)
-            first = batch.rows
+            first = batch.rows if batch is not None else 0
             end = first + rows
             fits = end <= lane.batch_rows
             if fits:
+                if batch is None:
+                    batch = self._supertensor.open_batch(lane)
                 self._reserve(batch, end)
-        if not fits:
-            for part in self._reserve_parts(lane, rows, ticket):
-                self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
-            self._after_adding(full=True)
+        if batch is None or not fits:
+            self._add_split(lane, rows, ticket, buffer, spans)
             return
-        if len(spans) == 2:
-            row_bytes = lane.row_bytes[0]
-            view = batch.views[self._worker][0]
-            view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
-        else:
-            self._copy(batch, lane, first, rows, buffer, spans, 0)
+        try:
+            if len(spans) == 2:
+                row_bytes = lane.row_bytes[0]
+                view = batch.views[self._worker][0]
+                view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
+            else:
+                self._copy(batch, lane, first, rows, buffer, spans, 0)
+        except BaseException:
+            self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
+            raise
         batch.waiters[self._worker].append((ticket, first, rows, None))
         if not self._commit_asked or end == lane.batch_rows:
             self._after_adding(full=end == lane.batch_rows)
 
+    def _add_split(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        try:
+            for part in self._reserve_parts(lane, rows, ticket):
+                self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
+        finally:
+            self._after_adding(full=True)
+
     def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
-        for part in self._reserve_parts(lane, rows, ticket):
-            # Appended without the lock: a list takes appends of several threads on every build of CPython.
-            whole = part.rows == rows
-            rows_of_part = slice(part.offset, part.offset + part.rows)
-            part.batch.pieces.append((part.first, arrays if whole else [array[rows_of_part] for array in arrays]))
-        self._after_adding(full=True)
+        try:
+            for part in self._reserve_parts(lane, rows, ticket):
+                # Appended without the lock: a list takes appends of several threads on every build of CPython.
+                whole = part.rows == rows
+                rows_of_part = slice(part.offset, part.offset + part.rows)
+                own = arrays if whole else [array[rows_of_part] for array in arrays]
+                part.batch.pieces.append((part.first, part.rows, own))
+        finally:
+            self._after_adding(full=True)
 
     def commit(self) -> None:
         """The rows added so far are written; executors may have them."""
@@ -352,7 +394,11 @@ class Submitter:
         self.commit()
 
     def _after_adding(self, *, full: bool) -> None:
-        """See that the rows get committed: at the round's end, or now if a batch is full and could run meanwhile."""
+        """See that the rows get committed: at the round's end, or now if a batch is full and could run meanwhile.
+
+        ``batch.rows`` is read without the lock. This worker's own rows are in it; what another one adds at this moment
+        may be missed, and then the batch waits for the end of the round.
+        """
         if full and any(batch.rows >= batch.lane.batch_rows for batch in self._touched):
             self.commit()
         if not self._commit_asked and self._touched:

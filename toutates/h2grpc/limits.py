@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, DEFAULT_WINDOW, LARGEST_MAX_FRAME_SIZE, MAX_WINDOW
+from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, DEFAULT_WINDOW, LARGEST_MAX_FRAME_SIZE, MAX_WINDOW, PREFACE
 
 __all__ = ["Limits"]
 
@@ -58,6 +58,14 @@ class Limits:
             "stream_window": (DEFAULT_WINDOW, MAX_WINDOW),
             "connection_window": (DEFAULT_WINDOW, MAX_WINDOW),
             "max_message_size": (1, 2**31 - 1),
+            "max_header_list_size": (1, MIB),
+            "max_header_block_size": (1, MIB),
+            "max_continuations": (0, 1_000),
+            "header_memory_entries": (1, 1_000_000),
+            "closed_stream_memory": (1, 1_000_000),
+            "max_preface_bytes": (len(PREFACE), MIB),
+            "max_queued_bytes": (1, 2**63 - 1),
+            "max_unsent_bytes": (0, 2**63 - 1),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)

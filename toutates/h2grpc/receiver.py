@@ -182,7 +182,8 @@ class Receiver(Sender):
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, "a trailer section must end the stream")
         if malformed:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, malformed)
-        self._end_request(self.streams[stream_id], events)
+        self._half_close(self.streams[stream_id])
+        self._complete_request(self.streams[stream_id], events)
 
     def _max_streams(self) -> int:
         """How many streams the peer may have open now: none more while it leaves too many responses queued."""
@@ -206,7 +207,8 @@ class Receiver(Sender):
         if head.method is not None and head.method.unary is None:
             events.append(StreamOpened(call))
         if flags & END_STREAM:
-            self._end_request(call, events)
+            self._half_close(call)
+            self._complete_request(call, events)
         elif head.error is not None:
             call.fail(head.error.status, head.error.text, head.error.metadata)
 
@@ -231,12 +233,14 @@ class Receiver(Sender):
         announced = call.head.content_length
         if announced is not None and call.received > announced:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, "DATA exceeds content-length")
+        if flags & END_STREAM:
+            self._half_close(call)
         if call.head.method is not None and call.open:
             self._assemble(call, body, events)
         if stream_id not in self.streams:
             return  # answered with an error, which closed it
         if flags & END_STREAM:
-            self._end_request(call, events)
+            self._complete_request(call, events)
         else:
             self._return_stream_window(call)
 
@@ -261,12 +265,15 @@ class Receiver(Sender):
             call.fail(error.status, error.text, error.metadata)
             cancel_stream(call, events)
 
-    def _end_request(self, call: Call, events: list[Event]) -> None:
-        """The peer's END_STREAM: a unary request is complete, a stream half-closed."""
-        head = call.head
-        if head.content_length is not None and head.content_length != call.received:
+    def _half_close(self, call: Call) -> None:
+        """The peer's END_STREAM."""
+        if call.head.content_length is not None and call.head.content_length != call.received:
             raise StreamFault(call.stream_id, ErrorCodes.PROTOCOL_ERROR, "DATA is less than content-length")
         call.state = TRANSITIONS[call.state][Input.RECV_END_STREAM][1]
+
+    def _complete_request(self, call: Call, events: list[Event]) -> None:
+        """All of a half-closed stream's request is here: judge it, and hand it on."""
+        head = call.head
         if not call.open:
             return
         if head.not_grpc:

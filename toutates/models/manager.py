@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
@@ -20,7 +19,7 @@ from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ModelLoadError, ToutatesError
 from toutates.models.describe import model_config
-from toutates.models.repository import ModelFolder, VersionFolder, scan
+from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.settings import CONFIG_NAME, ModelSettings, check_allocator, load_settings
 from toutates.models.signature_reader import read_signature
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
@@ -39,15 +38,11 @@ class LoadOptions:
     """What every model is loaded with.
 
     Attributes:
-        repository: the local directory.
-        only: names of the models to load; None for all.
         sessions: how ONNX Runtime's sessions are made.
         workers: how many workers will serve.
         is_wanted: whether anybody still waits for a ticket, see ``Executor``.
     """
 
-    repository: Path
-    only: Collection[str] | None
     sessions: SessionOptions
     workers: int
     is_wanted: Callable[[object], bool]
@@ -73,16 +68,15 @@ class ModelManager:
         #: ONNX Runtime optimises graphs on all cores it can get; two at once already fill small machines
         self._loader_threads = trio.CapacityLimiter(2)
 
-    async def load_all(self, on_progress: Callable[[int, int, str], None]) -> None:
+    async def load_all(self, folders: Sequence[ModelFolder], on_progress: Callable[[int, int, str], None]) -> None:
         """Load every version of the repository; a broken one is entered in the table with its reason.
 
-        Args:
-            on_progress: called with versions done, versions in all, and the version done last.
+        Cancelled, it waits for the versions that ONNX Runtime is busy with, and leaves the table as it was.
 
-        Raises:
-            ConfigurationError: the repository as a whole cannot be used.
+        Args:
+            folders: what ``repository.scan`` has found.
+            on_progress: called with versions done, versions in all, and the version done last.
         """
-        folders = scan(self._options.repository, self._options.only)
         for folder in folders:
             for warning in folder.warnings:
                 logger.warning("%s", warning)
@@ -121,7 +115,7 @@ class ModelManager:
             return self._failed(model, version, f"{type(error).__name__}: {error}")
         self._supertensors.append(served.supertensor)
         if self._stopped:
-            served.supertensor.close()
+            served.supertensor.close(workers_ended=True)
         for number, session in enumerate(sessions):
             executor = Executor(
                 served.supertensor,
@@ -149,16 +143,18 @@ class ModelManager:
         source = version.path / CONFIG_NAME
         options = self._options.sessions
         profiling = settings.profiling
-        prefix = profiling.file_prefix if profiling is not None else None
-        first = load_session(version.model_path, options, profile_prefix=prefix)
+        # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
+        prefixes = [
+            f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
+            for number in range(settings.num_executors)
+        ]
+        first = load_session(version.model_path, options, profile_prefix=prefixes[0])
         check_allocator(settings, first.get_providers(), source)
         signature = read_signature(first, settings, source=source)
         datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
         if {"BF16", "BYTES"} <= datatypes:
             raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
-        others = [
-            load_session(version.model_path, options, profile_prefix=prefix) for _ in range(settings.num_executors - 1)
-        ]
+        others = [load_session(version.model_path, options, profile_prefix=prefix) for prefix in prefixes[1:]]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         sessions = [ModelSession(session, signature, profile_batches=profile_batches) for session in (first, *others)]
         return self._describe(model, version.number, settings, signature, sessions, first.get_providers()), sessions
@@ -192,7 +188,7 @@ class ModelManager:
         )
 
     def stop(self) -> None:
-        """Refuse new rows; executors end once what is in flight has run."""
+        """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
         self._stopped = True
         for supertensor in self._supertensors:
-            supertensor.close()
+            supertensor.close(workers_ended=True)

@@ -19,7 +19,7 @@ from toutates.errors import ConfigurationError
 
 __all__ = ["NULL", "Null", "YamlValue", "read_mapping", "shown"]
 
-_MAX_FILE_BYTES: Final = 2**20  # a thousand times what a real file holds; PyYAML needs some seconds for a mebibyte
+_MAX_FILE_BYTES: Final = 2**16  # a hundred times what a real file holds; PyYAML takes half a second for the worst one
 
 _MAX_SHOWN: Final = 80  # characters
 

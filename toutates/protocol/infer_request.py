@@ -1,9 +1,9 @@
-"""Reading a ModelInferRequest: the specialised scan for every request, and the full validation for new kinds of request.
+"""Reading a ModelInferRequest: the specialised scan of every request, and the full validation of new kinds of request.
 
 A client's requests differ only in ``id`` and ``raw_input_contents``; everything else (model, version, inputs, requested
-outputs, parameters) is the same bytes each time. ``scan`` walks the top-level fields and separates the two: the constant
-bytes make the key under which a validated plan is found, the others are spans of the received buffer. Parsing with
-protobuf costs ten times as much and copies every tensor.
+outputs, parameters) is the same bytes each time. ``scan`` walks the top-level fields and separates the two: the
+constant bytes make the key under which a validated plan is found, the others are spans of the received buffer. Parsing
+with protobuf costs ten times as much and copies every tensor.
 
 ``validate`` is what a key goes through once, in the order and with the texts of Triton, since clients compare both.
 """
@@ -64,6 +64,9 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
                 if identifier:
                     return None  # the last one would count
                 identifier = buffer[field_at:at]
+                # It goes back as it is, and a client cannot read a response with a string that is not UTF-8.
+                if not identifier.isascii() and not _is_utf8(buffer[start:at]):
+                    return None
             elif tag in _OTHER_TAGS:
                 continue
             else:
@@ -78,6 +81,14 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
     if constant_from < at:
         constant.append(buffer[constant_from:at])
     return (constant[0] if len(constant) == 1 else b"".join(constant)), identifier, spans
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _long_varint(buffer: bytes, at: int) -> tuple[int, int]:
@@ -195,8 +206,10 @@ def _check_priority(parameter: InferParameter, kind: str | None) -> None:
 def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[int | None]:
     """For each input as sent, which raw content holds it; None for typed contents."""
     sources: list[int | None] = []
+    names: set[str] = set()
     next_raw = 0
     for tensor in request.inputs:
+        _declare("input", tensor.name, names, request.id)
         if _shared_memory_region(tensor.name, tensor.parameters) is not None:
             if tensor.HasField("contents"):
                 raise InvalidRequest(
@@ -221,6 +234,13 @@ def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[i
                 f"unable to find data for input tensor '{tensor.name}' for model '{model}' in request."
             )
     return sources
+
+
+def _declare(kind: str, name: str, names: set[str], identifier: str) -> None:
+    """Enter a tensor of the request into the ``names`` seen before it."""
+    if name in names:
+        raise InvalidRequest(f"{request_prefix(identifier)}{kind} '{name}' already exists in request")
+    names.add(name)
 
 
 def _shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
@@ -251,7 +271,9 @@ def _shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter])
 def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
     """Output name -> number of classes, for the outputs that ask for classification."""
     classes: dict[str, int] = {}
+    names: set[str] = set()
     for output in request.outputs:
+        _declare("output", output.name, names, request.id)
         region = _shared_memory_region(output.name, output.parameters)
         parameter = output.parameters.get("classification")
         if parameter is not None:
@@ -284,7 +306,10 @@ def _name_list(names: Sequence[str]) -> str:
 
 
 class _Validator:
-    """Section by section what Triton's core checks once a request is complete. Several wrong inputs: the last is named."""
+    """Section by section what Triton's core checks once a request is complete.
+
+    Of several wrong inputs the last is named.
+    """
 
     def __init__(
         self,
@@ -308,14 +333,17 @@ class _Validator:
         return InvalidRequest(request_prefix(self._request.id) + text)
 
     def validated(self) -> ValidatedRequest:
-        self._check_duplicates()
         outputs = self._requested_outputs()
         self._check_names()
         rows = self._read_rows()
         positions = {tensor.name: at for at, tensor in enumerate(self._request.inputs)}
         for tensor in reversed(self._request.inputs):
             self._check_tensor(tensor, rows)
-        given = [(index, positions[spec.name]) for index, spec in enumerate(self._signature.inputs) if spec.name in positions]
+        given = [
+            (index, positions[spec.name])
+            for index, spec in enumerate(self._signature.inputs)
+            if spec.name in positions
+        ]
         shapes = [self._row_shape(self._request.inputs[at], self._signature.inputs[index]) for index, at in given]
         sizes = [self._expected_bytes(self._request.inputs[at], rows) for _, at in given]
         for index, at in reversed(given):
@@ -330,13 +358,6 @@ class _Validator:
             outputs=outputs,
             classes=self._checked_classes(),
         )
-
-    def _check_duplicates(self) -> None:
-        for kind, tensors in (("input", self._request.inputs), ("output", self._request.outputs)):
-            names = [tensor.name for tensor in tensors]
-            for at, name in enumerate(names):
-                if name in names[:at]:
-                    raise self._error(f"{kind} '{name}' already exists in request")
 
     def _requested_outputs(self) -> tuple[int, ...]:
         names = [output.name for output in self._request.outputs] or list(self._outputs)
@@ -407,7 +428,8 @@ class _Validator:
                 f"unexpected shape for input '{tensor.name}' for model '{self._model}'. "
                 f"Expected {_shape_text(expected)}, got {_shape_text(shape)}. {note if self._signature.batched else ''}"
             )
-        if prod(shape) * max(spec.datatype.size, 1) > _MAX_BYTES:
+        # A dimension of 0 does not help: NumPy and ONNX Runtime multiply the others.
+        if prod(size for size in shape if size) * spec.datatype.numpy.itemsize > _MAX_BYTES:
             raise self._error(f"byte size for tensor '{tensor.name}' exceeds maximum size of {_MAX_BYTES}")
 
     def _row_shape(self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec) -> tuple[int, ...]:

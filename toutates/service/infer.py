@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from toutates.batching.lane import PackedLane
 from toutates.batching.result import BatchResult, Outputs, Split
 from toutates.batching.supertensor import Submitter
-from toutates.errors import RequestError
+from toutates.errors import ExecutionFailed, InvalidRequest, Overloaded, RequestError
 from toutates.h2grpc import Buffer, Call, GrpcError, Status, Worker
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import (
@@ -43,6 +44,8 @@ Ticket = tuple[Call, Plan, bytes, int]
 MAX_PLANS: Final = 1_024
 #: Longer keys are not remembered: names and shapes need a few hundred bytes.
 MAX_KEY_BYTES: Final = 4_096
+#: gRPC's own limit for a message.
+MAX_RESPONSE_BYTES: Final = 2**31 - 1
 
 
 def is_wanted(ticket: Any) -> bool:
@@ -103,7 +106,7 @@ class InferService:
                 plan.packed, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans
             )
         except RequestError as error:
-            raise as_grpc_error(error) from None
+            raise _as_refusal(error, id_field) from None
 
     # --- requests, the long way --------------------------------------------------------------------------------------
 
@@ -122,7 +125,7 @@ class InferService:
             self._infer_the_long_way(call, b"")
             return
         assert plan.packed is not None
-        with _request_errors_as_statuses():
+        with _refusals_as_statuses(id_field):
             plan.submitter.add_packed(
                 plan.packed, plan.rows, (call, plan, id_field, self._worker.now_ns), call.buffer, ordered
             )
@@ -166,7 +169,7 @@ class InferService:
             raw = typed_contents_to_raw(
                 tensors[spec.name].contents, spec.datatype, tensor=spec.name, model=version.model
             )
-            if size is not None and len(raw) != size:
+            if size is not None and (len(raw) != size or (validated.rows == 0 and raw)):
                 raise size_mismatch(request.id, spec.name, version.model, size, len(raw))
             contents.append(raw)
         return contents
@@ -180,9 +183,12 @@ class InferService:
                 spans += (at, at + len(content))
                 at += len(content)
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
-            plan.submitter.add_packed(plan.lane, plan.rows, ticket, buffer, spans)
+            with _refusals_as_statuses(id_field):
+                plan.submitter.add_packed(plan.lane, plan.rows, ticket, buffer, spans)
         else:
-            plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, _arrays(plan, contents, identifier))
+            arrays = _arrays(plan, contents, identifier)
+            with _refusals_as_statuses(id_field):
+                plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, arrays)
 
     def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
         """A kind of request that is known, and whose inputs are arrays."""
@@ -208,22 +214,23 @@ class InferService:
         if outputs is None:
             self._fail(version, result)
             return
-        answered = cancelled = arrivals = rows_answered = 0
+        answered = arrivals = rows_answered = 0
         data = outputs.data
         row_bytes = outputs.row_bytes
         row_shapes = outputs.row_shapes
         for (call, plan, id_field, arrival), first, rows, part in result.waiters:
             if not call.open:
-                cancelled += 1
+                self._count_cancelled(version, arrival, part)
                 continue
             if part is not None:
-                if not self._join(plan, call, id_field, outputs, first, rows, part):
+                if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
                     continue
                 rows = plan.rows
             else:
                 template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
                 if template is None:
-                    self._write(plan, call, id_field, outputs, first, rows)
+                    if not self._write((call, plan, id_field, arrival), outputs, first, rows):
+                        continue
                 elif template.single >= 0:
                     start = first * row_bytes[template.single]
                     content = data[template.single][start : start + template.single_size]
@@ -239,7 +246,6 @@ class InferService:
             answered += 1
             rows_answered += rows
             arrivals += arrival
-        version.counters.workers[self._number].cancel += cancelled
         if answered:
             self._count(version, result, answered, rows_answered, arrivals)
 
@@ -258,21 +264,26 @@ class InferService:
 
     def _fail(self, version: ServedVersion, result: BatchResult) -> None:
         assert result.error is not None
-        counters = version.counters.workers[self._number]
-        now_ns = time.monotonic_ns()
-        for (call, _, _, arrival), _, _, part in result.waiters:
-            if part is not None:
-                part[0].left -= 1
+        for (call, plan, _, arrival), _, _, part in result.waiters:
             if not call.open:
-                counters.cancel += 1
+                self._count_cancelled(version, arrival, part)
                 continue
-            call.fail(STATUSES[type(result.error)], str(result.error))
-            counters.fail += 1
-            counters.fail_ns += now_ns - arrival
+            if part is not None:
+                part[0].error = result.error
+            _fail_one(call, plan, arrival, result.error)
 
-    def _join(
-        self, plan: Plan, call: Call, id_field: bytes, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]
-    ) -> bool:
+    def _count_cancelled(self, version: ServedVersion, arrival: int, part: tuple[Split, int] | None) -> None:
+        """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""
+        if part is not None:
+            split = part[0]
+            split.left -= 1
+            if split.left or split.error is not None:
+                return
+        counters = version.counters.workers[self._number]
+        counters.cancel += 1
+        counters.fail_ns += time.monotonic_ns() - arrival
+
+    def _join(self, ticket: Ticket, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
         """One part of a split request has run; whether it was the last, and the response is written."""
         split, index = part
         split.parts[index] = (outputs, first, rows)
@@ -280,28 +291,33 @@ class InferService:
         if split.left:
             return False
         parts = [part_of for part_of in split.parts if part_of is not None]
+        plan = ticket[1]
+        row_shapes = parts[0][0].row_shapes
+        if any(part_outputs.row_shapes != row_shapes for part_outputs, _, _ in parts):
+            error = ExecutionFailed(
+                f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
+                f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
+            )
+            _fail_one(ticket[0], plan, ticket[3], error)
+            return False
         batched = plan.version.signature.batched
         contents = [
             [_rows_of(part_outputs, output, at, count, batched) for part_outputs, at, count in parts]
             for output in plan.request.outputs
         ]
-        self._write_contents(plan, call, id_field, contents, parts[0][0].row_shapes)
-        return True
+        return self._write_contents(ticket, contents, row_shapes)
 
-    def _write(self, plan: Plan, call: Call, id_field: bytes, outputs: Outputs, first: int, rows: int) -> None:
-        """Answer with outputs that no template fits: BYTES, and classes."""
+    def _write(self, ticket: Ticket, outputs: Outputs, first: int, rows: int) -> bool:
+        """Answer with outputs that no template fits: BYTES, and classes. Returns whether that was possible."""
+        plan = ticket[1]
         batched = plan.version.signature.batched
         contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
-        self._write_contents(plan, call, id_field, contents, outputs.row_shapes)
+        return self._write_contents(ticket, contents, outputs.row_shapes)
 
     def _write_contents(
-        self,
-        plan: Plan,
-        call: Call,
-        id_field: bytes,
-        contents: list[list[Any]],
-        row_shapes: tuple[tuple[int, ...], ...],
-    ) -> None:
+        self, ticket: Ticket, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
+    ) -> bool:
+        call, plan, id_field, arrival = ticket
         tensors: list[WireTensor] = []
         raws: list[bytes | memoryview] = []
         try:
@@ -310,12 +326,24 @@ class InferService:
                 tensor, raw = _wire_output(plan, index, tensor, pieces)
                 tensors.append(tensor)
                 raws.append(raw)
+            version = plan.version
+            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws)
+            length = sum(map(len, pieces_out))
+            if length > MAX_RESPONSE_BYTES:
+                raise InvalidRequest(
+                    f"Response has byte size {length} which exceeds gRPC's byte size limit {MAX_RESPONSE_BYTES}."
+                )
         except RequestError as error:
-            call.fail(STATUSES[type(error)], str(error))
-            return
-        version = plan.version
-        pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws)
-        call.reply_parts(pieces_out, sum(map(len, pieces_out)))
+            _fail_one(call, plan, arrival, error)
+            return False
+        call.reply_parts(pieces_out, length)
+        return True
+
+
+def _fail_one(call: Call, plan: Plan, arrival: int, error: RequestError) -> None:
+    call.fail(STATUSES[type(error)], str(error))
+    plan.counters.fail += 1
+    plan.counters.fail_ns += time.monotonic_ns() - arrival
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:
@@ -334,6 +362,20 @@ def _request_errors_as_statuses() -> Iterator[None]:
         yield
     except RequestError as error:
         raise as_grpc_error(error) from None
+
+
+@contextmanager
+def _refusals_as_statuses(id_field: bytes) -> Iterator[None]:
+    try:
+        yield
+    except RequestError as error:
+        raise _as_refusal(error, id_field) from None
+
+
+def _as_refusal(error: RequestError, id_field: bytes) -> GrpcError:
+    """What a SuperTensor, which knows no ids, refuses. Triton names the request but where its queue is full."""
+    prefix = "" if isinstance(error, Overloaded) else request_prefix(_identifier(id_field))
+    return GrpcError(STATUSES[type(error)], prefix + str(error))
 
 
 def _identifier(id_field: bytes) -> str:
@@ -360,11 +402,8 @@ def _array(
     if spec.datatype.size:
         # Copied, because the received buffer is neither aligned nor ours to keep.
         return np.frombuffer(content, spec.datatype.numpy).reshape(shape).copy()
-    count = 1
-    for size in shape:
-        count *= size
     try:
-        elements = decode_bytes_tensor(bytes(content), count, tensor=spec.name, model=model)
+        elements = decode_bytes_tensor(bytes(content), prod(shape), tensor=spec.name, model=model)
         return to_ort_strings(elements, tensor=spec.name, model=model).reshape(shape)
     except RequestError as error:
         raise type(error)(request_prefix(identifier) + str(error)) from None
@@ -391,8 +430,11 @@ def _wire_output(
     if count is None:
         return tensor, raw
     batched = plan.version.signature.batched
-    rows = plan.rows if batched else 1
-    values = np.frombuffer(raw, spec.datatype.numpy).reshape(rows, -1)
+    # Not -1 for the number of values: where there are no rows, NumPy cannot tell.
+    shape = (plan.rows, prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
+    values = np.frombuffer(raw, spec.datatype.numpy).reshape(shape)
     classes = classify(values, count)
-    shape = classes.shape if batched else classes.shape[1:]
-    return WireTensor(tensor.name, "BYTES", tuple(shape)), encode_bytes_tensor(classes)
+    return (
+        WireTensor(tensor.name, "BYTES", classes.shape if batched else classes.shape[1:]),
+        encode_bytes_tensor(classes),
+    )

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from toutates.errors import ModelNotReady, UnknownModel
-from toutates.h2grpc import Call, GrpcError, Method, Status, UnaryHandler, Worker, method_table
+from toutates.h2grpc import (
+    Call,
+    GrpcError,
+    Method,
+    ServerStream,
+    Status,
+    StreamHandler,
+    UnaryHandler,
+    Worker,
+    method_table,
+)
 from toutates.models.describe import model_metadata
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
@@ -17,16 +27,16 @@ from toutates.service.repository_index import repository_index
 from toutates.service.statistics import model_statistics
 from toutates.service.unary import unary
 
-__all__ = ["EXTENSIONS", "NOT_OFFERED", "ServerIdentity", "build_methods"]
+__all__ = ["EXTENSIONS", "NOT_OFFERED", "NOT_OFFERED_STREAMS", "ServerIdentity", "build_methods"]
 
 SERVICE = "/inference.GRPCInferenceService/"
 
-#: What ServerMetadata lists: Triton's names, and only what is true. perf_analyzer reads statistics only if they are here.
+#: What ServerMetadata lists: Triton's names, and only what is true. Without ``statistics`` perf_analyzer reads none.
 EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
 
 #: RPCs of the protocol that are not offered, and what their callers are told.
+NOT_OFFERED_STREAMS = {"ModelStreamInfer": "streaming inference is not offered yet; use ModelInfer"}
 NOT_OFFERED = {
-    "ModelStreamInfer": "streaming inference is not offered yet; use ModelInfer",
     "RepositoryModelLoad": "loading models at run time is not offered yet; the repository is loaded at start",
     "RepositoryModelUnload": "unloading models at run time is not offered yet; the repository is loaded at start",
     "SystemSharedMemoryStatus": "shared memory is not offered yet; send tensors in the request",
@@ -105,6 +115,7 @@ def build_methods(
             Method(SERVICE + "ModelInfer", unary=infer.infer, compressible=True),
             *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
             *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
+            *(Method(SERVICE + name, stream=_not_offered_stream(text)) for name, text in NOT_OFFERED_STREAMS.items()),
             *health_methods(readiness),
         ]
     )
@@ -130,3 +141,11 @@ def _not_offered(text: str) -> UnaryHandler:
 
     return handle
 
+
+def _not_offered_stream(text: str) -> StreamHandler:
+    """Ends the call at once: its caller may wait for an answer before it sends more, or ends its side."""
+
+    async def handle(stream: ServerStream) -> None:
+        raise GrpcError(Status.UNIMPLEMENTED, text)
+
+    return handle

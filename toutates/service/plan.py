@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from toutates.batching.counters import WorkerCounters
 from toutates.batching.lane import GatheredLane, Lane, PackedLane
 from toutates.batching.result import Outputs
@@ -11,6 +13,9 @@ from toutates.protocol.infer_request import ValidatedRequest
 from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
 
 __all__ = ["Plan"]
+
+#: Far enough from the greatest size of a message for its other parts.
+MAX_TEMPLATED_BYTES: Final = 2**30
 
 
 class Plan:
@@ -82,10 +87,13 @@ class Plan:
     def template_for(self, outputs: Outputs) -> ResponseTemplate | None:
         """The template of a response cut from ``outputs``; None for those that have to be written out.
 
-        That is where a response holds BYTES, or classes in place of numbers.
+        That is where a response holds BYTES, or classes in place of numbers, or may be too large to be sent.
         """
         request = self.request
         if request.classes or any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
+            return None
+        sizes = [outputs.row_bytes[index] * self.rows for index in request.outputs]
+        if sum(sizes) > MAX_TEMPLATED_BYTES:
             return None
         self.shapes = outputs.row_shapes
         self.template = build_template(
@@ -93,6 +101,6 @@ class Plan:
             str(self.version.number),
             [self.wire_tensor(index, outputs.row_shapes[index], self.rows) for index in request.outputs],
             request.outputs,
-            [outputs.row_bytes[index] * self.rows for index in request.outputs],
+            sizes,
         )
         return self.template

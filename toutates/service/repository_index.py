@@ -25,14 +25,11 @@ def repository_index(table: ModelTable, request: RepositoryIndexRequest) -> Repo
             entries.append(
                 ModelIndex(name=model.name, state=ModelState.UNAVAILABLE.value, reason=f"Internal: {model.problem}")
             )
-        for version in model.versions.values():
-            if version.state is ModelState.READY or not request.ready:
-                entries.append(
-                    ModelIndex(
-                        name=model.name,
-                        version=str(version.number),
-                        state=version.state.value,
-                        reason=version.reason,
-                    )
-                )
+        entries += [
+            ModelIndex(
+                name=model.name, version=str(version.number), state=version.state.value, reason=version.reason
+            )
+            for version in model.versions.values()
+            if version.state is ModelState.READY or not request.ready
+        ]
     return RepositoryIndexResponse(models=entries)

@@ -55,7 +55,7 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
         execution_count=sum(batch.count for batch in batches.values()),
         inference_stats=InferStatistics(
             success=duration(requests.success_ns),
-            fail=duration(requests.fail_ns, requests.fail),
+            fail=duration(requests.fail_ns, requests.fail + requests.cancel),
             queue=duration(requests.queue_ns),
             compute_input=duration(requests.input_ns),
             compute_infer=duration(requests.infer_ns),

@@ -1,0 +1,271 @@
+"""ModelStatistics and RepositoryIndex, the RPCs that operators look at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.models import VERSIONS
+from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import (
+    SERVICE,
+    Tensor,
+    call,
+    channel_to,
+    grpc,
+    infer,
+    outputs_of,
+    pb,
+    refused,
+    request,
+    statistics_of,
+)
+
+STATISTICS = SERVICE + "ModelStatistics"
+INDEX = SERVICE + "RepositoryIndex"
+
+
+@pytest.fixture
+def channel(repository: Path, tmp_path: Path) -> Iterator[Any]:
+    """A server that nobody else uses."""
+    with running(repository, tmp_path) as process:
+        with channel_to(process.address) as channel:
+            yield channel
+        assert process.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def broken_server(broken_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running(broken_repository, tmp_path_factory.mktemp("server")) as process:
+        yield process
+        assert process.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def broken(broken_server: ServerProcess) -> Iterator[Any]:
+    """A connection to the server of which one model loads."""
+    with channel_to(broken_server.address) as channel:
+        yield channel
+
+
+def versioned(rows: int, version: str = "") -> Any:
+    return request("versions", Tensor.of("INPUT", "INT32", np.zeros((rows, 4))), model_version=version)
+
+
+# --- statistics
+
+
+def test_statistics_begin_at_zero_and_count_by_version(channel: Any) -> None:
+    for version in VERSIONS:
+        statistics = statistics_of(channel, "versions", str(version))
+        assert (statistics.name, statistics.version) == ("versions", str(version))
+        assert statistics.last_inference == statistics.inference_count == statistics.execution_count == 0
+        assert statistics.inference_stats.success.count == statistics.inference_stats.fail.count == 0
+        assert not statistics.batch_stats
+    before_ms = time.time_ns() // 1_000_000
+    for rows in (1, 3, 3, 100):
+        infer(channel, versioned(rows, "2"))
+    after_ms = time.time_ns() // 1_000_000
+    assert statistics_of(channel, "versions", "1").inference_count == 0
+    statistics = statistics_of(channel, "versions", "2")
+    assert before_ms <= statistics.last_inference <= after_ms
+    assert statistics.inference_count == 107
+    assert statistics.execution_count == 5  # 100 rows take two batches of 64
+    durations = statistics.inference_stats
+    assert durations.success.count == durations.queue.count == 4
+    assert durations.compute_input.count == durations.compute_infer.count == durations.compute_output.count == 4
+    assert durations.fail.count == durations.cache_hit.count == durations.cache_miss.count == 0
+    parts = (durations.queue, durations.compute_input, durations.compute_infer, durations.compute_output)
+    assert 0 < sum(part.ns for part in parts) <= durations.success.ns < 5_000_000_000
+    sizes = [(batch.batch_size, batch.compute_infer.count) for batch in statistics.batch_stats]
+    assert sizes == [(1, 1), (3, 2), (36, 1), (64, 1)]
+    for batch in statistics.batch_stats:
+        assert batch.compute_input.count == batch.compute_output.count == batch.compute_infer.count
+        assert batch.compute_infer.ns > 0
+    assert not statistics.memory_usage
+    assert not statistics.response_stats
+
+
+def test_statistics_count_one_inference_per_request_without_a_batch_dimension(channel: Any) -> None:
+    for _ in range(3):
+        infer(channel, request("fixed", Tensor.of("INPUT", "FP32", np.zeros((2, 3)))))
+    statistics = statistics_of(channel, "fixed")
+    assert (statistics.inference_count, statistics.execution_count) == (3, 3)
+    assert [(batch.batch_size, batch.compute_infer.count) for batch in statistics.batch_stats] == [(1, 3)]
+
+
+def test_statistics_count_what_fails_at_run_time_and_not_what_was_refused(channel: Any) -> None:
+    infer(channel, request("gather", Tensor.of("INPUT", "INT64", [[1]])))
+    refused(channel, request("gather", Tensor.of("INPUT", "INT64", [[99]])))
+    refused(channel, request("gather", Tensor.of("INPUT", "INT32", [[1]])))
+    statistics = statistics_of(channel, "gather")
+    assert statistics.inference_count == 1
+    assert statistics.inference_stats.success.count == 1
+    assert statistics.inference_stats.fail.count == 1
+    assert statistics.inference_stats.fail.ns > 0
+
+
+def test_each_request_of_a_batch_is_charged_the_whole_batch(channel: Any) -> None:
+    message = request("slow", Tensor.of("INPUT", "INT64", [[60]])).SerializeToString()
+    method = channel.unary_unary(SERVICE + "ModelInfer")
+    busy = method.future(message, timeout=20)
+    time.sleep(0.02)
+    futures = [method.future(message, timeout=20) for _ in range(2)]
+    for future in (busy, *futures):
+        future.result()
+    statistics = statistics_of(channel, "slow")
+    assert [(batch.batch_size, batch.compute_infer.count) for batch in statistics.batch_stats] == [(1, 1), (2, 1)]
+    one, two = (batch.compute_infer.ns for batch in statistics.batch_stats)
+    assert statistics.inference_stats.compute_infer.ns == one + 2 * two
+    assert statistics.inference_stats.queue.ns > 0
+
+
+def test_statistics_without_a_name_are_of_all_models_by_name_and_version(channel: Any) -> None:
+    message = pb.ModelStatisticsRequest(version="7").SerializeToString()
+    models = pb.ModelStatisticsResponse.FromString(call(channel, STATISTICS, message)).model_stats
+    names = [(model.name, int(model.version)) for model in models]
+    assert names == sorted(names)
+    assert {("mlp", 1), ("versions", 1), ("versions", 2), ("versions", 10)} <= set(names)
+
+
+def test_statistics_without_a_version_are_of_all_versions(channel: Any) -> None:
+    message = pb.ModelStatisticsRequest(name="versions").SerializeToString()
+    models = pb.ModelStatisticsResponse.FromString(call(channel, STATISTICS, message)).model_stats
+    assert [model.version for model in models] == [str(version) for version in VERSIONS]
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "text"),
+    [
+        ("nothing", "", "requested model 'nothing' is not available"),
+        ("nothing", "1", "requested model 'nothing' is not available"),
+        ("garbage", "", "requested model 'garbage' is not available"),
+        ("empty", "", "requested model 'empty' is not available"),
+        ("half", "2", "requested model version is not available for model 'half'"),
+        ("half", "3", "requested model version is not available for model 'half'"),
+        (
+            "half",
+            "x",
+            "failed to get model version from specified version string 'x' (details: stol), "
+            "version should be an integral value > 0",
+        ),
+    ],
+)
+def test_statistics_of_what_is_not_there_are_an_invalid_argument(
+    broken: Any, model: str, version: str, text: str
+) -> None:
+    message = pb.ModelStatisticsRequest(name=model, version=version)
+    assert refused(broken, message, STATISTICS) == ("INVALID_ARGUMENT", text)
+
+
+# --- a repository in which not all is well
+
+
+def index(channel: Any, **fields: Any) -> list[tuple[str, str, str, str]]:
+    answer = call(channel, INDEX, pb.RepositoryIndexRequest(**fields).SerializeToString())
+    models = pb.RepositoryIndexResponse.FromString(answer).models
+    return [(model.name, model.version, model.state, model.reason) for model in models]
+
+
+def test_repository_index_has_every_model_with_its_state_and_reason(broken: Any) -> None:
+    entries = index(broken)
+    assert [entry[:3] for entry in entries] == [
+        ("empty", "", "UNAVAILABLE"),
+        ("garbage", "1", "UNAVAILABLE"),
+        ("good", "1", "READY"),
+        ("half", "1", "READY"),
+        ("half", "2", "UNAVAILABLE"),
+        ("missing", "1", "UNAVAILABLE"),
+        ("misspelt", "1", "UNAVAILABLE"),
+    ]
+    reasons = {(name, version): reason for name, version, _, reason in entries}
+    assert reasons["good", "1"] == reasons["half", "1"] == ""
+    assert reasons["empty", ""].startswith("Internal: no version directory in ")
+    assert reasons["garbage", "1"].startswith("Internal: onnxruntime cannot load 'model.onnx': ")
+    assert reasons["half", "2"].startswith("Internal: onnxruntime cannot load 'model.onnx': ")
+    assert reasons["missing", "1"].startswith("Internal: unable to find ")
+    assert "capacities: unknown key; did you mean `capacity`?" in reasons["misspelt", "1"]
+    assert reasons["misspelt", "1"].startswith("Internal: ")
+
+
+def test_repository_index_of_what_is_ready_has_nothing_else(broken: Any) -> None:
+    assert index(broken, ready=True) == [("good", "1", "READY", ""), ("half", "1", "READY", "")]
+
+
+def test_repository_index_of_a_named_repository_is_not_implemented(broken: Any) -> None:
+    assert refused(broken, pb.RepositoryIndexRequest(repository_name="x"), INDEX) == (
+        "UNIMPLEMENTED",
+        "'repository_name' specification is not supported",
+    )
+
+
+def test_repository_index_of_a_sound_repository_is_all_ready(channel: Any) -> None:
+    entries = index(channel)
+    assert {entry[2:] for entry in entries} == {("READY", "")}
+    assert index(channel, ready=True) == entries
+    assert [entry[:2] for entry in entries if entry[0] == "versions"] == [("versions", str(v)) for v in VERSIONS]
+
+
+def test_a_server_with_a_broken_model_is_live_and_not_ready(broken: Any) -> None:
+    assert pb.ServerLiveResponse.FromString(call(broken, SERVICE + "ServerLive", b"")).live
+    assert not pb.ServerReadyResponse.FromString(call(broken, SERVICE + "ServerReady", b"")).ready
+    assert call(broken, "/grpc.health.v1.Health/Check", b"") == b"\x08\x02"
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "ready"),
+    [("good", "", True), ("half", "", True), ("half", "1", True), ("half", "2", False), ("garbage", "", False)],
+)
+def test_readiness_beside_broken_models_is_each_models_own(
+    broken: Any, model: str, version: str, ready: bool
+) -> None:
+    answer = call(
+        broken, SERVICE + "ModelReady", pb.ModelReadyRequest(name=model, version=version).SerializeToString()
+    )
+    assert pb.ModelReadyResponse.FromString(answer).ready is ready
+
+
+def test_sound_models_answer_beside_broken_ones(broken: Any) -> None:
+    values = np.ones((2, 4), np.float32)
+    outputs = outputs_of(infer(broken, request("good", Tensor.of("INPUT", "FP32", values))))
+    np.testing.assert_array_equal(outputs["OUTPUT"], -values)
+    response = infer(broken, request("half", Tensor.of("INPUT", "INT32", np.zeros((1, 4)))))
+    assert response.model_version == "1"  # the newest that is ready
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "ModelConfig"])
+@pytest.mark.parametrize(
+    ("model", "version", "status", "text"),
+    [
+        ("garbage", "", "NOT_FOUND", "Request for unknown model: 'garbage' has no available versions"),
+        ("empty", "", "NOT_FOUND", "Request for unknown model: 'empty' has no available versions"),
+        ("empty", "1", "NOT_FOUND", "Request for unknown model: 'empty' version 1 is not found"),
+        ("garbage", "1", "UNAVAILABLE", "Request for unknown model: 'garbage' version 1 is not at ready state"),
+        ("half", "2", "UNAVAILABLE", "Request for unknown model: 'half' version 2 is not at ready state"),
+        ("half", "3", "NOT_FOUND", "Request for unknown model: 'half' version 3 is not found"),
+    ],
+)
+def test_models_that_did_not_load_are_refused_in_tritons_words(
+    broken: Any, method: str, model: str, version: str, status: str, text: str
+) -> None:
+    if method == "ModelInfer":
+        message = pb.ModelInferRequest(model_name=model, model_version=version)
+    else:
+        message = getattr(pb, f"{method}Request")(name=model, version=version)
+    assert refused(broken, message, SERVICE + method) == (status, text)
+
+
+def test_only_the_models_named_are_loaded(broken_repository: Path, tmp_path: Path) -> None:
+    with running(broken_repository, tmp_path, ["--load-models", "good"]) as process:
+        with channel_to(process.address) as channel:
+            assert index(channel) == [("good", "1", "READY", "")]
+            assert pb.ServerReadyResponse.FromString(call(channel, SERVICE + "ServerReady", b"")).ready
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(channel, request("half"))
+            assert caught.value.details() == "Request for unknown model: 'half' is not found"
+        assert process.stop() == 0

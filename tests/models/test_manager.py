@@ -1,0 +1,251 @@
+"""Loading a repository, and ending what was started for it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from onnx import TensorProto, helper
+
+from tests.batching.support import DOUBLE, double, model, tensor
+from toutates.batching.session import SessionOptions
+from toutates.models import manager as manager_module
+from toutates.models.manager import LoadOptions, ModelManager
+from toutates.models.repository import scan
+from toutates.models.table import ModelState
+
+CONFIG = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: {}\nallocator: cpu\n"
+
+
+def put(root: Path, name: str, content: bytes = DOUBLE, version: int = 1, config: str = "") -> Path:
+    folder = root / name / str(version)
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(content)
+    if config:
+        (folder / "config.yaml").write_text(config)
+    return folder
+
+
+def manager_in(nursery: trio.Nursery, workers: int = 1) -> ModelManager:
+    return ModelManager(LoadOptions(SessionOptions(), workers, lambda ticket: True), nursery)
+
+
+def load(root: Path, workers: int = 1) -> tuple[ModelManager, list[tuple[int, int, str]]]:
+    """Load a repository, and stop at once."""
+    progress: list[tuple[int, int, str]] = []
+
+    async def main() -> ModelManager:
+        async with trio.open_nursery() as nursery:
+            manager = manager_in(nursery, workers)
+            assert not manager.table.ready
+            await manager.load_all(scan(root), lambda done, total, name: progress.append((done, total, name)))
+            manager.stop()
+        return manager
+
+    return trio.run(main), progress
+
+
+def test_every_version_is_loaded_and_progress_is_told(tmp_path: Path) -> None:
+    put(tmp_path, "a", version=1)
+    put(tmp_path, "a", version=2)
+    put(tmp_path, "b", config=CONFIG.format(2))
+    manager, progress = load(tmp_path, workers=3)
+    assert [(done, total) for done, total, _ in progress] == [(1, 3), (2, 3), (3, 3)]
+    assert {name for _, _, name in progress} == {"a 1", "a 2", "b 1"}
+    assert manager.table.ready
+    a, _, b = manager.table.served()
+    assert (a.settings.batch_size, a.supertensor.capacity, len(a.counters.executors)) == (64, 16, 1)
+    assert (b.settings.batch_size, b.supertensor.batch_size, b.supertensor.capacity) == (4, 4, 2)
+    assert (len(b.counters.workers), len(b.counters.executors), b.supertensor.workers) == (3, 2, 3)
+    assert (b.config.name, b.config.max_batch_size) == ("b", 4)
+
+
+def test_versions_of_a_model_ascend_whatever_was_loaded_first(tmp_path: Path) -> None:
+    for version in (10, 2, 1):
+        put(tmp_path, "a", version=version)
+    manager, _ = load(tmp_path)
+    assert list(manager.table.models["a"].versions) == [1, 2, 10]
+
+
+def test_an_empty_repository_is_ready(tmp_path: Path) -> None:
+    manager, progress = load(tmp_path)
+    assert manager.table.ready
+    assert progress == []
+
+
+SEQUENCE = model(
+    [helper.make_node("SequenceConstruct", ["x"], ["y"])],
+    [tensor("x", ["n"])],
+    [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
+)
+
+BROKEN = {
+    "no model": (b"nonsense", "", "onnxruntime cannot load 'model.onnx': "),
+    "config": (DOUBLE, "backend: supertensor\n", "config.yaml: batch_size: required key is missing"),
+    "shapes": (DOUBLE, CONFIG.format(1) + "input_shapes: {x: [-1, 3]}\n", "differs from a size that the graph fixes"),
+    "allocator": (DOUBLE, CONFIG.format(1).replace("cpu", "cuda_pinned"), "page-locked memory needs the CUDA"),
+    "type": (SEQUENCE, "", "which the inference protocol cannot carry"),
+}
+
+
+@pytest.mark.parametrize(("content", "config", "reason"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_version_is_entered_with_its_reason_and_the_others_serve(
+    tmp_path: Path, content: bytes, config: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "broken", content, config=config)
+    put(tmp_path, "fine")
+    manager, progress = load(tmp_path)
+    assert len(progress) == 2
+    entry = manager.table.models["broken"].versions[1]
+    assert (entry.state, entry.served) == (ModelState.UNAVAILABLE, None)
+    assert entry.reason.startswith("Internal: ")
+    assert reason in entry.reason
+    assert "model 'broken' version 1 cannot be served: " in caplog.text
+    assert reason in caplog.text
+    assert [version.model for version in manager.table.served()] == ["fine"]
+    assert not manager.table.ready
+
+
+def test_bf16_and_bytes_in_one_model_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", [name], [name + "_out"]) for name in ("a", "b")]
+    kinds = (TensorProto.BFLOAT16, TensorProto.STRING)
+    inputs = [tensor(name, ["n", 1], kind) for name, kind in zip("ab", kinds, strict=True)]
+    outputs = [tensor(name + "_out", ["n", 1], kind) for name, kind in zip("ab", kinds, strict=True)]
+    put(tmp_path, "m", model(nodes, inputs, outputs))
+    manager, _ = load(tmp_path)
+    assert "BF16 and BYTES tensors in one model" in manager.table.models["m"].versions[1].reason
+
+
+def test_folders_that_cannot_be_loaded_at_all_are_entered_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no_file" / "1").mkdir(parents=True)
+    (tmp_path / "fine" / "latest").mkdir(parents=True)
+    put(tmp_path, "fine")
+    manager, progress = load(tmp_path)
+    assert [total for _, total, _ in progress] == [2, 2]
+    assert "no version directory" in manager.table.models["empty"].problem
+    assert "unable to find" in manager.table.models["no_file"].versions[1].reason
+    assert "model 'empty' cannot be loaded: no version directory" in caplog.text
+    assert "latest' is passed over" in caplog.text
+
+
+def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **options: object) -> Any:
+        raise ZeroDivisionError("surprise")
+
+    put(tmp_path, "m")
+    monkeypatch.setattr(manager_module, "read_signature", fail)
+    manager, _ = load(tmp_path)
+    assert manager.table.models["m"].versions[1].reason == "Internal: ZeroDivisionError: surprise"
+    assert "Traceback" in caplog.text
+
+
+def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> None:
+    put(tmp_path, "m", config=CONFIG.format(3))
+    results: list[Any] = []
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                await manager.load_all(scan(tmp_path), lambda *progress: None)
+                [version] = manager.table.served()
+                while version.supertensor.occupancy().idle_executors < 3:
+                    await trio.sleep(0.001)
+                rounds: list[Any] = []
+                submitter = version.supertensor.submitter(0, results.append, rounds.append)
+                lane = version.supertensor.lane(((0, (4,)),))
+                submitter.add_packed(lane, 1, "a", np.ones(4, np.float32).tobytes(), [0, 16])  # type: ignore[arg-type]
+                rounds.pop()()
+                while not results:
+                    await trio.sleep(0.001)
+                manager.stop()
+        assert version.counters.batches()[1].count == 1
+
+    trio.run(main)
+    assert results[0].outputs.data[0] == np.full(4, 2, np.float32).tobytes()
+
+
+def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_ending(tmp_path: Path) -> None:
+    put(tmp_path, "m")
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                await manager.load_all(scan(tmp_path), lambda *progress: None)
+                [version] = manager.table.served()
+                submitter = version.supertensor.submitter(0, lambda result: None, lambda callback: None)
+                lane = version.supertensor.lane(((0, (4,)),))
+                submitter.add_packed(lane, 1, "a", bytes(16), [0, 16])  # type: ignore[arg-type]
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_cancelled_while_loading_it_waits_for_the_version_in_hand_and_loads_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        put(tmp_path, f"m{number}")
+    loading, go_on = threading.Semaphore(0), threading.Event()
+    loaded: list[object] = []
+    really_load = manager_module.load_session
+
+    def load_slowly(*arguments: Any, **options: Any) -> Any:
+        loading.release()
+        assert go_on.wait(20)
+        loaded.append(arguments)
+        return really_load(*arguments, **options)
+
+    monkeypatch.setattr(manager_module, "load_session", load_slowly)
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as executors:
+                manager = manager_in(executors)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(manager.load_all, scan(tmp_path), lambda *progress: None)
+                    for _ in range(2):
+                        await trio.to_thread.run_sync(loading.acquire)
+                    nursery.cancel_scope.cancel()
+                    go_on.set()
+                assert not manager.table.models
+                assert not manager.table.complete
+                manager.stop()
+
+    trio.run(main)
+    assert len(loaded) == 2
+
+
+def test_profiles_of_executors_have_names_of_their_own(tmp_path: Path) -> None:
+    prefix = tmp_path / "profile"
+    config = CONFIG.format(2) + f"profiling: {{file_prefix: {prefix}}}\n"
+    root = tmp_path / "repository"
+    for name in ("a", "b"):
+        put(root, name, double(["n", 2]), config=config)
+    load(root)
+    names = sorted(path.name.split("_")[1:4] for path in tmp_path.glob("profile_*.json"))
+    assert names == [[name, "1", number] for name in "ab" for number in "01"]
+
+
+def test_a_model_loads_with_the_options_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    really_load = manager_module.load_session
+
+    def load_seen(path: Path, options: SessionOptions, **more: Any) -> Any:
+        seen.append(options)
+        return really_load(path, options, **more)
+
+    monkeypatch.setattr(manager_module, "load_session", load_seen)
+    put(tmp_path, "m", config=CONFIG.format(2))
+    load(tmp_path)
+    assert seen == [SessionOptions()] * 2

@@ -1,0 +1,135 @@
+"""Looking models up, in Triton's words."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toutates.errors import InvalidRequest, ModelNotReady, RequestError, UnknownModel
+from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry, parse_version
+
+
+def served(name: str, number: int) -> ServedVersion:
+    nothing = cast(Any, None)
+    return ServedVersion(name, number, nothing, nothing, nothing, nothing, nothing)
+
+
+def ready(name: str, number: int) -> VersionEntry:
+    return VersionEntry(number, ModelState.READY, served=served(name, number))
+
+
+def broken(number: int) -> VersionEntry:
+    return VersionEntry(number, ModelState.UNAVAILABLE, "Internal: no")
+
+
+TABLE = ModelTable(
+    {
+        "zebra": ModelEntry("zebra", {1: ready("zebra", 1)}),
+        "apple": ModelEntry("apple", {2: ready("apple", 2), 9: ready("apple", 9), 10: broken(10)}),
+        "broken": ModelEntry("broken", {1: broken(1)}),
+        "empty": ModelEntry("empty", {}, "no version directory"),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", None),
+        ("1", 1),
+        ("0", 0),
+        ("007", 7),
+        (" 12", 12),
+        ("\t\n3", 3),
+        ("+4", 4),
+        ("1abc", 1),
+        ("2.9", 2),
+        ("-0", 0),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
+)
+def test_a_version_is_read_as_c_reads_it(text: str, number: int | None) -> None:
+    assert parse_version(text) == number
+
+
+@pytest.mark.parametrize("text", ["x", "x1", "-", "+", " ", "- 1", str(2**63), "9" * 5_000, "٣", "\0001"])
+def test_a_version_that_is_no_number_is_refused_with_a_text_of_bounded_length(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_version(text)
+    assert str(caught.value) == (
+        f"failed to get model version from specified version string '{text[:64]}' (details: stol), "
+        "version should be an integral value > 0"
+    )
+
+
+def test_a_negative_version_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_version("-3")
+    assert str(caught.value) == "invalid model version specified '-3' , version should be an integral value > 0"
+
+
+@given(st.text())
+def test_any_text_is_a_version_none_or_an_invalid_request(text: str) -> None:
+    try:
+        number = parse_version(text)
+    except InvalidRequest:
+        return
+    assert number is None or 0 <= number < 2**63
+
+
+def test_the_greatest_ready_version_is_found_where_none_is_asked_for() -> None:
+    assert TABLE.find("apple", "").number == 9
+
+
+def test_a_version_is_found_by_its_number() -> None:
+    assert TABLE.find("apple", "2").number == 2
+    assert TABLE.find("apple", "2nd").number == 2
+
+
+REFUSALS: dict[str, tuple[str, str, type[RequestError], str]] = {
+    "unknown model": ("pear", "", UnknownModel, "Request for unknown model: 'pear' is not found"),
+    "unknown version": ("apple", "3", UnknownModel, "Request for unknown model: 'apple' version 3 is not found"),
+    "version 0": ("apple", "0", UnknownModel, "Request for unknown model: 'apple' version 0 is not found"),
+    "no ready version": ("broken", "", UnknownModel, "Request for unknown model: 'broken' has no available versions"),
+    "no version": ("empty", "", UnknownModel, "Request for unknown model: 'empty' has no available versions"),
+    "not ready": ("broken", "1", ModelNotReady, "Request for unknown model: 'broken' version 1 is not at ready state"),
+    "bad version of an unknown model": ("pear", "-1", InvalidRequest, "invalid model version specified '-1' , "),
+}
+
+
+@pytest.mark.parametrize(("name", "version", "kind", "text"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_cannot_be_found_is_refused_in_tritons_words(
+    name: str, version: str, kind: type[RequestError], text: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        TABLE.find(name, version)
+    assert str(caught.value).startswith(text)
+
+
+def test_models_are_sorted_and_the_served_ones_listed() -> None:
+    assert list(TABLE.models) == ["apple", "broken", "empty", "zebra"]
+    assert [(version.model, version.number) for version in TABLE.served()] == [("apple", 2), ("apple", 9), ("zebra", 1)]
+
+
+def test_the_table_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        TABLE.models["new"] = ModelEntry("new")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("table", "is_ready"),
+    [
+        (ModelTable({}), True),
+        (ModelTable({}, complete=False), False),
+        (ModelTable({"m": ModelEntry("m", {1: ready("m", 1)})}), True),
+        (ModelTable({"m": ModelEntry("m", {1: ready("m", 1)})}, complete=False), False),
+        (ModelTable({"m": ModelEntry("m", {1: ready("m", 1), 2: broken(2)})}), False),
+        (ModelTable({"m": ModelEntry("m", {}, "no version directory")}), False),
+    ],
+    ids=["empty", "loading", "ready", "ready and loading", "one broken version", "no version"],
+)
+def test_the_server_is_ready_once_every_version_is(table: ModelTable, is_ready: bool) -> None:
+    assert table.ready is is_ready

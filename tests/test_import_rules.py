@@ -1,0 +1,102 @@
+"""The tree is the architecture: which part imports which.
+
+    cli -> server -> service -> {models, batching} -> protocol        server, service -> h2grpc
+
+Imports are read from the source, those inside functions too, so that a rule cannot be got round by importing late.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import toutates
+
+ROOT = Path(toutates.__file__).parent
+
+#: Parts of the package, and the parts each may import beside itself. "toutates" is the package's own __init__.
+ALLOWED = {
+    "toutates": set(),
+    "errors": set(),
+    "h2grpc": set(),
+    "options": {"errors", "h2grpc"},
+    "protocol": {"errors"},
+    "batching": {"errors", "protocol"},
+    "models": {"errors", "protocol", "batching"},
+    "service": {"errors", "protocol", "batching", "models", "h2grpc"},
+    "providers": {"errors", "options"},
+    "probe": {"errors", "options", "protocol"},
+    "startup_table": {"protocol", "models"},
+    "server": {
+        "batching",
+        "cli",  # its exit codes and the version
+        "errors",
+        "h2grpc",
+        "models",
+        "options",
+        "providers",
+        "service",
+        "startup_table",
+    },
+    "cli": {"errors", "h2grpc", "options", "probe", "server"},
+    "__main__": {"cli"},
+}
+
+MODULES = sorted(path for path in ROOT.rglob("*.py") if not path.name.endswith("_pb2.py"))
+
+
+def part_of(name: str) -> str:
+    """The part that a dotted name such as ``toutates.models.table`` belongs to."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def own_part(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem.replace("__init__", "toutates")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Full names of everything a module imports from this package; for ``from a import b``, ``a.b``."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports name the whole module"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "toutates")
+
+
+def test_every_part_of_the_package_has_a_rule() -> None:
+    assert {own_part(path) for path in MODULES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_imports_only_what_its_part_may(path: Path) -> None:
+    own = own_part(path)
+    for name in imports_of(path):
+        assert part_of(name) in ALLOWED[own] | {own}, f"{own} must not import {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_others_use_only_what_h2grpc_exports(path: Path) -> None:
+    from toutates import h2grpc
+
+    if own_part(path) != "h2grpc":
+        for name in imports_of(path):
+            if part_of(name) == "h2grpc":
+                assert name.removeprefix("toutates.h2grpc.") in h2grpc.__all__
+
+
+def test_rules_have_no_circle_but_the_one_between_cli_and_server() -> None:
+    rules = {part: set(allowed) for part, allowed in ALLOWED.items()}
+    rules["server"].discard("cli")
+    while rules:
+        free = {part for part, allowed in rules.items() if not allowed & set(rules)}
+        assert free, f"a circle among {sorted(rules)}"
+        rules = {part: allowed for part, allowed in rules.items() if part not in free}

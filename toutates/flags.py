@@ -1,0 +1,168 @@
+"""The flags of ``toutates``: their names, their values' form, and what ``--help`` says of them."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from toutates.errors import ConfigurationError
+
+__all__ = ["Parser", "package_version", "seconds", "server_parser"]
+
+
+def package_version() -> str:
+    """The installed version of toutates; ``0`` when it runs from a folder that was never installed."""
+    try:
+        return version("toutates")
+    except PackageNotFoundError:
+        return "0"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line, like every other wrong setting, instead of under the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(message, remedy=f"see '{self.prog} --help'")
+
+
+def server_parser() -> Parser:
+    """The parser of the command line without a subcommand."""
+    parser = Parser(
+        prog="toutates",
+        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [--timeout SECONDS]",
+        description="Serve the ONNX models of a repository to Triton's gRPC clients.",
+        epilog="'toutates probe' checks a running server's health. Exit codes: 0 clean end, 1 failure, 2 a flag, the "
+        "repository or the installation cannot be used.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
+    parser.add_argument(
+        "--log-level",
+        default="info",
+        choices=["debug", "info", "warning", "error"],
+        metavar="LEVEL",
+        help="debug, info, warning or error (default: info)",
+    )
+
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--model-repository", required=True, metavar="DIR", help="folder of MODEL/VERSION/model.onnx (required)"
+    )
+    models.add_argument("--load-models", metavar="NAMES", help="comma-separated models to load (default: all)")
+
+    ort = parser.add_argument_group("ONNX Runtime")
+    ort.add_argument(
+        "--execution-providers",
+        default="auto",
+        metavar="LIST",
+        help="comma-separated, by priority: cpu, cuda, tensorrt (or trt). auto takes cuda where this onnxruntime and "
+        "this machine have it, else cpu (default: auto)",
+    )
+    ort.add_argument(
+        "--custom-op-libraries", metavar="PATHS", help="comma-separated shared libraries of custom operators"
+    )
+    ort.add_argument(
+        "--trt-op-types-to-exclude",
+        default="",
+        metavar="OPS",
+        help="comma-separated operator types that TensorRT leaves to the other providers",
+    )
+    ort.add_argument(
+        "--trt-min-subgraph-size", type=_positive, metavar="N", help="nodes that a subgraph for TensorRT has at least"
+    )
+    ort.add_argument(
+        "--ort-intra-threads",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="threads inside one operator, per session; more than one pays for large models (default: 1)",
+    )
+    ort.add_argument(
+        "--ort-inter-threads",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="threads across operators, per session (default: 1)",
+    )
+
+    grpc = parser.add_argument_group("gRPC")
+    grpc.add_argument(
+        "--grpc-addr", default="0.0.0.0:8001", metavar="ADDR", help="HOST:PORT to listen on (default: 0.0.0.0:8001)"
+    )
+    grpc.add_argument(
+        "--processing-cores",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="worker threads, each with connections of its own; more than one pays on free-threaded Python "
+        "(default: 1)",
+    )
+    grpc.add_argument(
+        "--max-concurrent-connections",
+        type=_positive,
+        default=100_000,
+        metavar="N",
+        help="more are turned away (default: 100000)",
+    )
+    grpc.add_argument(
+        "--max-concurrent-streams",
+        type=_positive,
+        default=100_000,
+        metavar="N",
+        help="calls at once per connection (default: 100000)",
+    )
+    grpc.add_argument(
+        "--max-frame-size",
+        type=_positive,
+        default=32_768,
+        metavar="BYTES",
+        help="HTTP/2 frames that clients may send, 16384 to 16777215 (default: 32768)",
+    )
+    grpc.add_argument(
+        "--max-message-size",
+        type=_positive,
+        default=2**31 - 1,
+        metavar="BYTES",
+        help="requests that clients may send (default: 2147483647)",
+    )
+    grpc.add_argument(
+        "--grpc-compression",
+        default="none",
+        choices=["none", "gzip", "deflate"],
+        metavar="NAME",
+        help="none, gzip or deflate: compress inference responses for clients that accept it (default: none)",
+    )
+    grpc.add_argument("--server-id", default="triton", metavar="NAME", help="name in ServerMetadata (default: triton)")
+    grpc.add_argument(
+        "--shutdown-grace",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="time for calls under way to end after SIGTERM; a second signal ends it (default: 30)",
+    )
+    for flag in ("--sqpoll-enabled", "--sqpoll-idle-ms"):
+        parser.add_argument(flag, nargs="?", const=True, help=argparse.SUPPRESS)
+    return parser
+
+
+def _positive(text: str) -> int:
+    # Of ASCII digits, and not so many that int() itself refuses.
+    if text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+
+
+def seconds(text: str) -> float:
+    """A length of time from the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if 0 <= value <= 86_400:
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
