@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toutates.errors import ConfigurationError
-from toutates.flags import Parser, package_version, seconds, server_parser
+from toutates.flags import Parser, seconds, server_parser
 from toutates.h2grpc import Limits
-from toutates.options import Options, parse_address
+from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, parse_address
 
-__all__ = ["EXIT_FAILURE", "EXIT_OK", "EXIT_USAGE", "main", "package_version", "parse_options"]
-
-EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+__all__ = ["main", "parse_options"]
 
 _PROVIDERS = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tensorrt": "tensorrt", "trt": "tensorrt"}
 

@@ -1,14 +1,17 @@
-"""Every setting of the server in one frozen record, checked once, at the edge."""
+"""Every setting of the server in one frozen record, checked once, at the edge; and how its process ends."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Limits
 
-__all__ = ["Address", "Options", "parse_address"]
+__all__ = ["EXIT_FAILURE", "EXIT_OK", "EXIT_USAGE", "Address", "Options", "parse_address"]
+
+#: Exit codes: a clean end, a failure, and settings that cannot be used.
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Options:
     grpc_addr: Address = Address("0.0.0.0", 8001)
     processing_cores: int = 1
     max_concurrent_connections: int = 100_000
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     grpc_compression: str = ""
     server_id: str = "triton"
     shutdown_grace_s: float = 30.0

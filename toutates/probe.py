@@ -1,12 +1,14 @@
 """A health check from outside: one grpc.health.v1 call over a connection of its own.
 
-The client is ``h2``, another implementation of HTTP/2 than the server's, so that the two cannot share a misunderstanding.
+The client is ``h2``, another implementation of HTTP/2 than the server's, so that the two cannot share a
+misunderstanding.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from typing import Final
 
 from google.protobuf.message import DecodeError
 from h2.config import H2Configuration
@@ -18,6 +20,11 @@ from toutates.options import Address
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 __all__ = ["probe"]
+
+
+#: RFC 9113 4.1: length (3 bytes), type, flags, stream.
+_FRAME_HEAD_BYTES: Final = 9
+_SETTINGS: Final = 4
 
 
 class _Answer:
@@ -89,6 +96,7 @@ def _call(address: Address, deadline: float) -> _Answer:
     message = HealthCheckRequest().SerializeToString()
     connection.send_data(1, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
     answer = _Answer()
+    head = b""
     with socket.create_connection((address.host, address.port), timeout=_left(deadline)) as sock:
         while not answer.ended and "grpc-status" not in answer.fields:
             sock.settimeout(_left(deadline))
@@ -97,6 +105,10 @@ def _call(address: Address, deadline: float) -> _Answer:
             if not data:
                 answer.ended = "the server closed the connection"
                 break
+            # h2 would wait for the end of the long frame that the start of an HTTP/1 response looks like.
+            head = (head + data)[:_FRAME_HEAD_BYTES]
+            if len(head) == _FRAME_HEAD_BYTES and head[3] != _SETTINGS:
+                raise ProtocolError("an HTTP/2 server begins with SETTINGS")
             for event in connection.receive_data(data):
                 answer.add(event)
     return answer

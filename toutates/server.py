@@ -8,8 +8,8 @@ Start: look through the repository and bind (so that a wrong path and a port in 
 listen, serve. Ports open only after the initial load, as with Triton: until then a client is refused, not told "not
 ready".
 
-Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace; then
-the executors end. A second signal ends the grace.
+Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
+then the executors end. A second signal ends the grace.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import onnxruntime
 import trio
 
 from toutates.batching.session import SessionOptions
-from toutates.cli import EXIT_FAILURE, EXIT_OK, package_version
 from toutates.errors import ConfigurationError
+from toutates.flags import package_version
 from toutates.h2grpc import Worker
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan
-from toutates.options import Options
+from toutates.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.providers import choose_providers
 from toutates.service.infer import is_wanted
 from toutates.service.methods import ServerIdentity, build_methods
@@ -113,7 +113,8 @@ class Server:
 
     async def _heed(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
-            logger.info("%s: %s", signal.Signals(number).name, "stopping now" if self._stopping.is_set() else "stopping")
+            how = "stopping now" if self._stopping.is_set() else "stopping"
+            logger.info("%s: %s", signal.Signals(number).name, how)
             self.stop()
 
     async def _serve(
@@ -145,11 +146,17 @@ class Server:
             family, kind, protocol, _, target = socket.getaddrinfo(
                 address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
+            several = self._options.processing_cores > 1
+            if several and address.port:
+                # Otherwise SO_REUSEPORT would share the port with another server of the same user, in silence.
+                with socket.socket(family, kind, protocol) as listener:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    listener.bind(target)
             for _ in range(self._options.processing_cores):
                 listener = socket.socket(family, kind, protocol)
                 listeners.append(listener)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if self._options.processing_cores > 1:
+                if several:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     # '::' takes IPv4 too, as users of Triton expect
@@ -272,5 +279,3 @@ def _progress_line() -> Callable[[int, int, str], None]:
         print(f"\r\x1b[Kloading models: {done} of {total} ({name})", end=end, file=sys.stderr, flush=True)
 
     return rewrite
-
-

@@ -31,7 +31,18 @@ from toutates.models.settings import ModelSettings
 from toutates.models.signature_reader import read_signature
 from toutates.protocol.signature import Signature
 
-__all__ = ["DOUBLE", "DOUBLE_LENGTHS", "Rig", "TestWorker", "gather", "model", "rows_of", "tensor", "unary", "wait_until"]
+__all__ = [
+    "DOUBLE",
+    "DOUBLE_LENGTHS",
+    "Rig",
+    "TestWorker",
+    "gather",
+    "model",
+    "rows_of",
+    "tensor",
+    "unary",
+    "wait_until",
+]
 
 Shape = Sequence[int | str | None]
 Array = npt.NDArray[Any]
@@ -212,14 +223,10 @@ class Rig:
             ModelSession(session, self.signature, profile_batches=profile[1] if profile else None)
             for session in sessions
         ]
-        self.supertensor = SuperTensor(
-            "m", self.signature, batch_size=batch_size, capacity=capacity, workers=workers
-        )
+        self.supertensor = SuperTensor("m", self.signature, batch_size=batch_size, capacity=capacity, workers=workers)
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
-            worker.submitter = self.supertensor.submitter(
-                worker.number, worker.results.put, worker.at_round_end
-            )
+            worker.submitter = self.supertensor.submitter(worker.number, worker.results.put, worker.at_round_end)
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
         self.gate.set()
@@ -284,7 +291,7 @@ class Rig:
             self.close(workers_ended=True)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for something that another thread is about to do."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

@@ -159,9 +159,7 @@ def _ragged() -> bytes:
         helper.make_node("Slice", ["INPUT", "start", "end", "one"], ["OUTPUT"]),
     ]
     initializers = [_constant("one", [1], np.int64), _constant("start", [0], np.int64)]
-    return _model(
-        nodes, [_tensor("INPUT", "INT64", ["n", 4])], [_tensor("OUTPUT", "INT64", ["n", None])], initializers
-    )
+    return _model(nodes, [_tensor("INPUT", "INT64", ["n", 4])], [_tensor("OUTPUT", "INT64", ["n", None])], initializers)
 
 
 def _add(root: Path, name: str, model: bytes, version: int = 1, config: str = "") -> None:

@@ -64,18 +64,21 @@ class ServerProcess:
 
 
 @contextmanager
-def running(repository: Path, folder: Path, flags: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def running(
+    repository: Path, folder: Path, flags: Sequence[str] = (), start: Sequence[str] = ("-m", "toutates")
+) -> Iterator[ServerProcess]:
     """A server that has become ready, and ends with the block if it has not ended by then.
 
     Args:
         repository: the models.
         folder: an empty one, for its log.
         flags: beside the repository and the address.
+        start: what the interpreter is told to run.
     """
     log_path = folder / "log"
     arguments = ["--model-repository", str(repository), "--grpc-addr", "127.0.0.1:0", *flags]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command(*arguments), stdout=log, stderr=log, env=environment())
+        process = subprocess.Popen([PYTHON, *start, *arguments], stdout=log, stderr=log, env=environment())
     try:
         yield ServerProcess(process, _wait_serving(process, log_path), log_path)
     finally:

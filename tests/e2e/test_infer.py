@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from tests.e2e.models import DATATYPES, VERSIONS
-from tests.e2e.process import ServerProcess
+from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import (
     Tensor,
     bytes_tensor,
@@ -22,6 +22,7 @@ from tests.e2e.support import (
     infer,
     outputs_of,
     pb,
+    refused,
     request,
     triton,
 )
@@ -367,7 +368,7 @@ def test_rows_that_differ_from_batch_to_batch_are_not_joined_to_nonsense(channel
 
 
 def classes_of(
-    channel: Any, model: str, count: int, values: npt.ArrayLike, datatype: str = "FP32"
+    channel: Any, model: str, count: int, values: Any, datatype: str = "FP32"
 ) -> tuple[list[int], list[bytes]]:
     """Shape and elements of the classes of OUTPUT."""
     message = request(model, Tensor.of("INPUT", datatype, values), outputs=["OUTPUT"])
@@ -439,6 +440,52 @@ def test_one_output_may_ask_for_classes_and_another_for_numbers(channel: Any) ->
 
 
 # --- sizes and compression
+
+
+def test_more_kinds_of_request_than_are_remembered_are_answered(channel: Any) -> None:
+    for _ in range(2):
+        for columns in range(1, 1_100):
+            values = np.arange(columns, dtype=np.float32).reshape(1, -1)
+            response = infer(channel, request("dynamic", Tensor.of("INPUT", "FP32", values)))
+            assert response.raw_output_contents[0] == (-values).tobytes()
+
+
+def test_requests_too_long_to_be_remembered_are_answered(channel: Any) -> None:
+    message = addsub_request(ints(1, 16), ints(1, 16))
+    message.parameters["mine"].string_param = "x" * 100_000
+    for _ in range(3):
+        np.testing.assert_array_equal(outputs_of(infer(channel, message))["OUTPUT0"], 2 * ints(1, 16))
+
+
+#: A server whose greatest response is small, since the real limit takes gigabytes to reach.
+_SMALL_RESPONSES = """
+import sys
+import toutates.service.infer, toutates.service.plan
+toutates.service.infer.MAX_RESPONSE_BYTES = 1_000
+toutates.service.plan.MAX_TEMPLATED_BYTES = 500
+from toutates.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_response_above_the_limit_of_grpc_is_refused(repository: Path, tmp_path: Path) -> None:
+    with (
+        running(repository, tmp_path, ["--load-models", "dynamic,addsub"], ["-c", _SMALL_RESPONSES]) as process,
+        channel_to(process.address) as channel,
+    ):
+        for columns in (100, 180, 230):  # by a template, and by the way that looks at the size
+            values = np.arange(columns, dtype=np.float32).reshape(1, -1)
+            response = infer(channel, request("dynamic", Tensor.of("INPUT", "FP32", values)))
+            assert response.raw_output_contents[0] == (-values).tobytes()
+        for message, size in (
+            (request("dynamic", Tensor.of("INPUT", "FP32", np.zeros((1, 300)))), 1236),
+            (addsub_request(ints(9, 16), ints(9, 16), id="7"), 1216),  # joined from two batches
+        ):
+            assert refused(channel, message) == (
+                "INVALID_ARGUMENT",
+                f"Response has byte size {size} which exceeds gRPC's byte size limit 1000.",
+            )
+        assert process.stop() == 0
 
 
 def test_a_tensor_of_a_hundred_megabytes_goes_in_and_out(channel: Any) -> None:

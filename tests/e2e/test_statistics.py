@@ -30,10 +30,10 @@ STATISTICS = SERVICE + "ModelStatistics"
 INDEX = SERVICE + "RepositoryIndex"
 
 
-@pytest.fixture
-def channel(repository: Path, tmp_path: Path) -> Iterator[Any]:
-    """A server that nobody else uses."""
-    with running(repository, tmp_path) as process:
+@pytest.fixture(scope="module")
+def channel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server that no other module uses; of the tests here each has models of its own."""
+    with running(repository, tmp_path_factory.mktemp("server")) as process:
         with channel_to(process.address) as channel:
             yield channel
         assert process.stop() == 0
@@ -221,12 +221,8 @@ def test_a_server_with_a_broken_model_is_live_and_not_ready(broken: Any) -> None
     ("model", "version", "ready"),
     [("good", "", True), ("half", "", True), ("half", "1", True), ("half", "2", False), ("garbage", "", False)],
 )
-def test_readiness_beside_broken_models_is_each_models_own(
-    broken: Any, model: str, version: str, ready: bool
-) -> None:
-    answer = call(
-        broken, SERVICE + "ModelReady", pb.ModelReadyRequest(name=model, version=version).SerializeToString()
-    )
+def test_readiness_beside_broken_models_is_each_models_own(broken: Any, model: str, version: str, ready: bool) -> None:
+    answer = call(broken, SERVICE + "ModelReady", pb.ModelReadyRequest(name=model, version=version).SerializeToString())
     assert pb.ModelReadyResponse.FromString(answer).ready is ready
 
 

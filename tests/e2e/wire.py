@@ -75,7 +75,12 @@ class Client:
         self._sock.sendall(self.connection.data_to_send())
 
     def start(self, path: str, headers: Sequence[tuple[str, str]] = ()) -> int:
-        """Send a request's headers; returns its stream. ``headers`` replace the usual ones, or leave out an empty one."""
+        """Send a request's headers; returns its stream.
+
+        Args:
+            path: of the method.
+            headers: beside the usual ones or in their place; one that is empty is left out.
+        """
         stream_id = self.connection.get_next_available_stream_id()
         fields = {**_HEADERS, ":path": path, **dict(headers)}
         ordered = sorted(fields.items(), key=lambda pair: not pair[0].startswith(":"))

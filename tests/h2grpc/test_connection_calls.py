@@ -119,6 +119,14 @@ def test_call_is_answered_once() -> None:
     assert client.responses[stream_id].messages == [b"first"]
 
 
+def test_answer_to_a_request_that_has_not_ended_tells_the_peer_to_stop() -> None:
+    """A streaming handler may answer through its call as a unary one does."""
+    server = Server.opened()
+    server.call(headers(1, STREAM_BLOCK)).reply(b"m")
+    assert [f.type for f in server.frames()] == [HEADERS, DATA, HEADERS, RST_STREAM]
+    assert server.connection._state(1).name == "WE_RESET"
+
+
 def test_calls_are_answered_in_any_order() -> None:
     client, server = connected()
     streams = [client.unary(bytes([n])) for n in range(20)]

@@ -68,6 +68,7 @@ CONNECTION_ERRORS = {
     # section 3.4
     "3.4 first frame is not SETTINGS": (PREFACE + frame(PING, 0, 0, bytes(8)), PROTOCOL_ERROR),
     "3.4 first frame is a SETTINGS ACK": (PREFACE + frame(SETTINGS, ACK), PROTOCOL_ERROR),
+    "3.4 first frame is WINDOW_UPDATE": (PREFACE + window_update(0, 1), PROTOCOL_ERROR),
     "3.4 first frame is of an unknown type": (PREFACE + frame(0x16), PROTOCOL_ERROR),
     "3.4 invalid preface": (b"INVALID CONNECTION PREFACE\r\n\r\n", PROTOCOL_ERROR),
     "3.4 preface with a wrong end": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\r", PROTOCOL_ERROR),
@@ -96,6 +97,18 @@ CONNECTION_ERRORS = {
         COMPRESSION_ERROR,
     ),
     "4.3 block interrupted by DATA": (OPENING + headers(1, REQUEST_BLOCK, 0) + data(1), PROTOCOL_ERROR),
+    "4.3 block interrupted by DATA that completes a request": (
+        OPENING + OPEN_1 + headers(3, REQUEST_BLOCK, 0) + data(1, message(b"m"), END_STREAM),
+        PROTOCOL_ERROR,
+    ),
+    "4.3 block interrupted by WINDOW_UPDATE": (
+        OPENING + headers(1, REQUEST_BLOCK, 0) + window_update(0, 1),
+        PROTOCOL_ERROR,
+    ),
+    "4.3 block interrupted by a block that is remembered": (
+        OPENING + OPEN_1 + headers(5, REQUEST_BLOCK, 0) + headers(3, REQUEST_BLOCK),
+        PROTOCOL_ERROR,
+    ),
     "4.3 block interrupted by PRIORITY": (
         OPENING + headers(1, REQUEST_BLOCK, 0) + frame(PRIORITY, 0, 1, bytes(5)),
         PROTOCOL_ERROR,
@@ -114,6 +127,10 @@ CONNECTION_ERRORS = {
     "5.1 idle: WINDOW_UPDATE": (OPENING + window_update(1, 100), PROTOCOL_ERROR),
     "5.1 idle: WINDOW_UPDATE of a later stream": (OPENING + OPEN_1 + window_update(3, 100), PROTOCOL_ERROR),
     "5.1 idle: WINDOW_UPDATE of a server's stream": (OPENING + OPEN_1 + window_update(2, 100), PROTOCOL_ERROR),
+    "5.1 idle: WINDOW_UPDATE of a server's stream below the last": (
+        OPENING + headers(3, REQUEST_BLOCK) + window_update(2, 100),
+        PROTOCOL_ERROR,
+    ),
     "5.1 idle: CONTINUATION": (OPENING + frame(CONTINUATION, END_HEADERS, 1, REQUEST_BLOCK), PROTOCOL_ERROR),
     # section 5.1.1
     "5.1.1 even stream identifier": (OPENING + headers(2, REQUEST_BLOCK), PROTOCOL_ERROR),
@@ -231,6 +248,7 @@ def test_server_ends_the_connection_for(case: str) -> None:
 STREAM_ERRORS = {
     # section 5.1
     "5.1 half-closed (remote): DATA": (ENDED_1 + data(1, b"x"), STREAM_CLOSED),
+    "5.1 half-closed (remote): a whole message again": (ENDED_1 + data(1, message(b"m"), END_STREAM), STREAM_CLOSED),
     "5.1 half-closed (remote): HEADERS": (ENDED_1 + headers(1, TRAILERS, 5), STREAM_CLOSED),
     "5.1 reset by the peer: DATA": (OPEN_1 + rst_stream(1) + data(1, b"x"), STREAM_CLOSED),
     "5.1 reset by the peer: HEADERS": (OPEN_1 + rst_stream(1) + headers(1, TRAILERS, 5), STREAM_CLOSED),

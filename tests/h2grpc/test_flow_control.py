@@ -64,6 +64,15 @@ def test_server_sends_no_more_than_the_streams_window_and_goes_on_with_credit() 
     assert server.connection.open_calls == 0
 
 
+def test_small_answers_use_up_the_connections_window_too() -> None:
+    server = Server.opened()
+    for stream_id in (1, 3, 5, 7, 9):
+        server.call(unary(stream_id)).reply(bytes(15_000))
+    assert sum(sizes(server.frames())) == 65_535
+    server.receive(window_update(0, 100_000))
+    assert sum(sizes(server.frames())) == 5 * 15_005 - 65_535
+
+
 def test_server_sends_no_more_than_the_connections_window() -> None:
     server = Server.opened(None, (4, 1_000_000))
     server.call(unary(1)).reply(bytes(100_000))
@@ -187,9 +196,9 @@ def test_streams_blocked_by_their_own_window_cost_the_connections_updates_nothin
         server.call(unary(stream_id)).reply(b"m")
     server.frames()
     assert not server.connection._blocked
-    started = time.perf_counter()
+    started = time.process_time()
     server.receive(window_update(0, 1) * 1_000)
-    assert time.perf_counter() - started < 0.1
+    assert time.process_time() - started < 0.1
     server.receive(window_update(1, 6))
     assert [f.stream_id for f in server.frames()] == [1, 1]
 
@@ -412,10 +421,10 @@ def test_frames_in_tiny_pieces_cost_linear_time() -> None:
     def seconds(size: int) -> float:
         server = Server.opened(limits)
         octets = unary(1, bytes(size))
-        started = time.perf_counter()
+        started = time.process_time()
         for at in range(0, len(octets), 16):
             server.receive(octets[at : at + 16])
-        elapsed = time.perf_counter() - started
+        elapsed = time.process_time() - started
         assert len(server.events) == 1
         return elapsed
 
@@ -429,10 +438,10 @@ def test_huge_number_of_tiny_frames_costs_linear_time() -> None:
         octets = (
             headers(1, REQUEST_BLOCK) + data(1, message(bytes(count))[:5]) + data(1, b"x") * count + data(1, b"", 1)
         )
-        started = time.perf_counter()
+        started = time.process_time()
         for at in range(0, len(octets), 65_536):
             server.receive(octets[at : at + 65_536])
-        elapsed = time.perf_counter() - started
+        elapsed = time.process_time() - started
         assert len(server.events) == 1
         return elapsed
 

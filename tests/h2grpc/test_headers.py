@@ -101,6 +101,18 @@ def test_table_size_updates_make_the_reader_forget(change: bytes) -> None:
             headers.read(newest)
 
 
+def test_table_that_shrank_to_its_newest_entry_and_grew_again_makes_the_reader_forget() -> None:
+    headers = reader()
+    for value in ("one", "two"):
+        headers.read(block(request()) + literal("x-id", value, 0x40))
+    older = block(request()) + b"\xbf"
+    assert headers.read(older).metadata() == [("x-id", "one")]
+    headers.read_trailers(b"\x3f\x21\x3f\xe1\x1f")  # 64 bytes, then 4,096
+    assert headers.memory == {}
+    with pytest.raises(HeaderBlockError):
+        headers.read(older)
+
+
 def test_entry_larger_than_the_table_empties_it_and_the_memory() -> None:
     headers = reader()
     headers.read(block(request()) + literal("x-id", "one", 0x40))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 import zlib
 
 import pytest
@@ -82,18 +83,20 @@ def test_message_of_exactly_the_limit_is_accepted_before_and_after_decompression
 def test_bomb_costs_the_limit_and_not_its_size() -> None:
     bomb = zlib.compress(bytes(200_000_000), 9, wbits=31)
     assert len(bomb) < 200_000
-    started = time.perf_counter()
+    tracemalloc.start()
     with pytest.raises(GrpcError, match="once decompressed"):
         decompress(bomb, "gzip", 1_000)
-    assert time.perf_counter() - started < 0.05
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
     def seconds(size: int) -> float:
         octets = message(bytes(size))
-        started = time.perf_counter()
+        started = time.process_time()
         assert len(feed_all(MessageAssembler("identity", size), octets, 16)[0]) == size
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(100_000)
     assert seconds(3_200_000) < 40 * max(seconds(200_000), 0.001)

@@ -295,6 +295,29 @@ def test_task_may_use_the_workers_rounds() -> None:
         assert time.monotonic() - started < 1
 
 
+def test_callback_that_wakes_a_task_lets_it_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker does not wait for more requests first."""
+    monkeypatch.setattr("toutates.h2grpc.worker.LINGER_S", 0.3)
+    results: list[trio.Event] = []
+
+    async def wait_for_results(stream: ServerStream) -> None:
+        async for body in stream:
+            results.append(trio.Event())
+            await results[-1].wait()
+            await stream.send(body)
+
+    with running(None, own(wait_for_results)) as server, RawClient(server) as client:
+        client.send(OPEN)
+        started = time.monotonic()
+        for number in range(1, 11):
+            client.send(data(1, message(b"m")))
+            while len(results) < number:
+                time.sleep(0.001)
+            server.worker.call_soon(results[-1].set)
+            client.until(DATA)
+        assert time.monotonic() - started < 1.5
+
+
 def test_task_may_answer_a_unary_call_and_flush() -> None:
     async def answer(stream: ServerStream) -> None:
         call = server.held.pop()

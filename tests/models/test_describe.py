@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.protobuf import json_format
@@ -75,7 +76,7 @@ def test_rows_without_dimensions_are_shown_with_one_and_reshaped_to_none() -> No
     plain = TensorSpec("y", BY_NAME["FP32"], (1,))
     signature = Signature(inputs=(spec, plain), outputs=(replace(spec, name="z"),), batched=True)
     config = model_config("m", signature, ModelSettings())
-    tensors = [*config.input, *config.output]
+    tensors: list[Any] = [*config.input, *config.output]
     assert [list(tensor.dims) for tensor in tensors] == [[1], [1], [1]]
     assert [tensor.HasField("reshape") for tensor in tensors] == [True, False, True]
     assert [list(tensor.reshape.shape) for tensor in tensors] == [[], [], []]

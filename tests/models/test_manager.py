@@ -11,8 +11,8 @@ import pytest
 import trio
 from onnx import TensorProto, helper
 
-from tests.batching.support import DOUBLE, double, model, tensor
-from toutates.batching.session import SessionOptions
+from tests.batching.support import DOUBLE, double, model, tensor, wait_until
+from toutates.batching.session import SessionOptions, load_session
 from toutates.models import manager as manager_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan
@@ -120,9 +120,7 @@ def test_bf16_and_bytes_in_one_model_are_refused(tmp_path: Path) -> None:
     assert "BF16 and BYTES tensors in one model" in manager.table.models["m"].versions[1].reason
 
 
-def test_folders_that_cannot_be_loaded_at_all_are_entered_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folders_that_cannot_be_loaded_at_all_are_entered_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "no_file" / "1").mkdir(parents=True)
     (tmp_path / "fine" / "latest").mkdir(parents=True)
@@ -158,15 +156,14 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
                 manager = manager_in(nursery)
                 await manager.load_all(scan(tmp_path), lambda *progress: None)
                 [version] = manager.table.served()
-                while version.supertensor.occupancy().idle_executors < 3:
-                    await trio.sleep(0.001)
+                supertensor = version.supertensor
+                await trio.to_thread.run_sync(wait_until, lambda: supertensor.occupancy().idle_executors == 3)
                 rounds: list[Any] = []
-                submitter = version.supertensor.submitter(0, results.append, rounds.append)
-                lane = version.supertensor.lane(((0, (4,)),))
+                submitter = supertensor.submitter(0, results.append, rounds.append)
+                lane = supertensor.lane(((0, (4,)),))
                 submitter.add_packed(lane, 1, "a", np.ones(4, np.float32).tobytes(), [0, 16])  # type: ignore[arg-type]
                 rounds.pop()()
-                while not results:
-                    await trio.sleep(0.001)
+                await trio.to_thread.run_sync(wait_until, lambda: results)
                 manager.stop()
         assert version.counters.batches()[1].count == 1
 
@@ -198,7 +195,7 @@ def test_cancelled_while_loading_it_waits_for_the_version_in_hand_and_loads_no_m
         put(tmp_path, f"m{number}")
     loading, go_on = threading.Semaphore(0), threading.Event()
     loaded: list[object] = []
-    really_load = manager_module.load_session
+    really_load = load_session
 
     def load_slowly(*arguments: Any, **options: Any) -> Any:
         loading.release()
@@ -239,7 +236,7 @@ def test_profiles_of_executors_have_names_of_their_own(tmp_path: Path) -> None:
 
 def test_a_model_loads_with_the_options_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    really_load = manager_module.load_session
+    really_load = load_session
 
     def load_seen(path: Path, options: SessionOptions, **more: Any) -> Any:
         seen.append(options)

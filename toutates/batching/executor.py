@@ -71,10 +71,8 @@ class Executor:
         self._on_batch(rows, sum(map(len, waiters)), timing)
         self._supertensor.deliver(waiters, outputs, None, timing)
 
-    def _run_one_by_one(
-        self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
-    ) -> None:
-        """After a failed run: only the requests that fail by themselves shall fail, not those that shared their batch."""
+    def _run_one_by_one(self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int) -> None:
+        """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
         alone = sum(map(len, waiters)) == 1
         for worker, own in enumerate(waiters):
             for ticket, first, rows, part in own:

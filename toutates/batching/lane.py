@@ -1,12 +1,12 @@
 """Lanes: how the rows of one shape lie in a batch's memory.
 
-Rows of different shape (sequence length, image size) cannot share a run, so every combination of row shapes has a lane of
-its own, made on demand. There are two kinds:
+Rows of different shape (sequence length, image size) cannot share a run, so every combination of row shapes has a lane
+of its own, made on demand. There are two kinds:
 
-- **PackedLane**: all inputs have elements of fixed size. A batch is one buffer per input, written to by byte offset, and
-  bound to ONNX Runtime once per number of rows. This is the SuperTensor's own kind.
-- **GatheredLane**: some input is BYTES, or has rows of no bytes at all. A batch is a list of arrays, concatenated before
-  the run.
+- **PackedLane**: all inputs have elements of fixed size. A batch is one buffer per input, written to by byte offset,
+  and bound to ONNX Runtime once per number of rows. This is the SuperTensor's own kind.
+- **GatheredLane**: some input is BYTES, or has rows of no bytes at all. A batch is a list of arrays, concatenated
+  before the run.
 
 A model without a batch dimension uses the same lanes with batches of one row, the row being the whole tensor.
 """
@@ -59,7 +59,7 @@ class Batch:
         #: PackedLane: by position, array [batch_rows, *row] of the input's dtype; bound outputs likewise
         self.arrays: list[npt.NDArray[Any]] = []
         self.outputs: list[npt.NDArray[Any]] | None = None
-        #: PackedLane: by worker and position, the bytes of ``arrays``. A view must not be sliced by two threads at once.
+        #: PackedLane: by worker and position, the bytes of ``arrays``. Two threads must not slice one view at once.
         self.views: list[list[memoryview]] = []
         #: PackedLane: (executor, rows) -> binding
         self.bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
@@ -127,7 +127,9 @@ class PackedLane(Lane):
         if signature.batched:
             self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
         self._known_outputs = self._read_known_outputs()
-        self.batch_bytes = self.batch_rows * (row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ()))
+        self.batch_bytes = self.batch_rows * (
+            row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ())
+        )
 
     def _read_known_outputs(self) -> Outputs | None:
         """The form of the outputs where the graph fixes them and they are small; None leaves them to ONNX Runtime."""

@@ -10,8 +10,8 @@ One lock guards the states; it is held for constant time, never while rows are c
 open, sealed or running; then ``Overloaded`` is raised at once, never a hidden queue.
 
 An open batch is not taken from a worker in the middle of its round: the rows that are about to come are better run
-together. Only when another worker commits while an executor idles is the batch sealed over the first one's head, so that
-two workers whose rounds always overlap cannot keep it open for ever.
+together. Only when another worker commits while an executor idles is the batch sealed over the first one's head, so
+that two workers whose rounds always overlap cannot keep it open for ever.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ class SuperTensor:
             ModelNotReady: the model version is being unloaded.
         """
         if self._closed:
-            raise ModelNotReady(
-                "Server is stopping, scheduler for model has stopped accepting new inference requests"
-            )
+            raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
         if self._in_flight >= self.capacity:
             raise self._overloaded(lane)
         if lane.spare:
@@ -269,9 +267,9 @@ class SuperTensor:
         """Take no more rows; executors end once what is in flight has run.
 
         Args:
-            workers_ended: no worker's thread is left. Rows that one of them reserved and did not come to commit, because
-                it failed or was stopped in the middle of a round, are then committed in its place: nobody waits for
-                them, and without this the executors would, for ever.
+            workers_ended: no worker's thread is left. Rows that one of them reserved and did not come to commit,
+                because it failed or was stopped in the middle of a round, are then committed in its place: nobody
+                waits for them, and without this the executors would, for ever.
         """
         with self.lock:
             self._closed = True
@@ -289,9 +287,7 @@ class SuperTensor:
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""
         with self.lock:
-            return Occupancy(
-                self._in_flight, self.capacity, len(self._idle), len(self._lanes), self._spare_bytes
-            )
+            return Occupancy(self._in_flight, self.capacity, len(self._idle), len(self._lanes), self._spare_bytes)
 
 
 class Submitter:

@@ -88,7 +88,11 @@ class Call:
             self.connection.reply(self, (message,), len(message))
 
     def reply_parts(self, parts: Sequence[Buffer], length: int) -> None:
-        """``reply`` with a message given in pieces of ``length`` bytes together, sent without joining them first."""
+        """``reply`` with a message given in pieces of ``length`` bytes together, sent without joining them first.
+
+        Whoever owns the pieces must leave them as they are until the round is over; those of 64 KiB and more, and of
+        messages above the peer's frame size or window, until they are sent, of which there is no notice.
+        """
         self.connection.reply(self, parts, length)
 
     def fail(self, status: Status, text: str, metadata: Metadata = ()) -> None:

@@ -76,6 +76,16 @@ class ServerConnection(Receiver):
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
     """
 
+    __slots__ = (
+        "_held",
+        "_held_bytes",
+        "_needed_bytes",
+        "_preface_seen",
+        "_preface_sent",
+        "_short_message_limit",
+        "_shutting_down",
+    )
+
     def __init__(
         self, methods: Mapping[bytes, Method], limits: Limits, dirty: list[Any], *, response_encoding: str = ""
     ) -> None:
@@ -257,7 +267,6 @@ class ServerConnection(Receiver):
                         call is not None
                         and flags == END_STREAM
                         and call.state is OPEN
-                        and call.open
                         and call.assembler is None
                         and 0 <= size <= self._short_message_limit
                         and data[payload] == 0

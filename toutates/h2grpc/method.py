@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["Method", "StreamHandler", "UnaryHandler", "method_table"]
 
 #: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
-#: message. Answers through ``call.reply`` or ``call.fail``, now or later, or raises GrpcError. Must not block.
+#: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError. Must not block. To answer later, use a
+#: callback of ``Worker.call_soon``, or a task of the worker's that calls ``Worker.flush`` afterwards.
 UnaryHandler = Callable[["Call"], None]
 #: Runs as a task of the worker; returning ends the call with OK, raising GrpcError with that status.
 StreamHandler = Callable[["ServerStream"], Awaitable[None]]

@@ -66,6 +66,18 @@ class Receiver(Sender):
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
     """
 
+    __slots__ = (
+        "_header_reader",
+        "_highest_accepted_id",
+        "_last_stream_id",
+        "_open_block",
+        "_receive_window",
+        "_remembered",
+        "_settings_seen",
+        "_skipped",
+        "next_deadline_ns",
+    )
+
     def __init__(
         self, methods: Mapping[bytes, Method], limits: Limits, dirty: list[Any], *, response_encoding: str = ""
     ) -> None:

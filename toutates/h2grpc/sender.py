@@ -54,6 +54,26 @@ class Sender:
         dirty: where the connection puts itself once it has output; the driver flushes what is there.
     """
 
+    # With the halves below it, more attributes than CPython keeps in line in an object (30): as a dictionary they cost
+    # 8 % of a request on 3.14t. Slots save as much again.
+    __slots__ = (
+        "_blocked",
+        "_dirty",
+        "_forgotten_id",
+        "_limits",
+        "_out",
+        "_peer_frame_size",
+        "_peer_stream_window",
+        "_queued_bytes",
+        "_reset",
+        "_send_window",
+        "_short_reply_limit",
+        "_table_update_due",
+        "bulky",
+        "closed",
+        "streams",
+    )
+
     def __init__(self, limits: Limits, dirty: list[Any]) -> None:
         self._limits = limits
         self._dirty = dirty
@@ -316,5 +336,3 @@ def _coalesce(buffers: Iterable[Buffer]) -> list[Buffer]:
     if small:
         joined.append(b"".join(small))
     return joined
-
-

@@ -1,4 +1,4 @@
-"""A worker: one thread, one Trio run, one epoll, and the connections that live on it. The only file with sockets.
+"""A worker: one thread, one Trio run, one epoll, and the connections that live on it. With ``transport``, all sockets.
 
 Connections are state, not tasks. One Trio task watches the worker's epoll; when it fires, every socket that is ready is
 read in one go and its calls are handed to their handlers, then the round ends: callbacks asked for by ``at_round_end``
@@ -190,21 +190,22 @@ class Worker:
     def drain(self, grace_s: float) -> None:
         """Stop accepting, say goodbye on every connection, answer what is under way, then let ``run`` return.
 
-        Called on the worker's thread; from others through ``call_soon``.
+        Called on the worker's thread; from others through ``call_soon``. A later call can shorten the grace.
 
         Args:
             grace_s: after so many seconds the connections that are left are closed.
         """
-        if self._drain_until_ns is not None:
-            return
         now_ns = time.monotonic_ns()
-        self._drain_until_ns = now_ns + int(grace_s * 1e9)
-        self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
-        self._stop_listening()
-        for transport in list(self._transports.values()):
-            transport.connection.begin_shutdown()
-            self._close_if_drained(transport)
-        self._plan_wake_up(self._goodbye_ns)
+        until_ns = now_ns + int(grace_s * 1e9)
+        if self._drain_until_ns is None:
+            self._drain_until_ns = until_ns
+            self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
+            self._stop_listening()
+            for transport in list(self._transports.values()):
+                transport.connection.begin_shutdown()
+                self._close_if_drained(transport)
+            self._plan_wake_up(self._goodbye_ns)
+        self._drain_until_ns = min(self._drain_until_ns, until_ns)
         self._plan_wake_up(self._drain_until_ns)
         if not self._in_round:
             self._wake()  # sends the GOAWAYs, and ends ``run`` where there is nobody to say goodbye to
@@ -248,7 +249,7 @@ class Worker:
         timeout_s = 0.0
         while True:
             ready = self._epoll.poll(timeout_s)
-            self._asleep = False
+            self._asleep = False  # spares ``call_soon`` an eventfd; the callbacks are looked at below in any case
             self.now_ns = now_ns = time.monotonic_ns()
             if not ready and not self._callbacks and now_ns < self._next_deadline_ns:
                 break

@@ -1,7 +1,7 @@
 """The manager: loads what the repository holds, owns the executors' threads, and publishes the table of models.
 
-Loading a version blocks in ONNX Runtime, so it happens in threads; executors are threads of the manager's nursery, which
-therefore ends only after each of them has. Only the manager writes ``table``; everybody reads it.
+Loading a version blocks in ONNX Runtime, so it happens in threads; executors are threads of the manager's nursery,
+which therefore ends only after each of them has. Only the manager writes ``table``; everybody reads it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ class ModelManager:
         signature = read_signature(first, settings, source=source)
         datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
         if {"BF16", "BYTES"} <= datatypes:
-            raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
+            raise ModelLoadError(
+                "BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind"
+            )
         others = [load_session(version.model_path, options, profile_prefix=prefix) for prefix in prefixes[1:]]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         sessions = [ModelSession(session, signature, profile_batches=profile_batches) for session in (first, *others)]

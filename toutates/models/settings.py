@@ -50,7 +50,7 @@ class ProfilingSettings:
     """ONNX Runtime's own profiler for one model version.
 
     Attributes:
-        file_prefix: start of the path of the JSON files; model, version, number of the executor and a time stamp follow.
+        file_prefix: start of the path of the JSON files; model, version, executor's number and a time stamp follow.
         stop_after_batches: number of batches after which the file is written and profiling ends; None for at unload.
     """
 

@@ -91,9 +91,7 @@ def parse_version(text: str) -> int | None:
             "version should be an integral value > 0"
         )
     if number < 0:
-        raise InvalidRequest(
-            f"invalid model version specified '{text[:64]}' , version should be an integral value > 0"
-        )
+        raise InvalidRequest(f"invalid model version specified '{text[:64]}' , version should be an integral value > 0")
     return number
 
 

@@ -340,9 +340,7 @@ class _Validator:
         for tensor in reversed(self._request.inputs):
             self._check_tensor(tensor, rows)
         given = [
-            (index, positions[spec.name])
-            for index, spec in enumerate(self._signature.inputs)
-            if spec.name in positions
+            (index, positions[spec.name]) for index, spec in enumerate(self._signature.inputs) if spec.name in positions
         ]
         shapes = [self._row_shape(self._request.inputs[at], self._signature.inputs[index]) for index, at in given]
         sizes = [self._expected_bytes(self._request.inputs[at], rows) for _, at in given]

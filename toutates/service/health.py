@@ -23,9 +23,7 @@ def health_methods(readiness: Readiness) -> list[Method]:
     """
 
     def status(serving: bool) -> HealthCheckResponse:
-        return HealthCheckResponse(
-            status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
-        )
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)
 
     def check(request: HealthCheckRequest) -> HealthCheckResponse:
         return status(readiness.serving.value)

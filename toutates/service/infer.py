@@ -5,6 +5,7 @@ One ``InferService`` belongs to one worker; nothing in it is shared but the mode
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError
 
 from toutates.batching.lane import PackedLane
 from toutates.batching.result import BatchResult, Outputs, Split
 from toutates.batching.supertensor import Submitter
 from toutates.errors import ExecutionFailed, InvalidRequest, Overloaded, RequestError
-from toutates.h2grpc import Buffer, Call, GrpcError, Status, Worker
+from toutates.h2grpc import Buffer, Call, GrpcError, Worker
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import (
     decode_bytes_tensor,
@@ -34,8 +34,11 @@ from toutates.protocol.infer_response import WireTensor, classify, write_respons
 from toutates.protocol.signature import TensorSpec
 from toutates.service.plan import Plan
 from toutates.service.statuses import STATUSES, as_grpc_error
+from toutates.service.unary import parse
 
 __all__ = ["InferService", "Ticket", "is_wanted"]
+
+logger = logging.getLogger(__name__)
 
 #: What waits for a batch: (call, plan, the request's id field as it goes into the response, arrival).
 Ticket = tuple[Call, Plan, bytes, int]
@@ -132,11 +135,7 @@ class InferService:
 
     def _infer_the_long_way(self, call: Call, key: bytes) -> None:
         """Parse, validate, and remember the plan under ``key`` where there is one and the request fits it."""
-        message = call.message
-        try:
-            request = ModelInferRequest.FromString(message)
-        except DecodeError as error:
-            raise GrpcError(Status.INTERNAL, f"the message is not a ModelInferRequest: {error}") from None
+        request = parse(ModelInferRequest, call.message)
         with _request_errors_as_statuses():
             version = self._table.find(request.model_name, request.model_version)
             raws = request.raw_input_contents
@@ -336,6 +335,11 @@ class InferService:
         except RequestError as error:
             _fail_one(call, plan, arrival, error)
             return False
+        except Exception:
+            # Those who share the batch wait for their answers.
+            logger.exception("writing a response of model '%s' failed", plan.version.model)
+            _fail_one(call, plan, arrival, ExecutionFailed("internal error"))
+            return False
         call.reply_parts(pieces_out, length)
         return True
 
@@ -396,9 +400,7 @@ def _arrays(plan: Plan, contents: list[bytes], identifier: str) -> list[npt.NDAr
     return arrays
 
 
-def _array(
-    spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str, identifier: str
-) -> npt.NDArray[Any]:
+def _array(spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str, identifier: str) -> npt.NDArray[Any]:
     if spec.datatype.size:
         # Copied, because the received buffer is neither aligned nor ours to keep.
         return np.frombuffer(content, spec.datatype.numpy).reshape(shape).copy()

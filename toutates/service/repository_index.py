@@ -26,9 +26,7 @@ def repository_index(table: ModelTable, request: RepositoryIndexRequest) -> Repo
                 ModelIndex(name=model.name, state=ModelState.UNAVAILABLE.value, reason=f"Internal: {model.problem}")
             )
         entries += [
-            ModelIndex(
-                name=model.name, version=str(version.number), state=version.state.value, reason=version.reason
-            )
+            ModelIndex(name=model.name, version=str(version.number), state=version.state.value, reason=version.reason)
             for version in model.versions.values()
             if version.state is ModelState.READY or not request.ready
         ]

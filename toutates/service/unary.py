@@ -11,9 +11,22 @@ from toutates.errors import RequestError
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
 from toutates.service.statuses import as_grpc_error
 
-__all__ = ["unary"]
+__all__ = ["parse", "unary"]
 
 Request = TypeVar("Request", bound=Message)
+
+
+def parse(request_type: type[Request], message: bytes) -> Request:
+    """A message read by protobuf.
+
+    Raises:
+        GrpcError: INTERNAL, as from every gRPC server. The pure-Python protobuf, which is the one on free-threaded
+            Python, has an exception of another kind for strings that are not UTF-8.
+    """
+    try:
+        return request_type.FromString(message)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise GrpcError(Status.INTERNAL, f"the message is not a {request_type.DESCRIPTOR.name}: {error}") from None
 
 
 def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
@@ -25,12 +38,7 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
     """
 
     def handle(call: Call) -> None:
-        try:
-            request = request_type.FromString(call.message)
-        except DecodeError as error:
-            raise GrpcError(
-                Status.INTERNAL, f"the message is not a {request_type.DESCRIPTOR.name}: {error}"
-            ) from None
+        request = parse(request_type, call.message)
         try:
             response = answer(request)
         except RequestError as error:
@@ -38,4 +46,3 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
         call.reply(response.SerializeToString())
 
     return handle
-

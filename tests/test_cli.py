@@ -1,0 +1,252 @@
+"""Flags become options, and what cannot be used is said in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from toutates import cli
+from toutates.cli import main, parse_options
+from toutates.errors import ConfigurationError
+from toutates.flags import server_parser
+from toutates.h2grpc import Limits
+from toutates.options import Address, Options, parse_address
+
+ROOT: Final = Path(__file__).parents[1]
+REQUIRED = ("--model-repository", "models")
+
+
+def parse(*flags: str) -> Options:
+    return parse_options([*REQUIRED, *flags])
+
+
+def test_defaults_of_the_flags_are_the_defaults_of_the_options() -> None:
+    assert parse() == Options(Path("models"))
+
+
+# Flag, value, where it goes, and as what.
+EFFECTS: Final[list[tuple[str, str, str, object]]] = [
+    ("--model-repository", "/elsewhere", "model_repository", Path("/elsewhere")),
+    ("--load-models", "a, b", "load_models", ("a", "b")),
+    ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),
+    ("--custom-op-libraries", __file__, "custom_op_libraries", (Path(__file__),)),
+    ("--trt-op-types-to-exclude", "Mul,Add", "trt_op_types_to_exclude", "Mul,Add"),
+    ("--trt-min-subgraph-size", "7", "trt_min_subgraph_size", 7),
+    ("--ort-intra-threads", "3", "ort_intra_threads", 3),
+    ("--ort-inter-threads", "4", "ort_inter_threads", 4),
+    ("--grpc-addr", "[::1]:99", "grpc_addr", Address("::1", 99)),
+    ("--processing-cores", "5", "processing_cores", 5),
+    ("--max-concurrent-connections", "6", "max_concurrent_connections", 6),
+    ("--max-concurrent-streams", "8", "limits", Limits(max_concurrent_streams=8)),
+    ("--max-frame-size", "16384", "limits", Limits(max_frame_size=16_384)),
+    ("--max-message-size", "9", "limits", Limits(max_message_size=9)),
+    ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
+    ("--server-id", "mine", "server_id", "mine"),
+    ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
+    ("--log-level", "debug", "log_level", "debug"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value", "name", "expected"), EFFECTS, ids=[effect[0] for effect in EFFECTS])
+def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str, expected: object) -> None:
+    assert getattr(parse(), name) != expected
+    options = parse(flag, value)
+    assert getattr(options, name) == expected
+    others = [field for field in Options.__slots__ if field != name]
+    assert [getattr(options, field) for field in others] == [getattr(parse(), field) for field in others]
+
+
+def test_every_flag_is_in_the_table_above() -> None:
+    flags = {flag for action in server_parser()._actions for flag in action.option_strings}
+    shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
+    assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"}
+
+
+def test_no_compression_is_none() -> None:
+    assert parse("--grpc-compression", "none").grpc_compression == ""
+
+
+# Flags, then what the error has to name: flag, value, remedy or bound.
+MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
+    "no repository": ([], ["--model-repository", "required", "toutates --help"]),
+    "unknown flag": ([*REQUIRED, "--grcp-addr", "x"], ["--grcp-addr", "toutates --help"]),
+    "abbreviated flag": ([*REQUIRED, "--load", "x"], ["--load", "toutates --help"]),
+    "positional": ([*REQUIRED, "serve"], ["serve"]),
+    "no number": ([*REQUIRED, "--processing-cores", "two"], ["--processing-cores", "'two'", "a whole number"]),
+    "zero": ([*REQUIRED, "--ort-intra-threads", "0"], ["--ort-intra-threads", "'0'", "from 1 up"]),
+    "negative": ([*REQUIRED, "--ort-inter-threads=-1"], ["--ort-inter-threads", "'-1'", "from 1 up"]),
+    "fraction": ([*REQUIRED, "--max-concurrent-streams", "1.5"], ["--max-concurrent-streams", "'1.5'"]),
+    "other digits": (
+        [*REQUIRED, "--max-concurrent-connections", "\u0661"],
+        ["--max-concurrent-connections", "'\u0661'"],
+    ),
+    "endless number": ([*REQUIRED, "--trt-min-subgraph-size", "9" * 5_000], ["--trt-min-subgraph-size", "from 1 up"]),
+    "small frames": ([*REQUIRED, "--max-frame-size", "16383"], ["--max-frame-size", "16383", "16384..16777215"]),
+    "large frames": ([*REQUIRED, "--max-frame-size", "16777216"], ["--max-frame-size", "16777216"]),
+    "large messages": ([*REQUIRED, "--max-message-size", str(2**31)], ["--max-message-size", "2147483647"]),
+    "no time": ([*REQUIRED, "--shutdown-grace", "soon"], ["--shutdown-grace", "'soon'", "from 0 to 86400"]),
+    "not a number of seconds": ([*REQUIRED, "--shutdown-grace", "nan"], ["--shutdown-grace", "'nan'"]),
+    "endless grace": ([*REQUIRED, "--shutdown-grace", "inf"], ["--shutdown-grace", "'inf'"]),
+    "log level": ([*REQUIRED, "--log-level", "loud"], ["--log-level", "'loud'", "warning"]),
+    "compression": ([*REQUIRED, "--grpc-compression", "br"], ["--grpc-compression", "'br'", "deflate"]),
+    "provider": ([*REQUIRED, "--execution-providers", "cpu,rocm"], ["--execution-providers", "'rocm'", "tensorrt"]),
+    "auto and more": ([*REQUIRED, "--execution-providers", "auto,cpu"], ["--execution-providers", "auto stands alone"]),
+    "empty model name": ([*REQUIRED, "--load-models", "a,,b"], ["--load-models", "'a,,b'", "single commas"]),
+    "no model name": ([*REQUIRED, "--load-models", ""], ["--load-models", "empty name"]),
+    "no such library": (
+        [*REQUIRED, "--custom-op-libraries", "/no/such.so"],
+        ["--custom-op-libraries", "'/no/such.so'", "correct the path"],
+    ),
+    "address": ([*REQUIRED, "--grpc-addr", "8001"], ["--grpc-addr", "'8001'", "HOST:PORT"]),
+    "kernel polling": ([*REQUIRED, "--sqpoll-enabled"], ["--sqpoll-enabled", "io_uring", "leave"]),
+    "kernel polling's time": ([*REQUIRED, "--sqpoll-idle-ms", "5"], ["--sqpoll", "io_uring", "leave"]),
+    "probe without address": (["probe"], ["ADDR", "toutates probe --help"]),
+    "probe's time": (["probe", "localhost:1", "--timeout", "x"], ["--timeout", "'x'"]),
+    "probe's address": (["probe", "localhost"], ["ADDR", "'localhost'", "HOST:PORT"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_that_names_flag_value_and_remedy(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("toutates: error: ")
+    assert said.err.count("\n") == 1
+    for word in words:
+        assert word in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0.0.0.0:8001", Address("0.0.0.0", 8001)),
+        ("localhost:0", Address("localhost", 0)),
+        ("[::]:65535", Address("::", 65_535)),
+    ],
+)
+def test_addresses_are_read_and_written_alike(text: str, address: Address) -> None:
+    assert parse_address(text, "--x") == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", ":", ":80", "host:", "host:65536", "host:-1", "::1:80", "[]:80", "host:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--x: is not an address"):
+        parse_address(text, "--x")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["probe", "--help"], ["--version"]])
+def test_help_and_version_need_no_repository(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    assert "toutates" in capsys.readouterr().out
+
+
+def test_help_explains_every_flag_and_tells_its_default() -> None:
+    for action in server_parser()._actions:
+        assert action.help, action.option_strings
+        if action.default not in (None, "", argparse.SUPPRESS):
+            shown = f"{action.default:g}" if isinstance(action.default, float) else action.default
+            assert f"(default: {shown})" in action.help
+
+
+def test_an_interrupt_before_the_server_runs_is_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(options: Options) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_serve", interrupt)
+    assert main(REQUIRED) == 1
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+
+
+MAIN = "import sys; from toutates.cli import main; sys.exit(main())"
+
+
+def test_without_onnxruntime_the_extras_are_named() -> None:
+    done = run_python(f"import sys; sys.modules['onnxruntime'] = None; {MAIN}", *REQUIRED)
+    assert done.returncode == 2
+    assert done.stderr.startswith("toutates: error: onnxruntime ")
+    assert "toutates[cpu]" in done.stderr
+    assert "toutates[gpu]" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (
+            "raise ImportError('libcudart.so.13: cannot open')",
+            "onnxruntime cannot be imported: libcudart.so.13: cannot",
+        ),
+        ("import not_there", "onnxruntime cannot be imported: No module named 'not_there'"),
+        ("", "only remains of onnxruntime are installed"),
+    ],
+    ids=["library", "dependency", "remains"],
+)
+def test_an_onnxruntime_that_does_not_work_is_said_so(tmp_path: Path, code: str, problem: str) -> None:
+    (tmp_path / "onnxruntime.py").write_text(code)
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {MAIN}", *REQUIRED)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"toutates: error: {problem}")
+    assert "toutates[cpu]" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_repository_is_one_line_and_exit_code_2() -> None:
+    done = run_python(MAIN, "--model-repository", "/no/such/folder", "--grpc-addr", "127.0.0.1:0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "toutates: error: --model-repository: there is no such directory (got '/no/such/folder'); "
+        "create it, or correct the path\n"
+    )
+
+
+def test_neither_help_nor_a_mistake_imports_onnxruntime() -> None:
+    for arguments in (["--help"], ["--nonsense"], ["probe", "127.0.0.1:1", "--timeout", "1"]):
+        code = (
+            "import sys; from toutates.cli import main\n"
+            "try: main()\n"
+            "except SystemExit: pass\n"
+            "sys.exit('onnxruntime' in sys.modules)"
+        )
+        assert run_python(code, *arguments).returncode == 0
+
+
+def test_probe_prints_its_finding_and_exits_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import toutates.probe
+
+    asked: list[Any] = []
+
+    def probe(address: Address, timeout_s: float) -> tuple[bool, str]:
+        asked.append((address, timeout_s))
+        return address.port == 1, "a finding"
+
+    monkeypatch.setattr(toutates.probe, "probe", probe)
+    assert main(["probe", "localhost:1"]) == 0
+    assert capsys.readouterr() == ("a finding\n", "")
+    assert main(["probe", "localhost:2", "--timeout", "0.5"]) == 1
+    assert capsys.readouterr() == ("", "a finding\n")
+    assert asked == [(Address("localhost", 1), 3.0), (Address("localhost", 2), 0.5)]

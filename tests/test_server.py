@@ -1,0 +1,368 @@
+"""The server as a whole, in this process: how it starts, how it stops, and what ends it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import PingAckReceived
+
+from tests.batching.support import DOUBLE, wait_until
+from toutates import server as server_module
+from toutates.batching.session import load_session
+from toutates.errors import ConfigurationError
+from toutates.h2grpc import Worker
+from toutates.models import manager as manager_module
+from toutates.models.manager import ModelManager
+from toutates.options import Address, Options
+from toutates.probe import probe
+from toutates.server import Server
+
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository" / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(DOUBLE)
+    return tmp_path / "repository"
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """The server freezes what the garbage collector knows; the tests after it shall have it back."""
+    yield
+    gc.unfreeze()
+
+
+class Running:
+    """A server that has started, and its exit code once it has ended."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.code: int | None = None
+
+    @property
+    def address(self) -> Address:
+        assert self.server.address is not None
+        return Address(*self.server.address)
+
+    async def probe(self) -> tuple[bool, str]:
+        return await trio.to_thread.run_sync(probe, self.address, 10)
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.code = await self.server.run(task_status=task_status)
+
+
+@asynccontextmanager
+async def started(options: Options) -> AsyncIterator[Running]:
+    """A server that has to end by the end of the block, within some seconds."""
+    running = Running(Server(options))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(running.run)
+            yield running
+
+
+def options_of(repository: Path, **more: Any) -> Options:
+    return Options(repository, grpc_addr=more.pop("grpc_addr", LOOPBACK), **more)
+
+
+def run(main: Callable[[], Any]) -> None:
+    trio.run(main)
+
+
+def test_the_server_starts_answers_and_stops(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with started(options_of(repository)) as running:
+            assert await running.probe() == (True, f"{running.address}: SERVING")
+            running.server.stop()
+        assert running.code == 0
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((running.address.host, running.address.port))
+
+    run(main)
+    assert "m     1       READY x FP32[-1,4] y FP32[-1,4] 64" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_stop_the_server(repository: Path, number: int) -> None:
+    async def main() -> None:
+        async with started(options_of(repository)) as running:
+            os.kill(os.getpid(), number)
+        assert running.code == 0
+
+    run(main)
+
+
+async def open_call(running: Running) -> trio.SocketStream:
+    """A call whose request never ends."""
+    connection = H2Connection(H2Configuration(client_side=True))
+    connection.initiate_connection()
+    fields = {":method": "POST", ":scheme": "http", ":path": "/inference.GRPCInferenceService/ModelInfer"}
+    fields |= {":authority": "x", "te": "trailers", "content-type": "application/grpc"}
+    connection.send_headers(1, list(fields.items()))
+    connection.ping(b"received")
+    stream = await trio.open_tcp_stream(running.address.host, running.address.port)
+    await stream.send_all(connection.data_to_send())
+    while not any(isinstance(event, PingAckReceived) for event in connection.receive_data(await stream.receive_some())):
+        pass
+    return stream
+
+
+def test_calls_under_way_are_cut_off_at_the_end_of_the_grace(repository: Path) -> None:
+    async def main() -> None:
+        options = options_of(repository, shutdown_grace_s=0.2)
+        async with started(options) as running, await open_call(running) as stream:
+            running.server.stop()
+            async for _ in stream:
+                pass  # GOAWAY, then the end
+        assert running.code == 1
+
+    run(main)
+
+
+def test_a_second_stop_ends_the_grace(repository: Path) -> None:
+    async def main() -> None:
+        options = options_of(repository, shutdown_grace_s=10_000)
+        async with started(options) as running, await open_call(running) as stream:
+            running.server.stop()
+            await stream.receive_some()  # GOAWAY
+            running.server.stop()
+            async for _ in stream:
+                pass
+        assert running.code == 1
+
+    run(main)
+
+
+def test_cancelling_the_server_ends_its_threads(repository: Path) -> None:
+    async def main() -> None:
+        with trio.fail_after(30):
+            running = Running(Server(options_of(repository, processing_cores=2)))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(running.run)
+                async with await open_call(running):
+                    nursery.cancel_scope.cancel()
+        assert running.code is None
+
+    run(main)
+
+
+def test_several_workers_share_the_port(repository: Path) -> None:
+    async def main() -> None:
+        async with started(options_of(repository, processing_cores=2)) as running:
+            workers = running.server._workers
+            # The system spreads connections by a hash of their ports: that all go to one is improbable beyond belief.
+            streams = [await trio.open_tcp_stream(running.address.host, running.address.port) for _ in range(60)]
+            await trio.to_thread.run_sync(wait_until, lambda: sum(worker.connections for worker in workers) == 60)
+            assert all(worker.connections for worker in workers)
+            assert (await running.probe())[0]
+            for stream in streams:
+                await stream.aclose()
+            running.server.stop()
+        assert running.code == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_fails_ends_the_server_with_a_failure(
+    repository: Path, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Worker):
+        async def run(self, listener: socket.socket, **more: Any) -> int:
+            if self.name != "worker-0":
+                return await super().run(listener, **more)
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(server_module, "Worker", Failing)
+
+    async def main() -> None:
+        async with started(options_of(repository, processing_cores=workers)) as running:
+            pass
+        assert running.code == 1
+
+    run(main)
+    assert "worker-0 failed; the server stops" in caplog.text
+    assert "a bug" in caplog.text
+
+
+def test_a_broken_model_is_shown_and_the_server_serves_without_being_ready(
+    repository: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = repository / "broken" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(b"nonsense")
+
+    async def main() -> None:
+        async with started(options_of(repository)) as running:
+            assert await running.probe() == (False, f"{running.address}: NOT_SERVING")
+            running.server.stop()
+        assert running.code == 0
+
+    run(main)
+    assert "broken 1       UNAVAILABLE Internal: onnxruntime cannot load 'model.onnx'" in capfd.readouterr().out
+
+
+def test_only_the_models_asked_for_are_loaded(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (repository / "other" / "1").mkdir(parents=True)
+
+    async def main() -> None:
+        async with started(options_of(repository, load_models=("m",))) as running:
+            assert (await running.probe())[0]
+            running.server.stop()
+
+    run(main)
+    assert "other" not in capfd.readouterr().out
+
+
+def test_an_empty_repository_is_served_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with started(options_of(tmp_path)) as running:
+            assert (await running.probe())[0]
+            running.server.stop()
+
+    run(main)
+    assert f"the model repository {tmp_path} has no models" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_in_use_is_refused(repository: Path, workers: int) -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        address = Address("127.0.0.1", other.getsockname()[1])
+        with pytest.raises(ConfigurationError) as caught:
+            server_module.run(options_of(repository, grpc_addr=address, processing_cores=workers))
+    assert str(caught.value) == (
+        f"--grpc-addr: cannot listen: Address already in use (got '{address}'); "
+        "choose an address of this machine and a port that is free"
+    )
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_refused(repository: Path, host: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--grpc-addr: cannot listen: "):
+        server_module.run(options_of(repository, grpc_addr=Address(host, 0)))
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ipv6_is_served_and_the_address_of_all_takes_ipv4_too(repository: Path, workers: int) -> None:
+    async def main() -> None:
+        options = options_of(repository, grpc_addr=Address("::", 0), processing_cores=workers)
+        async with started(options) as running:
+            for host in ("::1", "127.0.0.1"):
+                address = Address(host, running.address.port)
+                assert await trio.to_thread.run_sync(probe, address, 10) == (True, f"{address}: SERVING")
+            running.server.stop()
+
+    run(main)
+
+
+def test_a_repository_that_cannot_be_used_is_said_before_the_address_is(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        options = options_of(tmp_path / "missing", grpc_addr=Address("127.0.0.1", other.getsockname()[1]))
+        with pytest.raises(ConfigurationError, match=r"--model-repository: there is no such directory"):
+            server_module.run(options)
+
+
+def test_a_model_that_the_repository_lacks_is_said_before_anything_is_loaded(repository: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--load-models: no such model .*got 'n'.*has: m"):
+        server_module.run(options_of(repository, load_models=("n",)))
+
+
+def test_a_configuration_error_out_of_nested_nurseries_comes_alone(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load_all(*arguments: Any) -> None:
+        async with trio.open_nursery():
+            raise ConfigurationError("cannot be used")
+
+    monkeypatch.setattr(ModelManager, "load_all", load_all)
+    with pytest.raises(ConfigurationError, match=r"^cannot be used$"):
+        server_module.run(options_of(repository))
+
+
+def test_another_error_out_of_nested_nurseries_keeps_its_trace(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load_all(*arguments: Any) -> None:
+        async with trio.open_nursery():
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(ModelManager, "load_all", load_all)
+    with pytest.raises(BaseExceptionGroup):
+        server_module.run(options_of(repository))
+
+
+def test_a_signal_while_models_load_ends_the_server_cleanly(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    really_load = load_session
+
+    def load_slowly(*arguments: Any, **more: Any) -> Any:
+        loading.set()
+        assert go_on.wait(20)
+        return really_load(*arguments, **more)
+
+    monkeypatch.setattr(manager_module, "load_session", load_slowly)
+    codes = []
+
+    async def main() -> None:
+        server = Server(options_of(repository))
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+
+                async def serve() -> None:
+                    codes.append(await server.run())
+
+                nursery.start_soon(serve)
+                await trio.to_thread.run_sync(loading.wait)
+                os.kill(os.getpid(), signal.SIGTERM)
+                await server._stopping.wait()
+                go_on.set()
+
+    run(main)
+    assert codes == [0]
+    assert "READY" not in capfd.readouterr().out
+
+
+def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Seen(Worker):
+        def __init__(self, name: str, limits: Any, **more: Any) -> None:
+            seen.append((name, limits, more))
+            super().__init__(name, limits, **more)
+
+    monkeypatch.setattr(server_module, "Worker", Seen)
+    options = options_of(repository, processing_cores=2, max_concurrent_connections=11, grpc_compression="gzip")
+
+    async def main() -> None:
+        async with started(options) as running:
+            running.server.stop()
+
+    run(main)
+    given = {"max_connections": 5, "response_encoding": "gzip"}
+    assert seen == [("worker-0", options.limits, given), ("worker-1", options.limits, given)]
