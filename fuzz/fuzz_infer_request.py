@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from toutates.errors import RequestError
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.infer_request import scan, validate
+from toutates.protocol.infer_request import scan
+from toutates.protocol.infer_validation import validate
 from toutates.protocol.signature import Signature, TensorSpec
 
 SIGNATURE = Signature(

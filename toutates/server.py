@@ -248,9 +248,9 @@ class Server:
     async def _run_worker(self, worker: Worker, listener: socket.socket, limiter: trio.CapacityLimiter) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
         try:
-            self._cut_off_calls += await trio.to_thread.run_sync(
-                lambda: trio.run(worker.run, listener), limiter=limiter
-            )
+            cut_off = await trio.to_thread.run_sync(lambda: trio.run(worker.run, listener), limiter=limiter)
+            # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
+            self._cut_off_calls += cut_off
         except Exception:
             logger.exception("%s failed; the server stops", worker.name)
             self._failed = True

@@ -25,7 +25,8 @@ from toutates.batching.executor import Executor
 from toutates.batching.lane import GatheredLane, PackedLane, RowShapes
 from toutates.batching.result import BatchResult, Outputs, Split
 from toutates.batching.session import ModelSession
-from toutates.batching.supertensor import Submitter, SuperTensor
+from toutates.batching.submitter import Submitter
+from toutates.batching.supertensor import SuperTensor
 from toutates.errors import RequestError
 from toutates.models.settings import ModelSettings
 from toutates.models.signature_reader import read_signature
@@ -226,7 +227,7 @@ class Rig:
         self.supertensor = SuperTensor("m", self.signature, batch_size=batch_size, capacity=capacity, workers=workers)
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
-            worker.submitter = self.supertensor.submitter(worker.number, worker.results.put, worker.at_round_end)
+            worker.submitter = Submitter(self.supertensor, worker.number, worker.results.put, worker.at_round_end)
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
         self.gate.set()

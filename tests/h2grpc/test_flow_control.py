@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.h2grpc.support import (
+    ACK,
     DATA,
     END_STREAM,
     FLOW_CONTROL_ERROR,
@@ -107,9 +108,21 @@ def test_new_initial_window_applies_to_streams_that_exist_and_to_later_ones() ->
     server.call(unary(1)).reply(bytes(1_000))
     server.frames()
     server.receive(settings((4, 150)))
-    assert [(f.type, len(f.payload)) for f in server.frames()] == [(DATA, 50), (SETTINGS, 0)]
+    assert [(f.type, f.flags, len(f.payload)) for f in server.frames()] == [(SETTINGS, ACK, 0), (DATA, 0, 50)]
     server.call(unary(3)).reply(bytes(1_000))
     assert sizes(server.frames()) == [150]
+
+
+def test_server_acknowledges_settings_before_it_sends_by_them() -> None:
+    """C-core's BDP probing raises windows in mid-stream, and holds the server to the old until it has the ACK."""
+    server = Server.opened(None, (4, 20_000))
+    server.receive(window_update(0, 2**30))
+    server.call(unary(1)).reply(bytes(200_000))
+    server.frames()
+    server.receive(settings((4, 10), (5, 100_000), (4, 150_000)))
+    ack, *frames = server.frames()
+    assert (ack.type, ack.flags) == (SETTINGS, ACK)
+    assert sizes(frames) == [100_000, 30_000]
 
 
 def test_window_may_become_negative_and_has_to_be_paid_back() -> None:

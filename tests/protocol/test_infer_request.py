@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from toutates.errors import InvalidRequest, RequestError, Unsupported
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
-from toutates.protocol.infer_request import request_prefix, scan, validate
+from toutates.protocol.infer_request import scan
+from toutates.protocol.infer_validation import request_prefix, validate
 from toutates.protocol.signature import Signature, TensorSpec
 
 ADDSUB = Signature(

@@ -74,6 +74,7 @@ class Executor:
     def _run_one_by_one(self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int) -> None:
         """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
         alone = sum(map(len, waiters)) == 1
+        answers: list[tuple[list[list[Waiter]], Outputs | None, RequestError | None, Timing]] = []
         for worker, own in enumerate(waiters):
             for ticket, first, rows, part in own:
                 outputs: Outputs | None = None
@@ -87,8 +88,11 @@ class Executor:
                     first = 0
                 one: list[list[Waiter]] = [[] for _ in waiters]
                 one[worker] = [(ticket, first, rows, part)]
-                self._supertensor.deliver(one, outputs, error, timing)
+                answers.append((one, outputs, error, timing))
+        # Not before: whoever hears that the ring is free again must find it so.
         self._supertensor.release(batch)
+        for answer in answers:
+            self._supertensor.deliver(*answer)
 
     def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
         try:

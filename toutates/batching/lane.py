@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from toutates.batching.pinned import PinnedMemory
 from toutates.batching.result import Outputs, Waiter
 from toutates.batching.session import ModelSession, pack_outputs
 from toutates.protocol.signature import Signature
@@ -115,10 +116,20 @@ class Lane:
 
 
 class PackedLane(Lane):
-    """See the module. ``row_bytes`` gives the bytes of one row of each input, by position in ``row_shapes``."""
+    """See the module.
 
-    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
+    Args:
+        pinned: pins the inputs' buffers; None leaves them in ordinary memory.
+
+    Attributes:
+        row_bytes: bytes of one row of each input, by position in ``row_shapes``.
+    """
+
+    def __init__(
+        self, signature: Signature, row_shapes: RowShapes, batch_size: int, pinned: PinnedMemory | None = None
+    ) -> None:
         super().__init__(signature, row_shapes, batch_size)
+        self._pinned = pinned
         tensors = [signature.inputs[index] for index, _ in row_shapes]
         self.row_bytes = tuple(
             prod(shape) * tensor.datatype.size for tensor, (_, shape) in zip(tensors, row_shapes, strict=True)
@@ -147,7 +158,10 @@ class PackedLane(Lane):
         batch = Batch(self, workers)
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for index, shape in self.row_shapes:
-            batch.arrays.append(np.empty((self.batch_rows, *shape), inputs[index].datatype.numpy))
+            array = np.empty((self.batch_rows, *shape), inputs[index].datatype.numpy)
+            if self._pinned is not None:
+                self._pinned.pin(array)
+            batch.arrays.append(array)
         if self._known_outputs is not None:
             batch.outputs = [
                 np.empty((self.batch_rows, *shape), tensor.datatype.numpy)

@@ -1,8 +1,8 @@
 """The SuperTensor: the batches of one model version, shared by every worker and every executor.
 
 A worker *reserves* rows in the open batch of their lane, copies its request into them, and *commits* at the end of its
-round. An executor that is idle gets the next batch at once: no request waits for a timer while an executor is free, and
-under load batches grow by themselves while the executors are busy.
+round (``submitter``). An executor that is idle gets the next batch at once: no request waits for a timer while an
+executor is free, and under load batches grow by themselves while the executors are busy.
 
     open ──(full, or an executor is free)──▶ sealed ──(every worker has committed)──▶ running ──▶ spare
 
@@ -18,24 +18,21 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final
-
-import numpy.typing as npt
+from typing import Final
 
 from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane, RowShapes
-from toutates.batching.result import BatchResult, Outputs, Split, Timing, Waiter
+from toutates.batching.pinned import PinnedMemory
+from toutates.batching.result import BatchResult, Outputs, Timing, Waiter
 from toutates.errors import InvalidRequest, ModelNotReady, Overloaded, RequestError
 from toutates.protocol.signature import Signature
 
-__all__ = ["Inbox", "Occupancy", "Submitter", "SuperTensor"]
+__all__ = ["Inbox", "Occupancy", "SuperTensor"]
 
 #: Where an idle executor waits for its next batch; None ends it.
 Inbox = SimpleQueue[Batch | None]
-
-Buffer = bytes | bytearray | memoryview
 
 #: Lanes kept; beyond it the one not looked up for longest is forgotten, with its spare batches.
 MAX_LANES: Final = 256
@@ -62,16 +59,6 @@ class Occupancy:
     spare_bytes: int
 
 
-@dataclass(slots=True)
-class Part:
-    """Rows reserved for one request: ``rows`` rows of ``batch`` from ``first``, the request's from ``offset``."""
-
-    batch: Batch
-    first: int
-    rows: int
-    offset: int
-
-
 class SuperTensor:
     """See the module.
 
@@ -80,15 +67,26 @@ class SuperTensor:
         signature: the model's tensors.
         batch_size: most rows that are run together.
         capacity: most batches in flight.
-        workers: how many Submitters there will be.
+        workers: how many workers there will be.
+        pinned: pins the memory of batches (``allocator: cuda_pinned``); None for ordinary memory.
     """
 
-    def __init__(self, name: str, signature: Signature, *, batch_size: int, capacity: int, workers: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        signature: Signature,
+        *,
+        batch_size: int,
+        capacity: int,
+        workers: int,
+        pinned: PinnedMemory | None = None,
+    ) -> None:
         self.name = name
         self.signature = signature
         self.batch_size = batch_size
         self.capacity = capacity
         self.workers = workers
+        self._pinned = pinned
         self.lock = threading.Lock()
         self._lanes: OrderedDict[RowShapes, Lane] = OrderedDict()
         #: batches that still take rows, the one opened first first; used with the lock held
@@ -97,7 +95,7 @@ class SuperTensor:
         self._idle: list[Inbox] = []
         self._in_flight = 0
         self._spare_bytes = 0
-        self._submitters: dict[int, Submitter] = {}
+        self._finish: dict[int, Callable[[BatchResult], None]] = {}
         self._closed = False
 
     # --- lanes -------------------------------------------------------------------------------------------------------
@@ -126,8 +124,9 @@ class SuperTensor:
         for index, shape in row_shapes:
             if not self.signature.inputs[index].datatype.size or 0 in shape:
                 return GatheredLane(self.signature, row_shapes, self.batch_size)
-        kind = PackedLane if row_shapes else GatheredLane
-        return kind(self.signature, row_shapes, self.batch_size)
+        if not row_shapes:
+            return GatheredLane(self.signature, row_shapes, self.batch_size)
+        return PackedLane(self.signature, row_shapes, self.batch_size, self._pinned)
 
     # --- rows in -----------------------------------------------------------------------------------------------------
 
@@ -249,19 +248,13 @@ class SuperTensor:
             if own:
                 # Read without the lock while another worker may add itself: a dict takes that on every build of
                 # CPython, and a worker is there before its first rows are.
-                self._submitters[worker].finish(BatchResult(own, outputs, error, timing))
+                self._finish[worker](BatchResult(own, outputs, error, timing))
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def submitter(
-        self,
-        worker: int,
-        finish: Callable[[BatchResult], None],
-        at_round_end: Callable[[Callable[[], None]], None],
-    ) -> Submitter:
-        """The way in for worker number ``worker``, from 0; made once per worker. Arguments as Submitter's."""
-        submitter = self._submitters[worker] = Submitter(self, worker, finish, at_round_end)
-        return submitter
+    def connect(self, worker: int, finish: Callable[[BatchResult], None]) -> None:
+        """Name what takes the outcomes for worker number ``worker``, from 0; before its first rows (``Submitter``)."""
+        self._finish[worker] = finish
 
     def close(self, *, workers_ended: bool = False) -> None:
         """Take no more rows; executors end once what is in flight has run.
@@ -288,153 +281,3 @@ class SuperTensor:
         """How full the ring is now."""
         with self.lock:
             return Occupancy(self._in_flight, self.capacity, len(self._idle), len(self._lanes), self._spare_bytes)
-
-
-class Submitter:
-    """One worker's way into a SuperTensor; used by that worker's thread only.
-
-    Args:
-        supertensor: shared with the other workers.
-        worker: this one's number.
-        finish: called by executors, in their threads, with the outcome of batches that hold rows of this worker.
-        at_round_end: asks for a callback once the worker has handed out the requests it has read; rows are committed
-            then, so that the requests of a round run together and the lock is taken once for all of them.
-    """
-
-    def __init__(
-        self,
-        supertensor: SuperTensor,
-        worker: int,
-        finish: Callable[[BatchResult], None],
-        at_round_end: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self.finish = finish
-        self._supertensor = supertensor
-        self._lock = supertensor.lock
-        self._open = supertensor.open_batches
-        self._worker = worker
-        self._at_round_end = at_round_end
-        self._commit_asked = False
-        #: batches with rows reserved since the last commit
-        self._touched: set[Batch] = set()
-
-    def add_packed(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
-        """Copy one request's rows into the open batch; into several where they do not fit.
-
-        Args:
-            lane: of the rows' shapes.
-            rows: how many.
-            ticket: comes back in the batch's waiters.
-            buffer: the received message.
-            spans: start and end of each input's bytes in ``buffer``, flat, by position in ``lane.row_shapes``; their
-                lengths are ``rows`` x ``lane.row_bytes``.
-
-        Raises:
-            Overloaded: the ring is full; nothing was reserved.
-            ModelNotReady: the model version is being unloaded.
-        """
-        # The short way, for rows that fit whole: one hold of the lock, one copy per input.
-        with self._lock:
-            batch = self._open.get(lane)
-            first = batch.rows if batch is not None else 0
-            end = first + rows
-            fits = end <= lane.batch_rows
-            if fits:
-                if batch is None:
-                    batch = self._supertensor.open_batch(lane)
-                self._reserve(batch, end)
-        if batch is None or not fits:
-            self._add_split(lane, rows, ticket, buffer, spans)
-            return
-        try:
-            if len(spans) == 2:
-                row_bytes = lane.row_bytes[0]
-                view = batch.views[self._worker][0]
-                view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
-            else:
-                self._copy(batch, lane, first, rows, buffer, spans, 0)
-        except BaseException:
-            self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
-            raise
-        batch.waiters[self._worker].append((ticket, first, rows, None))
-        if not self._commit_asked or end == lane.batch_rows:
-            self._after_adding(full=end == lane.batch_rows)
-
-    def _add_split(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
-        try:
-            for part in self._reserve_parts(lane, rows, ticket):
-                self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
-        finally:
-            self._after_adding(full=True)
-
-    def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
-        try:
-            for part in self._reserve_parts(lane, rows, ticket):
-                # Appended without the lock: a list takes appends of several threads on every build of CPython.
-                whole = part.rows == rows
-                rows_of_part = slice(part.offset, part.offset + part.rows)
-                own = arrays if whole else [array[rows_of_part] for array in arrays]
-                part.batch.pieces.append((part.first, part.rows, own))
-        finally:
-            self._after_adding(full=True)
-
-    def commit(self) -> None:
-        """The rows added so far are written; executors may have them."""
-        touched, self._touched = self._touched, set()
-        if touched:
-            self._supertensor.commit(touched)
-
-    def _commit_round(self) -> None:
-        self._commit_asked = False
-        self.commit()
-
-    def _after_adding(self, *, full: bool) -> None:
-        """See that the rows get committed: at the round's end, or now if a batch is full and could run meanwhile.
-
-        ``batch.rows`` is read without the lock. This worker's own rows are in it; what another one adds at this moment
-        may be missed, and then the batch waits for the end of the round.
-        """
-        if full and any(batch.rows >= batch.lane.batch_rows for batch in self._touched):
-            self.commit()
-        if not self._commit_asked and self._touched:
-            self._commit_asked = True
-            self._at_round_end(self._commit_round)
-
-    def _reserve(self, batch: Batch, end: int) -> None:
-        """Rows up to ``end`` are this worker's. Call with the lock held."""
-        batch.rows = end
-        if batch not in self._touched:
-            self._touched.add(batch)
-            batch.busy += 1
-        if end >= batch.lane.batch_rows:
-            self._supertensor.seal(batch)
-
-    def _reserve_parts(self, lane: Lane, rows: int, ticket: Any) -> list[Part]:
-        """Reserve rows in as many batches as it takes, all or none, and enter the ticket in each."""
-        parts: list[Part] = []
-        with self._lock:
-            self._supertensor.check_room(lane, rows)
-            offset = 0
-            while offset < rows or not parts:
-                batch = self._open.get(lane) or self._supertensor.open_batch(lane)
-                first = batch.rows
-                taken = min(rows - offset, lane.batch_rows - first)
-                self._reserve(batch, first + taken)
-                parts.append(Part(batch, first, taken, offset))
-                offset += taken
-        split = Split(len(parts)) if len(parts) > 1 else None
-        for index, part in enumerate(parts):
-            waiter = (ticket, part.first, part.rows, (split, index) if split is not None else None)
-            part.batch.waiters[self._worker].append(waiter)
-        return parts
-
-    def _copy(
-        self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int
-    ) -> None:
-        """Copy ``rows`` rows of each input, leaving out ``offset`` rows of the request, into the batch at ``first``."""
-        at = 0
-        for view, row_bytes in zip(batch.views[self._worker], lane.row_bytes, strict=True):
-            start = spans[at] + offset * row_bytes
-            view[first * row_bytes : (first + rows) * row_bytes] = buffer[start : start + rows * row_bytes]
-            at += 2

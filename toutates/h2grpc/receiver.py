@@ -350,15 +350,29 @@ class Receiver(Sender):
         if len(payload) % 6:
             raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, "SETTINGS is not a multiple of 6 bytes long")
         self._settings_seen = True
+        window = self._peer_stream_window
         for at in range(0, len(payload), 6):
-            self._apply_setting(int.from_bytes(payload[at : at + 2], "big"), _unpack_uint32(payload, at + 2)[0])
+            code = int.from_bytes(payload[at : at + 2], "big")
+            value = _unpack_uint32(payload, at + 2)[0]
+            if code == SettingCodes.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE is {value}")
+                window = value
+            else:
+                self._apply_setting(code, value)
+        change = window - self._peer_stream_window
+        if change:
+            self._change_initial_window(change)
+        # The peer may hold us to its old values until it has read this, so it goes before DATA that uses the new ones.
         self._write(pack_frame(SETTINGS, ACK, 0))
+        if change > 0:
+            for call in list(self.streams.values()):
+                if call.outbox:
+                    self._pump(call)
 
     def _apply_setting(self, code: int, value: int) -> None:
         """RFC 9113 section 6.5.2; identifiers that are not known are ignored."""
-        if code == SettingCodes.INITIAL_WINDOW_SIZE:
-            self._change_initial_window(value)
-        elif code == SettingCodes.MAX_FRAME_SIZE:
+        if code == SettingCodes.MAX_FRAME_SIZE:
             if not DEFAULT_MAX_FRAME_SIZE <= value <= LARGEST_MAX_FRAME_SIZE:
                 raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE is {value}")
             self._peer_frame_size = value
@@ -369,18 +383,13 @@ class Receiver(Sender):
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
         self._short_reply_limit = -1 if self._table_update_due else self._peer_frame_size
 
-    def _change_initial_window(self, value: int) -> None:
+    def _change_initial_window(self, change: int) -> None:
         """Applies to the streams that exist too, whose windows may become negative (RFC 9113 section 6.9.2)."""
-        if value > MAX_WINDOW:
-            raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE is {value}")
-        change = value - self._peer_stream_window
-        self._peer_stream_window = value
-        for call in list(self.streams.values()):
+        self._peer_stream_window += change
+        for call in self.streams.values():
             call.send_window += change
             if call.send_window > MAX_WINDOW:
                 raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE overflows a stream")
-            if change > 0 and call.outbox:
-                self._pump(call)
 
 
 def cancel_stream(call: Call, events: list[Event]) -> None:

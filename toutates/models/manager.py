@@ -10,14 +10,16 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
 from toutates.batching.counters import ExecutorCounters, VersionCounters, WorkerCounters
 from toutates.batching.executor import Executor
+from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
 from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.supertensor import SuperTensor
-from toutates.errors import ModelLoadError, ToutatesError
+from toutates.errors import ConfigurationError, ModelLoadError, ToutatesError
 from toutates.models.describe import model_config
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.settings import CONFIG_NAME, ModelSettings, check_allocator, load_settings
@@ -159,21 +161,22 @@ class ModelManager:
         others = [load_session(version.model_path, options, profile_prefix=prefix) for prefix in prefixes[1:]]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         sessions = [ModelSession(session, signature, profile_batches=profile_batches) for session in (first, *others)]
-        return self._describe(model, version.number, settings, signature, sessions, first.get_providers()), sessions
+        return self._describe(model, version, settings, signature, sessions, first.get_providers()), sessions
 
     def _describe(
         self,
         model: str,
-        number: int,
+        version: VersionFolder,
         settings: ModelSettings,
         signature: Signature,
         sessions: list[ModelSession],
         providers: list[str],
     ) -> ServedVersion:
         workers = self._options.workers
+        source = version.path / CONFIG_NAME
         return ServedVersion(
             model=model,
-            number=number,
+            number=version.number,
             signature=signature,
             settings=settings,
             config=model_config(model, signature, settings, gpu=providers[0] != "CPUExecutionProvider"),
@@ -183,6 +186,7 @@ class ModelManager:
                 batch_size=settings.batch_size,
                 capacity=settings.capacity,
                 workers=workers,
+                pinned=_pinned_memory(source) if settings.allocator == "cuda_pinned" else None,
             ),
             counters=VersionCounters(
                 [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]
@@ -194,3 +198,21 @@ class ModelManager:
         self._stopped = True
         for supertensor in self._supertensors:
             supertensor.close(workers_ended=True)
+
+
+def _pinned_memory(source: Path) -> PinnedMemory:
+    """For a version whose session runs on a GPU, so that a CUDA runtime is loaded.
+
+    Raises:
+        ConfigurationError: it cannot be found.
+    """
+    runtime = find_cuda_runtime()
+    if runtime is None:
+        raise ConfigurationError(
+            "memory cannot be pinned: no CUDA runtime (libcudart) is loaded into the process",
+            source=source,
+            key="allocator",
+            value="cuda_pinned",
+            remedy="write allocator: cpu",
+        )
+    return PinnedMemory(runtime)

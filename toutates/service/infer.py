@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from toutates.batching.lane import PackedLane
 from toutates.batching.result import BatchResult, Outputs, Split
-from toutates.batching.supertensor import Submitter
+from toutates.batching.submitter import Submitter
 from toutates.errors import ExecutionFailed, InvalidRequest, Overloaded, RequestError
 from toutates.h2grpc import Buffer, Call, GrpcError, Worker
 from toutates.models.table import ModelTable, ServedVersion
@@ -29,8 +29,9 @@ from toutates.protocol.datatypes import (
     typed_contents_to_raw,
 )
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.infer_request import ValidatedRequest, request_prefix, scan, size_mismatch, validate
+from toutates.protocol.infer_request import scan
 from toutates.protocol.infer_response import WireTensor, classify, write_response
+from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
 from toutates.service.plan import Plan
 from toutates.service.statuses import STATUSES, as_grpc_error
@@ -152,7 +153,7 @@ class InferService:
         submitter = self._submitters.get(version)
         if submitter is None:
             finish = partial(self._finish_soon, version)
-            submitter = version.supertensor.submitter(self._number, finish, self._worker.at_round_end)
+            submitter = Submitter(version.supertensor, self._number, finish, self._worker.at_round_end)
             self._submitters[version] = submitter
         return submitter
 

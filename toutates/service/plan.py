@@ -7,10 +7,10 @@ from typing import Final
 from toutates.batching.counters import WorkerCounters
 from toutates.batching.lane import GatheredLane, Lane, PackedLane
 from toutates.batching.result import Outputs
-from toutates.batching.supertensor import Submitter
+from toutates.batching.submitter import Submitter
 from toutates.models.table import ServedVersion
-from toutates.protocol.infer_request import ValidatedRequest
 from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
+from toutates.protocol.infer_validation import ValidatedRequest
 
 __all__ = ["Plan"]
 

@@ -1,0 +1,177 @@
+"""One worker's way into a SuperTensor: rows are reserved, written, and committed together at the end of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane
+from toutates.batching.result import BatchResult, Split
+from toutates.batching.supertensor import SuperTensor
+
+__all__ = ["Submitter"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(slots=True)
+class Part:
+    """Rows reserved for one request: ``rows`` rows of ``batch`` from ``first``, the request's from ``offset``."""
+
+    batch: Batch
+    first: int
+    rows: int
+    offset: int
+
+
+class Submitter:
+    """See the module. Made once per worker and SuperTensor; used by that worker's thread only.
+
+    Args:
+        supertensor: shared with the other workers.
+        worker: this one's number, from 0.
+        finish: called by executors, in their threads, with the outcome of batches that hold rows of this worker.
+        at_round_end: asks for a callback once the worker has handed out the requests it has read; rows are committed
+            then, so that the requests of a round run together and the lock is taken once for all of them.
+    """
+
+    def __init__(
+        self,
+        supertensor: SuperTensor,
+        worker: int,
+        finish: Callable[[BatchResult], None],
+        at_round_end: Callable[[Callable[[], None]], None],
+    ) -> None:
+        supertensor.connect(worker, finish)
+        self._supertensor = supertensor
+        self._lock = supertensor.lock
+        self._open = supertensor.open_batches
+        self._worker = worker
+        self._at_round_end = at_round_end
+        self._commit_asked = False
+        #: batches with rows reserved since the last commit
+        self._touched: set[Batch] = set()
+
+    def add_packed(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """Copy one request's rows into the open batch; into several where they do not fit.
+
+        Args:
+            lane: of the rows' shapes.
+            rows: how many.
+            ticket: comes back in the batch's waiters.
+            buffer: the received message.
+            spans: start and end of each input's bytes in ``buffer``, flat, by position in ``lane.row_shapes``; their
+                lengths are ``rows`` x ``lane.row_bytes``.
+
+        Raises:
+            Overloaded: the ring is full; nothing was reserved.
+            ModelNotReady: the model version is being unloaded.
+        """
+        # The short way, for rows that fit whole: one hold of the lock, one copy per input.
+        with self._lock:
+            batch = self._open.get(lane)
+            first = batch.rows if batch is not None else 0
+            end = first + rows
+            fits = end <= lane.batch_rows
+            if fits:
+                if batch is None:
+                    batch = self._supertensor.open_batch(lane)
+                self._reserve(batch, end)
+        if batch is None or not fits:
+            self._add_split(lane, rows, ticket, buffer, spans)
+            return
+        try:
+            if len(spans) == 2:
+                row_bytes = lane.row_bytes[0]
+                view = batch.views[self._worker][0]
+                view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
+            else:
+                self._copy(batch, lane, first, rows, buffer, spans, 0)
+        except BaseException:
+            self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
+            raise
+        batch.waiters[self._worker].append((ticket, first, rows, None))
+        if not self._commit_asked or end == lane.batch_rows:
+            self._after_adding(full=end == lane.batch_rows)
+
+    def _add_split(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        try:
+            for part in self._reserve_parts(lane, rows, ticket):
+                self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
+        finally:
+            self._after_adding(full=True)
+
+    def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
+        try:
+            for part in self._reserve_parts(lane, rows, ticket):
+                # Appended without the lock: a list takes appends of several threads on every build of CPython.
+                whole = part.rows == rows
+                rows_of_part = slice(part.offset, part.offset + part.rows)
+                own = arrays if whole else [array[rows_of_part] for array in arrays]
+                part.batch.pieces.append((part.first, part.rows, own))
+        finally:
+            self._after_adding(full=True)
+
+    def commit(self) -> None:
+        """The rows added so far are written; executors may have them."""
+        touched, self._touched = self._touched, set()
+        if touched:
+            self._supertensor.commit(touched)
+
+    def _commit_round(self) -> None:
+        self._commit_asked = False
+        self.commit()
+
+    def _after_adding(self, *, full: bool) -> None:
+        """See that the rows get committed: at the round's end, or now if a batch is full and could run meanwhile.
+
+        ``batch.rows`` is read without the lock. This worker's own rows are in it; what another one adds at this moment
+        may be missed, and then the batch waits for the end of the round.
+        """
+        if full and any(batch.rows >= batch.lane.batch_rows for batch in self._touched):
+            self.commit()
+        if not self._commit_asked and self._touched:
+            self._commit_asked = True
+            self._at_round_end(self._commit_round)
+
+    def _reserve(self, batch: Batch, end: int) -> None:
+        """Rows up to ``end`` are this worker's. Call with the lock held."""
+        batch.rows = end
+        if batch not in self._touched:
+            self._touched.add(batch)
+            batch.busy += 1
+        if end >= batch.lane.batch_rows:
+            self._supertensor.seal(batch)
+
+    def _reserve_parts(self, lane: Lane, rows: int, ticket: Any) -> list[Part]:
+        """Reserve rows in as many batches as it takes, all or none, and enter the ticket in each."""
+        parts: list[Part] = []
+        with self._lock:
+            self._supertensor.check_room(lane, rows)
+            offset = 0
+            while offset < rows or not parts:
+                batch = self._open.get(lane) or self._supertensor.open_batch(lane)
+                first = batch.rows
+                taken = min(rows - offset, lane.batch_rows - first)
+                self._reserve(batch, first + taken)
+                parts.append(Part(batch, first, taken, offset))
+                offset += taken
+        split = Split(len(parts)) if len(parts) > 1 else None
+        for index, part in enumerate(parts):
+            waiter = (ticket, part.first, part.rows, (split, index) if split is not None else None)
+            part.batch.waiters[self._worker].append(waiter)
+        return parts
+
+    def _copy(
+        self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int
+    ) -> None:
+        """Copy ``rows`` rows of each input, leaving out ``offset`` rows of the request, into the batch at ``first``."""
+        at = 0
+        for view, row_bytes in zip(batch.views[self._worker], lane.row_bytes, strict=True):
+            start = spans[at] + offset * row_bytes
+            view[first * row_bytes : (first + rows) * row_bytes] = buffer[start : start + rows * row_bytes]
+            at += 2
