@@ -33,15 +33,16 @@ ALLOWED: dict[str, set[str]] = {
     "server": {
         "batching",
         "errors",
-        "flags",  # the version
         "h2grpc",
         "models",
         "options",
         "providers",
         "service",
         "startup_table",
+        "version",
     },
-    "flags": {"errors"},
+    "version": set(),
+    "flags": {"errors", "version"},
     "cli": {"errors", "flags", "h2grpc", "options", "probe", "server"},
     "__main__": {"cli"},
 }

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from toutates.errors import ConfigurationError
+from toutates.version import package_version
 
-__all__ = ["Parser", "package_version", "seconds", "server_parser"]
-
-
-def package_version() -> str:
-    """The installed version of toutates; ``0`` when it runs from a folder that was never installed."""
-    try:
-        return version("toutates")
-    except PackageNotFoundError:
-        return "0"
+__all__ = ["Parser", "seconds", "server_parser"]
 
 
 class Parser(argparse.ArgumentParser):

@@ -29,7 +29,6 @@ import trio
 
 from toutates.batching.session import SessionOptions
 from toutates.errors import ConfigurationError
-from toutates.flags import package_version
 from toutates.h2grpc import Worker
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan
@@ -39,6 +38,7 @@ from toutates.service.infer import is_wanted
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
 from toutates.startup_table import startup_table
+from toutates.version import package_version
 
 __all__ = ["Server", "run"]
 
