@@ -34,7 +34,7 @@ from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan
 from toutates.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.providers import choose_providers
-from toutates.service.infer import is_wanted
+from toutates.service.answers import is_wanted
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
 from toutates.startup_table import startup_table

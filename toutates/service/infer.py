@@ -1,12 +1,10 @@
-"""ModelInfer: from a request's bytes to rows in a batch, and from a batch's outputs to responses.
+"""ModelInfer: from a request's bytes to rows in a batch. What happens once the batch has run is in ``answers``.
 
 One ``InferService`` belongs to one worker; nothing in it is shared but the model table and the SuperTensors.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,45 +15,27 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.batching.lane import PackedLane
-from toutates.batching.result import BatchResult, Outputs, Split
+from toutates.batching.result import BatchResult
 from toutates.batching.submitter import Submitter
-from toutates.errors import ExecutionFailed, InvalidRequest, Overloaded, RequestError
+from toutates.errors import Overloaded, RequestError
 from toutates.h2grpc import Buffer, Call, GrpcError, Worker
 from toutates.models.table import ModelTable, ServedVersion
-from toutates.protocol.datatypes import (
-    decode_bytes_tensor,
-    encode_bytes_tensor,
-    to_ort_strings,
-    typed_contents_to_raw,
-)
+from toutates.protocol.datatypes import decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_request import scan
-from toutates.protocol.infer_response import WireTensor, classify, write_response
 from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
+from toutates.service.answers import Answers, Ticket
 from toutates.service.plan import Plan
 from toutates.service.statuses import STATUSES, as_grpc_error
 from toutates.service.unary import parse
 
-__all__ = ["InferService", "Ticket", "is_wanted"]
-
-logger = logging.getLogger(__name__)
-
-#: What waits for a batch: (call, plan, the request's id field as it goes into the response, arrival).
-Ticket = tuple[Call, Plan, bytes, int]
+__all__ = ["InferService"]
 
 #: Kinds of request remembered per worker. A client in real use has one per model and batch size.
 MAX_PLANS: Final = 1_024
 #: Longer keys are not remembered: names and shapes need a few hundred bytes.
 MAX_KEY_BYTES: Final = 4_096
-#: gRPC's own limit for a message.
-MAX_RESPONSE_BYTES: Final = 2**31 - 1
-
-
-def is_wanted(ticket: Any) -> bool:
-    """Whether the caller of a Ticket still waits."""
-    call: Call = ticket[0]
-    return call.open
 
 
 class InferService:
@@ -74,6 +54,7 @@ class InferService:
         self._table = get_table()
         self._plans: dict[bytes, Plan] = {}
         self._submitters: dict[ServedVersion, Submitter] = {}
+        self._answers = Answers(number)
 
     def infer(self, call: Call) -> None:
         """Handle a ModelInfer call: put its rows into a batch.
@@ -157,6 +138,10 @@ class InferService:
             self._submitters[version] = submitter
         return submitter
 
+    def _finish_soon(self, version: ServedVersion, result: BatchResult) -> None:
+        """A batch has run; called by its executor."""
+        self._worker.call_soon(partial(self._answers.finish, version, result))
+
     def _contents(self, request: ModelInferRequest, validated: ValidatedRequest, version: ServedVersion) -> list[bytes]:
         """The bytes of each input, by position in the lane; typed contents as the raw ones they stand for."""
         tensors = {tensor.name: tensor for tensor in request.inputs}
@@ -201,154 +186,6 @@ class InferService:
                 return
         with _request_errors_as_statuses():
             self._submit(call, plan, id_field, contents, _identifier(id_field))
-
-    # --- responses ---------------------------------------------------------------------------------------------------
-
-    def _finish_soon(self, version: ServedVersion, result: BatchResult) -> None:
-        """A batch has run; called by its executor."""
-        self._worker.call_soon(partial(self._finish, version, result))
-
-    def _finish(self, version: ServedVersion, result: BatchResult) -> None:
-        """Answer every request of this worker that waited for a batch: 1.5 us each."""
-        outputs = result.outputs
-        if outputs is None:
-            self._fail(version, result)
-            return
-        answered = arrivals = rows_answered = 0
-        data = outputs.data
-        row_bytes = outputs.row_bytes
-        row_shapes = outputs.row_shapes
-        for (call, plan, id_field, arrival), first, rows, part in result.waiters:
-            if not call.open:
-                self._count_cancelled(version, arrival, part)
-                continue
-            if part is not None:
-                if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
-                    continue
-                rows = plan.rows
-            else:
-                template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
-                if template is None:
-                    if not self._write((call, plan, id_field, arrival), outputs, first, rows):
-                        continue
-                elif template.single >= 0:
-                    start = first * row_bytes[template.single]
-                    content = data[template.single][start : start + template.single_size]
-                    call.connection.reply(
-                        call, (template.before, id_field, template.after, content), template.length + len(id_field)
-                    )
-                else:
-                    parts: list[Any] = [template.before, id_field, template.after]
-                    for output in template.outputs:
-                        start = first * row_bytes[output.index]
-                        parts += (output.head, data[output.index][start : start + output.size])
-                    call.connection.reply(call, parts, template.length + len(id_field))
-            answered += 1
-            rows_answered += rows
-            arrivals += arrival
-        if answered:
-            self._count(version, result, answered, rows_answered, arrivals)
-
-    def _count(self, version: ServedVersion, result: BatchResult, answered: int, rows: int, arrivals: int) -> None:
-        """Add a batch's requests to the counters; each is charged the whole batch's time, as Triton does."""
-        counters = version.counters.workers[self._number]
-        timing = result.timing
-        counters.success += answered
-        counters.success_ns += answered * time.monotonic_ns() - arrivals
-        counters.rows += rows
-        counters.queue_ns += answered * timing.taken_ns - arrivals
-        counters.input_ns += answered * (timing.started_ns - timing.taken_ns)
-        counters.infer_ns += answered * (timing.ended_ns - timing.started_ns)
-        counters.output_ns += answered * (timing.done_ns - timing.ended_ns)
-        counters.last_ms = time.time_ns() // 1_000_000
-
-    def _fail(self, version: ServedVersion, result: BatchResult) -> None:
-        assert result.error is not None
-        for (call, plan, _, arrival), _, _, part in result.waiters:
-            if not call.open:
-                self._count_cancelled(version, arrival, part)
-                continue
-            if part is not None:
-                part[0].error = result.error
-            _fail_one(call, plan, arrival, result.error)
-
-    def _count_cancelled(self, version: ServedVersion, arrival: int, part: tuple[Split, int] | None) -> None:
-        """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""
-        if part is not None:
-            split = part[0]
-            split.left -= 1
-            if split.left or split.error is not None:
-                return
-        counters = version.counters.workers[self._number]
-        counters.cancel += 1
-        counters.fail_ns += time.monotonic_ns() - arrival
-
-    def _join(self, ticket: Ticket, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
-        """One part of a split request has run; whether it was the last, and the response is written."""
-        split, index = part
-        split.parts[index] = (outputs, first, rows)
-        split.left -= 1
-        if split.left:
-            return False
-        parts = [part_of for part_of in split.parts if part_of is not None]
-        plan = ticket[1]
-        row_shapes = parts[0][0].row_shapes
-        if any(part_outputs.row_shapes != row_shapes for part_outputs, _, _ in parts):
-            error = ExecutionFailed(
-                f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
-                f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
-            )
-            _fail_one(ticket[0], plan, ticket[3], error)
-            return False
-        batched = plan.version.signature.batched
-        contents = [
-            [_rows_of(part_outputs, output, at, count, batched) for part_outputs, at, count in parts]
-            for output in plan.request.outputs
-        ]
-        return self._write_contents(ticket, contents, row_shapes)
-
-    def _write(self, ticket: Ticket, outputs: Outputs, first: int, rows: int) -> bool:
-        """Answer with outputs that no template fits: BYTES, and classes. Returns whether that was possible."""
-        plan = ticket[1]
-        batched = plan.version.signature.batched
-        contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
-        return self._write_contents(ticket, contents, outputs.row_shapes)
-
-    def _write_contents(
-        self, ticket: Ticket, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
-    ) -> bool:
-        call, plan, id_field, arrival = ticket
-        tensors: list[WireTensor] = []
-        raws: list[bytes | memoryview] = []
-        try:
-            for index, pieces in zip(plan.request.outputs, contents, strict=True):
-                tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
-                tensor, raw = _wire_output(plan, index, tensor, pieces)
-                tensors.append(tensor)
-                raws.append(raw)
-            version = plan.version
-            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws)
-            length = sum(map(len, pieces_out))
-            if length > MAX_RESPONSE_BYTES:
-                raise InvalidRequest(
-                    f"Response has byte size {length} which exceeds gRPC's byte size limit {MAX_RESPONSE_BYTES}."
-                )
-        except RequestError as error:
-            _fail_one(call, plan, arrival, error)
-            return False
-        except Exception:
-            # Those who share the batch wait for their answers.
-            logger.exception("writing a response of model '%s' failed", plan.version.model)
-            _fail_one(call, plan, arrival, ExecutionFailed("internal error"))
-            return False
-        call.reply_parts(pieces_out, length)
-        return True
-
-
-def _fail_one(call: Call, plan: Plan, arrival: int, error: RequestError) -> None:
-    call.fail(STATUSES[type(error)], str(error))
-    plan.counters.fail += 1
-    plan.counters.fail_ns += time.monotonic_ns() - arrival
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:
@@ -410,34 +247,3 @@ def _array(spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str
         return to_ort_strings(elements, tensor=spec.name, model=model).reshape(shape)
     except RequestError as error:
         raise type(error)(request_prefix(identifier) + str(error)) from None
-
-
-def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:
-    """Some rows of one output: bytes or a view of them, or an array of str objects for BYTES."""
-    data = outputs.data[index]
-    size = outputs.row_bytes[index]
-    if isinstance(data, np.ndarray):
-        return data[first : first + rows] if batched else data
-    return data[first * size : (first + rows) * size]
-
-
-def _wire_output(
-    plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]
-) -> tuple[WireTensor, bytes | memoryview]:
-    """One output as it is sent: joined, encoded if it is BYTES, or turned into classes."""
-    spec = plan.version.signature.outputs[index]
-    count = plan.request.classes.get(index)
-    if not spec.datatype.size:
-        return tensor, b"".join(encode_bytes_tensor(piece) for piece in pieces)
-    raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if count is None:
-        return tensor, raw
-    batched = plan.version.signature.batched
-    # Not -1 for the number of values: where there are no rows, NumPy cannot tell.
-    shape = (plan.rows, prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
-    values = np.frombuffer(raw, spec.datatype.numpy).reshape(shape)
-    classes = classify(values, count)
-    return (
-        WireTensor(tensor.name, "BYTES", classes.shape if batched else classes.shape[1:]),
-        encode_bytes_tensor(classes),
-    )

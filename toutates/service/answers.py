@@ -1,0 +1,219 @@
+"""Answering ModelInfer: from a batch's outputs to responses."""
+
+from __future__ import annotations
+
+import logging
+import time
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from toutates.batching.result import BatchResult, Outputs, Split
+from toutates.errors import ExecutionFailed, InvalidRequest, RequestError
+from toutates.h2grpc import Call
+from toutates.models.table import ServedVersion
+from toutates.protocol.datatypes import encode_bytes_tensor
+from toutates.protocol.infer_response import WireTensor, classify, write_response
+from toutates.service.plan import Plan
+from toutates.service.statuses import STATUSES
+
+__all__ = ["Answers", "Ticket", "is_wanted"]
+
+logger = logging.getLogger(__name__)
+
+#: What waits for a batch: (call, plan, the request's id field as it goes into the response, arrival).
+Ticket = tuple[Call, Plan, bytes, int]
+
+#: gRPC's own limit for a message.
+MAX_RESPONSE_BYTES: Final = 2**31 - 1
+
+
+def is_wanted(ticket: Any) -> bool:
+    """Whether the caller of a Ticket still waits."""
+    call: Call = ticket[0]
+    return call.open
+
+
+class Answers:
+    """Answers the requests of one worker; used by that worker's thread only.
+
+    Args:
+        number: the worker's, from 0.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def finish(self, version: ServedVersion, result: BatchResult) -> None:
+        """Answer every request of this worker that waited for a batch: 1.5 us each."""
+        outputs = result.outputs
+        if outputs is None:
+            self._fail(version, result)
+            return
+        answered = arrivals = rows_answered = 0
+        data = outputs.data
+        row_bytes = outputs.row_bytes
+        row_shapes = outputs.row_shapes
+        for (call, plan, id_field, arrival), first, rows, part in result.waiters:
+            if not call.open:
+                self._count_cancelled(version, arrival, part)
+                continue
+            if part is not None:
+                if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
+                    continue
+                rows = plan.rows
+            else:
+                template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
+                if template is None:
+                    if not self._write((call, plan, id_field, arrival), outputs, first, rows):
+                        continue
+                elif template.single >= 0:
+                    start = first * row_bytes[template.single]
+                    content = data[template.single][start : start + template.single_size]
+                    call.connection.reply(
+                        call, (template.before, id_field, template.after, content), template.length + len(id_field)
+                    )
+                else:
+                    parts: list[Any] = [template.before, id_field, template.after]
+                    for output in template.outputs:
+                        start = first * row_bytes[output.index]
+                        parts += (output.head, data[output.index][start : start + output.size])
+                    call.connection.reply(call, parts, template.length + len(id_field))
+            answered += 1
+            rows_answered += rows
+            arrivals += arrival
+        if answered:
+            self._count(version, result, answered, rows_answered, arrivals)
+
+    def _count(self, version: ServedVersion, result: BatchResult, answered: int, rows: int, arrivals: int) -> None:
+        """Add a batch's requests to the counters; each is charged the whole batch's time, as Triton does."""
+        counters = version.counters.workers[self._number]
+        timing = result.timing
+        counters.success += answered
+        counters.success_ns += answered * time.monotonic_ns() - arrivals
+        counters.rows += rows
+        counters.queue_ns += answered * timing.taken_ns - arrivals
+        counters.input_ns += answered * (timing.started_ns - timing.taken_ns)
+        counters.infer_ns += answered * (timing.ended_ns - timing.started_ns)
+        counters.output_ns += answered * (timing.done_ns - timing.ended_ns)
+        counters.last_ms = time.time_ns() // 1_000_000
+
+    def _fail(self, version: ServedVersion, result: BatchResult) -> None:
+        assert result.error is not None
+        for (call, plan, _, arrival), _, _, part in result.waiters:
+            if not call.open:
+                self._count_cancelled(version, arrival, part)
+                continue
+            if part is not None:
+                part[0].error = result.error
+            _fail_one(call, plan, arrival, result.error)
+
+    def _count_cancelled(self, version: ServedVersion, arrival: int, part: tuple[Split, int] | None) -> None:
+        """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""
+        if part is not None:
+            split = part[0]
+            split.left -= 1
+            if split.left or split.error is not None:
+                return
+        counters = version.counters.workers[self._number]
+        counters.cancel += 1
+        counters.fail_ns += time.monotonic_ns() - arrival
+
+    def _join(self, ticket: Ticket, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
+        """One part of a split request has run; whether it was the last, and the response is written."""
+        split, index = part
+        split.parts[index] = (outputs, first, rows)
+        split.left -= 1
+        if split.left:
+            return False
+        parts = [part_of for part_of in split.parts if part_of is not None]
+        plan = ticket[1]
+        row_shapes = parts[0][0].row_shapes
+        if any(part_outputs.row_shapes != row_shapes for part_outputs, _, _ in parts):
+            error = ExecutionFailed(
+                f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
+                f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
+            )
+            _fail_one(ticket[0], plan, ticket[3], error)
+            return False
+        batched = plan.version.signature.batched
+        contents = [
+            [_rows_of(part_outputs, output, at, count, batched) for part_outputs, at, count in parts]
+            for output in plan.request.outputs
+        ]
+        return self._write_contents(ticket, contents, row_shapes)
+
+    def _write(self, ticket: Ticket, outputs: Outputs, first: int, rows: int) -> bool:
+        """Answer with outputs that no template fits: BYTES, and classes. Returns whether that was possible."""
+        plan = ticket[1]
+        batched = plan.version.signature.batched
+        contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
+        return self._write_contents(ticket, contents, outputs.row_shapes)
+
+    def _write_contents(
+        self, ticket: Ticket, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
+    ) -> bool:
+        call, plan, id_field, arrival = ticket
+        tensors: list[WireTensor] = []
+        raws: list[bytes | memoryview] = []
+        try:
+            for index, pieces in zip(plan.request.outputs, contents, strict=True):
+                tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
+                tensor, raw = _wire_output(plan, index, tensor, pieces)
+                tensors.append(tensor)
+                raws.append(raw)
+            version = plan.version
+            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws)
+            length = sum(map(len, pieces_out))
+            if length > MAX_RESPONSE_BYTES:
+                raise InvalidRequest(
+                    f"Response has byte size {length} which exceeds gRPC's byte size limit {MAX_RESPONSE_BYTES}."
+                )
+        except RequestError as error:
+            _fail_one(call, plan, arrival, error)
+            return False
+        except Exception:
+            # Those who share the batch wait for their answers.
+            logger.exception("writing a response of model '%s' failed", plan.version.model)
+            _fail_one(call, plan, arrival, ExecutionFailed("internal error"))
+            return False
+        call.reply_parts(pieces_out, length)
+        return True
+
+
+def _fail_one(call: Call, plan: Plan, arrival: int, error: RequestError) -> None:
+    call.fail(STATUSES[type(error)], str(error))
+    plan.counters.fail += 1
+    plan.counters.fail_ns += time.monotonic_ns() - arrival
+
+
+def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:
+    """Some rows of one output: bytes or a view of them, or an array of str objects for BYTES."""
+    data = outputs.data[index]
+    size = outputs.row_bytes[index]
+    if isinstance(data, np.ndarray):
+        return data[first : first + rows] if batched else data
+    return data[first * size : (first + rows) * size]
+
+
+def _wire_output(
+    plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]
+) -> tuple[WireTensor, bytes | memoryview]:
+    """One output as it is sent: joined, encoded if it is BYTES, or turned into classes."""
+    spec = plan.version.signature.outputs[index]
+    count = plan.request.classes.get(index)
+    if not spec.datatype.size:
+        return tensor, b"".join(encode_bytes_tensor(piece) for piece in pieces)
+    raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if count is None:
+        return tensor, raw
+    batched = plan.version.signature.batched
+    # Not -1 for the number of values: where there are no rows, NumPy cannot tell.
+    shape = (plan.rows, prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
+    values = np.frombuffer(raw, spec.datatype.numpy).reshape(shape)
+    classes = classify(values, count)
+    return (
+        WireTensor(tensor.name, "BYTES", classes.shape if batched else classes.shape[1:]),
+        encode_bytes_tensor(classes),
+    )
