@@ -10,16 +10,14 @@ A session that breaks the invariant is printed in hex and ends the run with 1; k
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
-import traceback
 from pathlib import Path
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
+from harness import run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -95,8 +93,8 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def drive(data: bytes, cuts: list[int]) -> tuple[list[str], bytes]:
-    """Events and output for ``data`` cut at ``cuts``. Each call is answered at once."""
+def drive(data: bytes, cuts: list[int]) -> list[str]:
+    """Events for ``data`` cut at ``cuts``. Each call is answered at once."""
     connection = ServerConnection(METHODS, Limits(), [])
     events: list[str] = []
     for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
@@ -109,37 +107,25 @@ def drive(data: bytes, cuts: list[int]) -> tuple[list[str], bytes]:
                 connection.message_read(event.call, len(event.message))
             else:
                 events.append(type(event).__name__)
-    output = b"".join(connection.take_output())
     calls = list(connection.streams.values())
     connection.connection_lost()
     assert not connection.streams, "streams are left after the connection was lost"
     assert not any(call.open for call in calls), "a call is open after the connection was lost"
-    return events, output
+    return events
 
 
-def main() -> int:
-    """Run; the exit code is 1 if the invariant broke."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    end = time.monotonic() + arguments.seconds
-    runs = 0
-    while time.monotonic() < end:
-        data = mutate(session(rng), rng)
-        cuts = sorted(rng.sample(range(len(data)), min(rng.randint(0, 8), len(data))))
-        try:
-            whole, cut = drive(data, []), drive(data, cuts)
-            assert whole[0] == cut[0], f"events differ when cut at {cuts}: {whole[0]} and {cut[0]}"
-        except Exception:
-            traceback.print_exc()
-            print(f"seed {arguments.seed}, run {runs}, cuts {cuts}:\n{data.hex()}")
-            return 1
-        runs += 1
-    print(f"{runs} sessions, seed {arguments.seed}: the invariant holds")
-    return 0
+def make_case(rng: random.Random) -> bytes:
+    """A mutated session."""
+    return mutate(session(rng), rng)
+
+
+def check(data: bytes, number: int) -> None:
+    """Raise AssertionError, or whatever leaks, if the invariant breaks."""
+    rng = random.Random(number)
+    cuts = sorted(rng.sample(range(len(data)), min(rng.randint(0, 8), len(data))))
+    whole, cut = drive(data, []), drive(data, cuts)
+    assert whole == cut, f"events differ when cut at {cuts}: {whole} and {cut}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__ or "", make_case, check))

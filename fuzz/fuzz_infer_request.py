@@ -8,23 +8,22 @@ request that protobuf accepts is validated, or refused with a RequestError, and 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
-import traceback
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
+from harness import run
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from toutates.errors import RequestError
+from toutates.h2grpc import GrpcError
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_request import scan
 from toutates.protocol.infer_validation import validate
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.service.unary import parse
 
 SIGNATURE = Signature(
     (
@@ -74,13 +73,13 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def check(data: bytes) -> None:
+def check(data: bytes, _: int) -> None:
     """Raise AssertionError, or whatever leaks, if the invariant breaks."""
     around = b"\xff" + data + b"\xff" * 3  # the scan must not look beyond its bounds
     scanned = scan(around, 1, 1 + len(data))
     try:
-        parsed = ModelInferRequest.FromString(data)
-    except DecodeError:
+        parsed = parse(ModelInferRequest, data)
+    except GrpcError:
         return  # `scan` does not look inside the constant part; what it returns then is never found under a key
     if scanned is not None:
         key, id_field, spans = scanned
@@ -98,27 +97,10 @@ def check(data: bytes) -> None:
         pass
 
 
-def main() -> int:
-    """Run; the exit code is 1 if the invariant broke."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    end = time.monotonic() + arguments.seconds
-    runs = 0
-    while time.monotonic() < end:
-        data = mutate(request(rng), rng)
-        try:
-            check(data)
-        except Exception:
-            traceback.print_exc()
-            print(f"seed {arguments.seed}, run {runs}:\n{data.hex()}")
-            return 1
-        runs += 1
-    print(f"{runs} requests, seed {arguments.seed}: the invariant holds")
-    return 0
+def make_case(rng: random.Random) -> bytes:
+    """A mutated request."""
+    return mutate(request(rng), rng)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__ or "", make_case, check))
