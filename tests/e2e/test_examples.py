@@ -1,0 +1,67 @@
+"""The examples do what they say, run as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.process import ROOT, ServerProcess, environment, running
+
+pytest.importorskip("tritonclient.grpc")
+
+EXAMPLES = ROOT / "examples"
+CLIENTS = sorted(path.name for path in (EXAMPLES / "clients").glob("*.py"))
+
+
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script of the examples, on the interpreter of the clients."""
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """What ``make serve`` serves."""
+    root = tmp_path_factory.mktemp("examples")
+    made = run(EXAMPLES / "make_repository.py", str(root))
+    assert made.returncode == 0, made.stderr
+    with running(root, tmp_path_factory.mktemp("example_server")) as process:
+        yield process
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_an_example_client_gets_right_answers_from_the_example_models(name: str, example_server: ServerProcess) -> None:
+    done = run(EXAMPLES / "clients" / name, "--url", example_server.address)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_example_client_fails_where_there_is_no_server() -> None:
+    assert run(EXAMPLES / "clients" / "health_check.py", "--url", "127.0.0.1:1").returncode == 1
+
+
+def test_magika_served_gives_the_labels_of_magikas_own_api(tmp_path: Path) -> None:
+    pytest.importorskip("magika")
+    repository, log, files = tmp_path / "repository", tmp_path / "log", tmp_path / "files"
+    for folder in (log, files):
+        folder.mkdir()
+    made = run(EXAMPLES / "magika" / "make_repository.py", str(repository))
+    assert made.returncode == 0, made.stderr
+    (files / "empty").touch()
+    (files / "short").write_text("x")
+    (files / "binary").write_bytes(bytes(range(256)) * 64)
+    for source in (ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "Makefile", *(ROOT / "toutates").rglob("*.py")):
+        (files / "_".join(source.relative_to(ROOT).parts)).write_bytes(source.read_bytes())
+    with running(repository, log) as process:
+        done = run(EXAMPLES / "magika" / "classify.py", "--url", process.address, "--compare", "--quiet", str(files))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 different" in done.stdout
