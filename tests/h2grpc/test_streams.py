@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -188,3 +190,9 @@ def test_fast_path_agrees_with_the_table(session: list[bytes], answers: list[int
     session = opening + [octets for octets in session if octets]
     slow = [with_reserved_bit(octets) for octets in session]
     assert answered(session, limits, answers) == answered(slow, limits, answers)
+
+
+def test_the_page_in_the_docs_is_drawn_from_the_table() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    draw = runpy.run_path(str(docs / "streams.py"))
+    assert (docs / "streams.md").read_text() == draw["page"](), "run python docs/streams.py"
