@@ -8,17 +8,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from toutates.h2grpc.streams import ACCEPT, TRANSITIONS, Input, State
 
-PAGE = ROOT / "docs" / "streams.md"
+PAGE = Path(__file__).with_name("streams.md")
 
 _HEAD = """# The life of a stream
 
-Drawn by `python docs/streams.py` from `TRANSITIONS` in `toutates/h2grpc/streams.py`; a test compares the two. Source: RFC
-9113 section 5.1, the server's side. PRIORITY is allowed in every state and changes none.
+Drawn by `python docs/streams.py` from `TRANSITIONS` in `toutates/h2grpc/streams.py`; a test compares the two. Source:
+RFC 9113 section 5.1, the server's side. PRIORITY is allowed in every state and changes none.
 """
 
 
