@@ -259,6 +259,7 @@ class Server:
     def _drain(self, grace_s: float) -> None:
         for worker, readiness in zip(self._workers, self._readiness, strict=True):
             worker.call_soon(readiness.begin_exit)
+            worker.call_soon(worker.task_woken)  # those who watch the server's health
             worker.call_soon(partial(worker.drain, grace_s))
 
     async def _end_grace_early(self) -> None:
