@@ -23,6 +23,7 @@ from toutates.protocol.datatypes import (
     typed_contents_to_raw,
 )
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
+from toutates.protocol.model_config_pb2 import DataType
 
 INTEGERS = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
 NAMES = ["BOOL", *INTEGERS, "FP16", "FP32", "FP64", "BYTES", "BF16"]
@@ -53,7 +54,7 @@ def identity_session(onnx_type: int, shape: list[int | None]) -> onnxruntime.Inf
 def test_table_has_the_protocols_types() -> None:
     assert list(BY_NAME) == NAMES
     assert len(BY_ORT_TYPE) == len(BY_NAME)
-    assert [BY_NAME[name].config_value for name in NAMES] == list(range(1, 15))
+    assert [DataType.Value(BY_NAME[name].config_name) for name in NAMES] == list(range(1, 15))
 
 
 @pytest.mark.parametrize("name", NAMES)

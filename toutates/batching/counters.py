@@ -21,8 +21,9 @@ class WorkerCounters:
         success: requests answered.
         success_ns: from arrival to answer.
         rows: rows of the requests answered.
-        fail, fail_ns: requests that failed after they were queued.
+        fail: requests that failed after they were queued.
         cancel: requests whose caller left after they were queued.
+        fail_ns: from arrival to the end of both kinds.
         queue_ns, input_ns, infer_ns, output_ns: the parts of ``success_ns`` that Triton reports.
         last_ms: Unix time of the last batch, milliseconds.
     """

@@ -12,7 +12,7 @@ from typing import Final
 from toutates.h2grpc.call import Buffer
 from toutates.h2grpc.connection import ServerConnection
 
-__all__ = ["EPOLLIN", "EPOLLOUT", "READ_BYTES", "Transport"]
+__all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "Transport"]
 
 #: First size of a read; grown to the second for connections that fill it.
 READ_BYTES: Final = 65_536

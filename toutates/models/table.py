@@ -24,9 +24,7 @@ __all__ = ["ModelEntry", "ModelState", "ModelTable", "ServedVersion", "VersionEn
 class ModelState(Enum):
     """States as RepositoryIndex names them."""
 
-    LOADING = "LOADING"
     READY = "READY"
-    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.errors import InvalidRequest
-from toutates.protocol import model_config_pb2
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
 
 __all__ = [
@@ -45,7 +44,6 @@ class Datatype:
         onnx_type: ``TensorProto.DataType`` of ONNX.
         ort_type: ``NodeArg.type`` of ONNX Runtime.
         config_name: in a model configuration, such as ``TYPE_FP32``.
-        config_value: number of ``config_name`` in ``inference.DataType``.
         contents_field: field of ``InferTensorContents`` for typed contents, None where only raw bytes will do.
     """
 
@@ -55,7 +53,6 @@ class Datatype:
     onnx_type: int
     ort_type: str
     config_name: str
-    config_value: int
     contents_field: str | None
 
 
@@ -72,7 +69,6 @@ def _datatype(
         onnx_type=onnx_type,
         ort_type=f"tensor({ort_element})",
         config_name=config_name,
-        config_value=model_config_pb2.DataType.Value(config_name),
         contents_field=contents_field,
     )
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from toutates.batching.result import BatchResult, Outputs, Split
+from toutates.batching.counters import WorkerCounters
+from toutates.batching.result import BatchResult, Outputs, Split, Timing
 from toutates.errors import ExecutionFailed, InvalidRequest, RequestError
 from toutates.h2grpc import Call
-from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.infer_response import WireTensor, classify, write_response
 from toutates.service.plan import Plan
@@ -36,20 +36,20 @@ def is_wanted(ticket: Any) -> bool:
 
 
 class Answers:
-    """Answers the requests of one worker; used by that worker's thread only.
+    """Answers one worker's requests to one model version; used by that worker's thread only.
 
     Args:
-        number: the worker's, from 0.
+        counters: of that worker and version.
     """
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, counters: WorkerCounters) -> None:
+        self._counters = counters
 
-    def finish(self, version: ServedVersion, result: BatchResult) -> None:
+    def finish(self, result: BatchResult) -> None:
         """Answer every request of this worker that waited for a batch: 1.5 us each."""
         outputs = result.outputs
         if outputs is None:
-            self._fail(version, result)
+            self._fail(result)
             return
         answered = arrivals = rows_answered = 0
         data = outputs.data
@@ -57,7 +57,7 @@ class Answers:
         row_shapes = outputs.row_shapes
         for (call, plan, id_field, arrival), first, rows, part in result.waiters:
             if not call.open:
-                self._count_cancelled(version, arrival, part)
+                self._count_cancelled(arrival, part)
                 continue
             if part is not None:
                 if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
@@ -84,12 +84,11 @@ class Answers:
             rows_answered += rows
             arrivals += arrival
         if answered:
-            self._count(version, result, answered, rows_answered, arrivals)
+            self._count(result.timing, answered, rows_answered, arrivals)
 
-    def _count(self, version: ServedVersion, result: BatchResult, answered: int, rows: int, arrivals: int) -> None:
+    def _count(self, timing: Timing, answered: int, rows: int, arrivals: int) -> None:
         """Add a batch's requests to the counters; each is charged the whole batch's time, as Triton does."""
-        counters = version.counters.workers[self._number]
-        timing = result.timing
+        counters = self._counters
         counters.success += answered
         counters.success_ns += answered * time.monotonic_ns() - arrivals
         counters.rows += rows
@@ -99,26 +98,30 @@ class Answers:
         counters.output_ns += answered * (timing.done_ns - timing.ended_ns)
         counters.last_ms = time.time_ns() // 1_000_000
 
-    def _fail(self, version: ServedVersion, result: BatchResult) -> None:
+    def _fail(self, result: BatchResult) -> None:
         assert result.error is not None
-        for (call, plan, _, arrival), _, _, part in result.waiters:
+        for (call, _, _, arrival), _, _, part in result.waiters:
             if not call.open:
-                self._count_cancelled(version, arrival, part)
+                self._count_cancelled(arrival, part)
                 continue
             if part is not None:
                 part[0].error = result.error
-            _fail_one(call, plan, arrival, result.error)
+            self._fail_one(call, arrival, result.error)
 
-    def _count_cancelled(self, version: ServedVersion, arrival: int, part: tuple[Split, int] | None) -> None:
+    def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
+        call.fail(STATUSES[type(error)], str(error))
+        self._counters.fail += 1
+        self._counters.fail_ns += time.monotonic_ns() - arrival
+
+    def _count_cancelled(self, arrival: int, part: tuple[Split, int] | None) -> None:
         """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""
         if part is not None:
             split = part[0]
             split.left -= 1
             if split.left or split.error is not None:
                 return
-        counters = version.counters.workers[self._number]
-        counters.cancel += 1
-        counters.fail_ns += time.monotonic_ns() - arrival
+        self._counters.cancel += 1
+        self._counters.fail_ns += time.monotonic_ns() - arrival
 
     def _join(self, ticket: Ticket, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
         """One part of a split request has run; whether it was the last, and the response is written."""
@@ -135,7 +138,7 @@ class Answers:
                 f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
                 f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
             )
-            _fail_one(ticket[0], plan, ticket[3], error)
+            self._fail_one(ticket[0], ticket[3], error)
             return False
         batched = plan.version.signature.batched
         contents = [
@@ -171,21 +174,15 @@ class Answers:
                     f"Response has byte size {length} which exceeds gRPC's byte size limit {MAX_RESPONSE_BYTES}."
                 )
         except RequestError as error:
-            _fail_one(call, plan, arrival, error)
+            self._fail_one(call, arrival, error)
             return False
         except Exception:
             # Those who share the batch wait for their answers.
             logger.exception("writing a response of model '%s' failed", plan.version.model)
-            _fail_one(call, plan, arrival, ExecutionFailed("internal error"))
+            self._fail_one(call, arrival, ExecutionFailed("internal error"))
             return False
         call.reply_parts(pieces_out, length)
         return True
-
-
-def _fail_one(call: Call, plan: Plan, arrival: int, error: RequestError) -> None:
-    call.fail(STATUSES[type(error)], str(error))
-    plan.counters.fail += 1
-    plan.counters.fail_ns += time.monotonic_ns() - arrival
 
 
 def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:

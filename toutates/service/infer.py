@@ -54,7 +54,6 @@ class InferService:
         self._table = get_table()
         self._plans: dict[bytes, Plan] = {}
         self._submitters: dict[ServedVersion, Submitter] = {}
-        self._answers = Answers(number)
 
     def infer(self, call: Call) -> None:
         """Handle a ModelInfer call: put its rows into a batch.
@@ -83,7 +82,7 @@ class InferService:
             if spans[1] - spans[0] != plan.single_size:
                 self._infer_the_long_way(call, b"")
                 return
-        elif plan.order is not None or not _fit(spans, plan.sizes):
+        elif not plan.in_order or not _fit(spans, plan.sizes):
             self._pack_in_order(call, plan, id_field, spans)
             return
         try:
@@ -122,7 +121,7 @@ class InferService:
             version = self._table.find(request.model_name, request.model_version)
             raws = request.raw_input_contents
             validated = validate(request, [len(raw) for raw in raws], version.signature, version.model)
-            plan = Plan(version, validated, self._submitter(version), version.counters.workers[self._number])
+            plan = Plan(version, validated, self._submitter(version))
             if key and None not in validated.sources and len(key) <= MAX_KEY_BYTES:
                 if len(self._plans) >= MAX_PLANS:
                     del self._plans[next(iter(self._plans))]
@@ -133,14 +132,15 @@ class InferService:
     def _submitter(self, version: ServedVersion) -> Submitter:
         submitter = self._submitters.get(version)
         if submitter is None:
-            finish = partial(self._finish_soon, version)
+            answers = Answers(version.counters.workers[self._number])
+            finish = partial(self._finish_soon, answers)
             submitter = Submitter(version.supertensor, self._number, finish, self._worker.at_round_end)
             self._submitters[version] = submitter
         return submitter
 
-    def _finish_soon(self, version: ServedVersion, result: BatchResult) -> None:
+    def _finish_soon(self, answers: Answers, result: BatchResult) -> None:
         """A batch has run; called by its executor."""
-        self._worker.call_soon(partial(self._answers.finish, version, result))
+        self._worker.call_soon(partial(answers.finish, result))
 
     def _contents(self, request: ModelInferRequest, validated: ValidatedRequest, version: ServedVersion) -> list[bytes]:
         """The bytes of each input, by position in the lane; typed contents as the raw ones they stand for."""

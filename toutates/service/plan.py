@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from toutates.batching.counters import WorkerCounters
 from toutates.batching.lane import GatheredLane, Lane, PackedLane
 from toutates.batching.result import Outputs
 from toutates.batching.submitter import Submitter
@@ -25,19 +24,17 @@ class Plan:
         version: the model version that answers.
         request: what was validated.
         submitter: this worker's way into the version's SuperTensor.
-        counters: this worker's.
         lane: of the request's row shapes.
         packed: the lane again, if the request can take the short way: all its data is raw and of fixed size.
         span_count: length of the list of spans that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
-        order: which raw content goes to which position; None when they come in the lane's order.
+        in_order: whether the raw contents come in the lane's order, and none is left over.
         shapes, template: the row shapes of the outputs that ``template`` was last made for.
     """
 
     __slots__ = (
-        "counters",
+        "in_order",
         "lane",
-        "order",
         "packed",
         "request",
         "rows",
@@ -50,24 +47,20 @@ class Plan:
         "version",
     )
 
-    def __init__(
-        self, version: ServedVersion, request: ValidatedRequest, submitter: Submitter, counters: WorkerCounters
-    ) -> None:
+    def __init__(self, version: ServedVersion, request: ValidatedRequest, submitter: Submitter) -> None:
         self.version = version
         self.request = request
         self.submitter = submitter
-        self.counters = counters
         self.rows = request.rows
         self.lane: Lane = version.supertensor.lane(tuple(zip(request.inputs, request.shapes, strict=True)))
         self.sizes = request.sizes
         self.span_count = 2 * request.raw_count
-        in_order = request.sources == tuple(range(len(request.sources)))
-        self.order = None if in_order and request.raw_count == len(request.sources) else request.sources
+        self.in_order = request.sources == tuple(range(request.raw_count))
         self.packed: PackedLane | None = None
         if isinstance(self.lane, PackedLane) and None not in request.sources and self.rows:
             self.packed = self.lane
         # 0, which no request has, where there is more to check than one size
-        self.single_size = (self.sizes[0] or 0) if len(self.sizes) == 1 and self.order is None else 0
+        self.single_size = (self.sizes[0] or 0) if len(self.sizes) == 1 and self.in_order else 0
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
 
