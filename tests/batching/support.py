@@ -195,6 +195,7 @@ class Rig:
         content: the ONNX file.
         batch_size, capacity: of the ring.
         workers, executors: how many.
+        quick_ns: see SuperTensor; without it, every batch runs in an executor's thread.
         settings: for shapes that config.yaml gives.
         profile: where each session writes its profile, and after how many batches.
     """
@@ -207,6 +208,7 @@ class Rig:
         capacity: int = 4,
         workers: int = 1,
         executors: int = 1,
+        quick_ns: int = 0,
         settings: ModelSettings | None = None,
         profile: tuple[Path, int] | None = None,
     ) -> None:
@@ -224,10 +226,14 @@ class Rig:
             ModelSession(session, self.signature, profile_batches=profile[1] if profile else None)
             for session in sessions
         ]
-        self.supertensor = SuperTensor("m", self.signature, batch_size=batch_size, capacity=capacity, workers=workers)
+        self.supertensor = SuperTensor(
+            "m", self.signature, batch_size=batch_size, capacity=capacity, workers=workers, quick_ns=quick_ns
+        )
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
-            worker.submitter = Submitter(self.supertensor, worker.number, worker.results.put, worker.at_round_end)
+            worker.submitter = Submitter(
+                self.supertensor, worker.number, worker.results.put, worker.results.put, worker.at_round_end
+            )
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
         self.gate.set()

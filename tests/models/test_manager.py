@@ -160,7 +160,7 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
                 supertensor = version.supertensor
                 await trio.to_thread.run_sync(wait_until, lambda: supertensor.occupancy().idle_executors == 3)
                 rounds: list[Any] = []
-                submitter = Submitter(supertensor, 0, results.append, rounds.append)
+                submitter = Submitter(supertensor, 0, results.append, results.append, rounds.append)
                 lane = supertensor.lane(((0, (4,)),))
                 submitter.add_packed(lane, 1, "a", np.ones(4, np.float32).tobytes(), [0, 16])  # type: ignore[arg-type]
                 rounds.pop()()
@@ -181,7 +181,9 @@ def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_
                 manager = manager_in(nursery)
                 await manager.load_all(scan(tmp_path), lambda *progress: None)
                 [version] = manager.table.served()
-                submitter = Submitter(version.supertensor, 0, lambda result: None, lambda callback: None)
+                submitter = Submitter(
+                    version.supertensor, 0, lambda result: None, lambda result: None, lambda callback: None
+                )
                 lane = version.supertensor.lane(((0, (4,)),))
                 submitter.add_packed(lane, 1, "a", bytes(16), [0, 16])  # type: ignore[arg-type]
                 manager.stop()

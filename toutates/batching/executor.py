@@ -1,4 +1,7 @@
-"""An executor: one thread's loop that takes batches, runs them in its own session, and hands them back."""
+"""An executor: one thread's loop that takes batches, runs them in its own session, and hands them back.
+
+While it is idle a worker may borrow it, and run a quick batch on the worker's thread (``supertensor``, "Loans").
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,20 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from toutates.batching.lane import Batch
-from toutates.batching.result import Outputs, Timing, Waiter
+from toutates.batching.result import BatchResult, Outputs, Timing, Waiter
 from toutates.batching.session import ModelSession
-from toutates.batching.supertensor import Inbox, SuperTensor
+from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ExecutionFailed, RequestError
 
-__all__ = ["Executor"]
+__all__ = ["Deliver", "Executor"]
 
 logger = logging.getLogger(__name__)
+
+#: Takes the outcome of a batch for the worker of this number.
+Deliver = Callable[[int, BatchResult], None]
+
+#: Batches that a worker runs at most before it goes on with its round: its own, and those that came meanwhile.
+MAX_LOAN_BATCHES: Final = 4
 
 
 class Executor:
@@ -27,7 +36,10 @@ class Executor:
         session: used by this executor alone.
         number: from 0, among the executors of this SuperTensor.
         is_wanted: whether anybody still waits for a ticket; a batch that nobody waits for is not run.
-        on_batch: told of every batch that ran: rows, requests, timing. Called in the executor's thread.
+        on_batch: told of every batch that ran: rows, requests, timing. Called in the thread that ran it.
+
+    Attributes:
+        inbox: where its thread waits for the next batch while the executor is idle; None ends it.
     """
 
     def __init__(
@@ -44,37 +56,52 @@ class Executor:
         self._number = number
         self._is_wanted = is_wanted
         self._on_batch = on_batch
-        self._inbox: Inbox = SimpleQueue()
+        self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
 
     def run(self) -> None:
         """Run batches until there will be no more. No failure of a batch ends the loop."""
-        while (batch := self._supertensor.take(self._inbox)) is not None:
-            self._run(batch)
+        supertensor = self._supertensor
+        while (batch := supertensor.take(self)) is not None:
+            outcomes = self._run(batch)
+            # Not after the delivery: whoever hears that the ring is free again must find it so.
+            supertensor.release(batch)
+            _deliver(outcomes, supertensor.deliver)
         self._session.end_profiling()
 
-    def _run(self, batch: Batch) -> None:
+    def lend(self, batch: Batch, deliver: Deliver) -> None:
+        """Run ``batch``, and what comes meanwhile, on the calling thread, for which ``SuperTensor.commit`` lent it."""
+        following: Batch | None = batch
+        left = MAX_LOAN_BATCHES
+        while following is not None:
+            batch = following
+            left -= 1
+            outcomes = self._run(batch)
+            following = self._supertensor.end_loan(batch, self, more=left > 0)
+            _deliver(outcomes, deliver)
+
+    def _run(self, batch: Batch) -> list[Outcome]:
+        """Run a batch that nobody else touches any more; what its callers get."""
         taken_ns = time.monotonic_ns()
         waiters = batch.take_waiters()
         if not any(self._is_wanted(waiter[0]) for own in waiters for waiter in own):
-            self._supertensor.release(batch)
-            self._supertensor.deliver(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))
-            return
+            return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         session = self._session
         try:
             outputs = batch.lane.run(batch, session, self._number)
         except Exception as error:
-            self._run_one_by_one(batch, waiters, _as_failure(error), taken_ns)
-            return
+            return self._run_one_by_one(batch, waiters, _as_failure(error), taken_ns)
         rows = batch.rows
         timing = Timing(taken_ns, session.started_ns, session.ended_ns, time.monotonic_ns())
-        self._supertensor.release(batch)
+        batch.lane.note_run(rows, timing.ended_ns - timing.started_ns)
         self._on_batch(rows, sum(map(len, waiters)), timing)
-        self._supertensor.deliver(waiters, outputs, None, timing)
+        return [(waiters, outputs, None, timing)]
 
-    def _run_one_by_one(self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int) -> None:
+    def _run_one_by_one(
+        self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
+    ) -> list[Outcome]:
         """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
         alone = sum(map(len, waiters)) == 1
-        answers: list[tuple[list[list[Waiter]], Outputs | None, RequestError | None, Timing]] = []
+        outcomes: list[Outcome] = []
         for worker, own in enumerate(waiters):
             for ticket, first, rows, part in own:
                 outputs: Outputs | None = None
@@ -88,17 +115,25 @@ class Executor:
                     first = 0
                 one: list[list[Waiter]] = [[] for _ in waiters]
                 one[worker] = [(ticket, first, rows, part)]
-                answers.append((one, outputs, error, timing))
-        # Not before: whoever hears that the ring is free again must find it so.
-        self._supertensor.release(batch)
-        for answer in answers:
-            self._supertensor.deliver(*answer)
+                outcomes.append((one, outputs, error, timing))
+        return outcomes
 
     def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
         try:
             return batch.lane.run_rows(batch, first, rows, self._session), None
         except Exception as error:
             return None, _as_failure(error)
+
+
+#: Waiters by worker, and what they get: outputs, or an error.
+Outcome = tuple[list[list[Waiter]], Outputs | None, RequestError | None, Timing]
+
+
+def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
+    for waiters, outputs, error, timing in outcomes:
+        for worker, own in enumerate(waiters):
+            if own:
+                deliver(worker, BatchResult(own, outputs, error, timing))
 
 
 _ABANDONED: Final = ExecutionFailed("every caller of the batch has left")

@@ -35,6 +35,8 @@ RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
 MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
 #: Bindings kept per batch; beyond it the oldest goes. One is about 2 KiB.
 MAX_BINDINGS: Final = 64
+#: How long a run takes of which there was none.
+_UNKNOWN_NS: Final = 2**62
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
 
@@ -81,6 +83,8 @@ class Lane:
         batch_bytes: memory of one batch's buffers.
         spare: batches that wait to be used again.
         kept: whether the SuperTensor knows the lane; it forgets some when there are many.
+        run_ns: how long ONNX Runtime takes for a batch, nanoseconds, by the bit length of its number of rows; see
+            ``note_run``. Written by several executors, without a lock: whichever is last is as good.
     """
 
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
@@ -90,6 +94,17 @@ class Lane:
         self.batch_bytes = 0
         self.spare: list[Batch] = []
         self.kept = False
+        self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
+
+    def note_run(self, rows: int, duration_ns: int) -> None:
+        """A batch of ``rows`` rows took so long. Falls at once, rises slowly: what takes long may be the scheduler."""
+        size = rows.bit_length()
+        known_ns = self.run_ns[size]
+        self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)
+
+    def is_quick(self, rows: int, limit_ns: int) -> bool:
+        """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; no, if there was none yet."""
+        return self.run_ns[rows.bit_length()] < limit_ns
 
     def new_batch(self, workers: int) -> Batch:
         """A batch with memory of its own."""

@@ -1,4 +1,7 @@
-"""One worker's way into a SuperTensor: rows are reserved, written, and committed together at the end of a round."""
+"""One worker's way into a SuperTensor: rows are reserved, written, and committed together at the end of a round.
+
+Then an executor has them, or the worker itself runs them with an executor's session (``supertensor``, "Loans").
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ class Submitter:
     Args:
         supertensor: shared with the other workers.
         worker: this one's number, from 0.
-        finish: called by executors, in their threads, with the outcome of batches that hold rows of this worker.
+        finish: takes the outcome of batches with rows of this worker that others have run, in the threads of those.
+        finish_here: the same for batches that this worker has run itself, in its own thread, within ``commit``.
         at_round_end: asks for a callback once the worker has handed out the requests it has read; rows are committed
             then, so that the requests of a round run together and the lock is taken once for all of them.
     """
@@ -43,6 +47,7 @@ class Submitter:
         supertensor: SuperTensor,
         worker: int,
         finish: Callable[[BatchResult], None],
+        finish_here: Callable[[BatchResult], None],
         at_round_end: Callable[[Callable[[], None]], None],
     ) -> None:
         supertensor.connect(worker, finish)
@@ -50,10 +55,13 @@ class Submitter:
         self._lock = supertensor.lock
         self._open = supertensor.open_batches
         self._worker = worker
+        self._finish_here = finish_here
         self._at_round_end = at_round_end
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
+        #: those of them that hold rows of this worker alone
+        self._own: dict[Lane, Batch] = {}
 
     def add_packed(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """Copy one request's rows into the open batch; into several where they do not fit.
@@ -70,19 +78,17 @@ class Submitter:
             Overloaded: the ring is full; nothing was reserved.
             ModelNotReady: the model version is being unloaded.
         """
-        # The short way, for rows that fit whole: one hold of the lock, one copy per input.
-        with self._lock:
-            batch = self._open.get(lane)
-            first = batch.rows if batch is not None else 0
+        batch = self._own.get(lane)
+        if batch is not None and (end := batch.rows + rows) <= lane.batch_rows:
+            first = batch.rows
+            batch.rows = end
+        else:
+            place = self._reserve_whole(lane, rows)
+            if place is None:
+                self._add_split(lane, rows, ticket, buffer, spans)
+                return
+            batch, first = place
             end = first + rows
-            fits = end <= lane.batch_rows
-            if fits:
-                if batch is None:
-                    batch = self._supertensor.open_batch(lane)
-                self._reserve(batch, end)
-        if batch is None or not fits:
-            self._add_split(lane, rows, ticket, buffer, spans)
-            return
         try:
             if len(spans) == 2:
                 row_bytes = lane.row_bytes[0]
@@ -96,6 +102,25 @@ class Submitter:
         batch.waiters[self._worker].append((ticket, first, rows, None))
         if not self._commit_asked or end == lane.batch_rows:
             self._after_adding(full=end == lane.batch_rows)
+
+    def _reserve_whole(self, lane: Lane, rows: int) -> tuple[Batch, int] | None:
+        """Reserve rows in one batch; returns it and the first of them, or None if they do not fit into what is open."""
+        if lane in self._own:
+            self.commit()  # the own batch has no room for these rows, and can run meanwhile
+        with self._lock:
+            batch = self._open.get(lane)
+            if batch is None and rows <= lane.batch_rows:
+                batch = self._supertensor.open_own_batch(lane, rows)
+                if batch is not None:
+                    self._own[lane] = batch
+                    self._touched.add(batch)
+                    return batch, 0
+                batch = self._supertensor.open_batch(lane)
+            if batch is None or batch.rows + rows > lane.batch_rows:
+                return None
+            first = batch.rows
+            self._reserve(batch, first + rows)
+            return batch, first
 
     def _add_split(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         try:
@@ -117,10 +142,20 @@ class Submitter:
             self._after_adding(full=True)
 
     def commit(self) -> None:
-        """The rows added so far are written; executors may have them."""
+        """The rows added so far are written; executors may have them, or lend themselves for it."""
         touched, self._touched = self._touched, set()
+        self._own.clear()
         if touched:
-            self._supertensor.commit(touched)
+            loan = self._supertensor.commit(touched)
+            if loan is not None:
+                executor, batch = loan
+                executor.lend(batch, self._deliver)
+
+    def _deliver(self, worker: int, result: BatchResult) -> None:
+        if worker == self._worker:
+            self._finish_here(result)
+        else:
+            self._supertensor.deliver(worker, result)
 
     def _commit_round(self) -> None:
         self._commit_asked = False

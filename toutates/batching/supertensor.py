@@ -12,6 +12,13 @@ open, sealed or running; then ``Overloaded`` is raised at once, never a hidden q
 An open batch is not taken from a worker in the middle of its round: the rows that are about to come are better run
 together. Only when another worker commits while an executor idles is the batch sealed over the first one's head, so
 that two workers whose rounds always overlap cannot keep it open for ever.
+
+**Loans.** Where the model is small, handing a batch to another thread and its outcome back costs more than running it.
+A worker whose batch is *quick* (``Lane.is_quick``: by what such runs have taken, below ``quick_ns``) therefore borrows
+an idle executor and runs the batch on its own thread, with that executor's session, while the executor's thread sleeps.
+No session is ever used by two threads, no more than ``num_executors`` run at a time, and with no executor idle a batch
+waits as any other. As long as a lane is quick and executors are idle, each worker has batches of its own, sealed from
+birth, into which it writes without the lock and which wait for nobody else's round to end.
 """
 
 from __future__ import annotations
@@ -20,20 +27,24 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane, RowShapes
 from toutates.batching.pinned import PinnedMemory
-from toutates.batching.result import BatchResult, Outputs, Timing, Waiter
-from toutates.errors import InvalidRequest, ModelNotReady, Overloaded, RequestError
+from toutates.batching.result import BatchResult
+from toutates.errors import InvalidRequest, ModelNotReady, Overloaded
 from toutates.protocol.signature import Signature
 
-__all__ = ["Inbox", "Occupancy", "SuperTensor"]
+if TYPE_CHECKING:
+    from toutates.batching.executor import Executor
 
-#: Where an idle executor waits for its next batch; None ends it.
-Inbox = SimpleQueue[Batch | None]
+__all__ = ["QUICK_NS", "Loan", "Occupancy", "SuperTensor"]
 
+#: An idle executor, and the batch to run with it.
+Loan = tuple["Executor", Batch]
+
+#: A run that takes less is quicker than the way to an executor's thread and back, about 50 us.
+QUICK_NS: Final = 50_000
 #: Lanes kept; beyond it the one not looked up for longest is forgotten, with its spare batches.
 MAX_LANES: Final = 256
 #: Memory that batches waiting to be used again may hold.
@@ -69,6 +80,7 @@ class SuperTensor:
         capacity: most batches in flight.
         workers: how many workers there will be.
         pinned: pins the memory of batches (``allocator: cuda_pinned``); None for ordinary memory.
+        quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class SuperTensor:
         capacity: int,
         workers: int,
         pinned: PinnedMemory | None = None,
+        quick_ns: int = QUICK_NS,
     ) -> None:
         self.name = name
         self.signature = signature
@@ -87,12 +100,13 @@ class SuperTensor:
         self.capacity = capacity
         self.workers = workers
         self._pinned = pinned
+        self._quick_ns = quick_ns
         self.lock = threading.Lock()
         self._lanes: OrderedDict[RowShapes, Lane] = OrderedDict()
         #: batches that still take rows, the one opened first first; used with the lock held
         self.open_batches: dict[Lane, Batch] = {}
         self._sealed: deque[Batch] = deque()
-        self._idle: list[Inbox] = []
+        self._idle: list[Executor] = []
         self._in_flight = 0
         self._spare_bytes = 0
         self._finish: dict[int, Callable[[BatchResult], None]] = {}
@@ -131,12 +145,33 @@ class SuperTensor:
     # --- rows in -----------------------------------------------------------------------------------------------------
 
     def open_batch(self, lane: Lane) -> Batch:
-        """A batch of ``lane`` that takes rows. Call with the lock held.
+        """A batch of ``lane`` that takes any worker's rows. Call with the lock held.
 
         Raises:
             Overloaded: ``capacity`` batches are in flight.
             ModelNotReady: the model version is being unloaded.
         """
+        batch = self.open_batches[lane] = self._new_batch(lane)
+        return batch
+
+    def open_own_batch(self, lane: Lane, rows: int) -> Batch | None:
+        """A batch for the rows of one worker alone, who has reserved ``rows`` of it and is to commit it.
+
+        Call with the lock held. None where a shared one is better: runs take long, or executors are busy.
+
+        Raises:
+            Overloaded: ``capacity`` batches are in flight.
+            ModelNotReady: the model version is being unloaded.
+        """
+        if not self._idle or not lane.is_quick(rows, self._quick_ns):
+            return None
+        batch = self._new_batch(lane)
+        batch.rows = rows
+        batch.busy = 1
+        self._sealed.append(batch)
+        return batch
+
+    def _new_batch(self, lane: Lane) -> Batch:
         if self._closed:
             raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
         if self._in_flight >= self.capacity:
@@ -147,7 +182,6 @@ class SuperTensor:
         else:
             batch = lane.new_batch(self.workers)
         self._in_flight += 1
-        self.open_batches[lane] = batch
         return batch
 
     def check_room(self, lane: Lane, rows: int) -> None:
@@ -177,19 +211,30 @@ class SuperTensor:
         del self.open_batches[batch.lane]
         self._sealed.append(batch)
 
-    def commit(self, batches: Collection[Batch]) -> None:
-        """A worker's rows in these batches are written."""
+    def commit(self, batches: Collection[Batch]) -> Loan | None:
+        """A worker's rows in these batches are written.
+
+        Returns:
+            What the worker itself is to run next, if there is a quick batch for an idle executor: ``Executor.lend``.
+        """
         with self.lock:
             for batch in batches:
                 batch.busy -= 1
-            self._wake_executors()
+            return self._employ_executors(lend=True)
 
-    def _wake_executors(self) -> None:
+    def _employ_executors(self, *, lend: bool) -> Loan | None:
+        """Give idle executors what is ready; one of them to the caller, if he may borrow it."""
+        loan: Loan | None = None
         while self._idle:
             batch = self._next(seal_busy=True)
             if batch is None:
-                return
-            self._idle.pop().put(batch)
+                break
+            executor = self._idle.pop()
+            if lend and loan is None and batch.lane.is_quick(batch.rows, self._quick_ns):
+                loan = executor, batch
+            else:
+                executor.inbox.put(batch)
+        return loan
 
     # --- batches out -------------------------------------------------------------------------------------------------
 
@@ -206,32 +251,60 @@ class SuperTensor:
                 self.seal(batch)
         return None
 
-    def take(self, inbox: Inbox) -> Batch | None:
+    def take(self, executor: Executor) -> Batch | None:
         """The next batch for an executor; blocks until there is one. None: the executor ends."""
         with self.lock:
             batch = self._next(seal_busy=False)
             if batch is None and self._closed and not self._in_flight:
                 return None
             if batch is None:
-                self._idle.append(inbox)
-        return inbox.get() if batch is None else batch
+                self._idle.append(executor)
+        return executor.inbox.get() if batch is None else batch
 
     def release(self, batch: Batch) -> None:
         """An executor is done with a batch: its memory is free for others."""
-        lane = batch.lane
-        batch.rows = 0
-        batch.pieces = []
         with self.lock:
-            self._in_flight -= 1
-            if not lane.kept and lane.row_shapes not in self._lanes:
-                self._keep(lane)  # forgotten for not being looked up, and yet in use: plans look a lane up only once
-            if lane.kept and lane.batch_bytes <= MAX_SPARE_BYTES:
-                if self._spare_bytes + lane.batch_bytes > MAX_SPARE_BYTES:
-                    self._make_room_for_spare(lane)
-                lane.spare.append(batch)
-                self._spare_bytes += lane.batch_bytes
+            self._release(batch)
             if self._closed and not self._in_flight:
                 self._dismiss_executors()
+
+    def end_loan(self, batch: Batch, executor: Executor, *, more: bool) -> Batch | None:
+        """``release``, and the borrowed executor is idle again or has what came meanwhile.
+
+        Args:
+            batch: that has run.
+            executor: that was borrowed for it.
+            more: whether the borrower would run another batch; else the executor's own thread gets it.
+
+        Returns:
+            The next batch, if it is quick, for the borrower to run with the same executor.
+        """
+        with self.lock:
+            self._release(batch)
+            following = self._next(seal_busy=False)
+            if following is not None and more and following.lane.is_quick(following.rows, self._quick_ns):
+                return following
+            if following is not None:
+                executor.inbox.put(following)
+            else:
+                self._idle.append(executor)
+                if self._closed and not self._in_flight:
+                    self._dismiss_executors()
+            return None
+
+    def _release(self, batch: Batch) -> None:
+        lane = batch.lane
+        batch.rows = 0
+        if batch.pieces:
+            batch.pieces = []
+        self._in_flight -= 1
+        if not lane.kept and lane.row_shapes not in self._lanes:
+            self._keep(lane)  # forgotten for not being looked up, and yet in use: plans look a lane up only once
+        if lane.kept and lane.batch_bytes <= MAX_SPARE_BYTES:
+            if self._spare_bytes + lane.batch_bytes > MAX_SPARE_BYTES:
+                self._make_room_for_spare(lane)
+            lane.spare.append(batch)
+            self._spare_bytes += lane.batch_bytes
 
     def _make_room_for_spare(self, keeper: Lane) -> None:
         """Drop spare batches of the lanes not used for longest until one more fits."""
@@ -240,15 +313,11 @@ class SuperTensor:
                 lane.spare.pop()
                 self._spare_bytes -= lane.batch_bytes
 
-    def deliver(
-        self, waiters: list[list[Waiter]], outputs: Outputs | None, error: RequestError | None, timing: Timing
-    ) -> None:
-        """Hand a batch's outcome to every worker that has rows in it."""
-        for worker, own in enumerate(waiters):
-            if own:
-                # Read without the lock while another worker may add itself: a dict takes that on every build of
-                # CPython, and a worker is there before its first rows are.
-                self._finish[worker](BatchResult(own, outputs, error, timing))
+    def deliver(self, worker: int, result: BatchResult) -> None:
+        """Hand a batch's outcome to a worker that has rows in it, from any thread."""
+        # Read without the lock while another worker may add itself: a dict takes that on every build of CPython, and a
+        # worker is there before its first rows are.
+        self._finish[worker](result)
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -269,13 +338,13 @@ class SuperTensor:
             if workers_ended:
                 for batch in (*self._sealed, *self.open_batches.values()):
                     batch.busy = 0
-                self._wake_executors()
+                self._employ_executors(lend=False)
             if not self._in_flight:
                 self._dismiss_executors()
 
     def _dismiss_executors(self) -> None:
         while self._idle:
-            self._idle.pop().put(None)
+            self._idle.pop().inbox.put(None)
 
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""

@@ -134,7 +134,7 @@ class InferService:
         if submitter is None:
             answers = Answers(version.counters.workers[self._number])
             finish = partial(self._finish_soon, answers)
-            submitter = Submitter(version.supertensor, self._number, finish, self._worker.at_round_end)
+            submitter = Submitter(version.supertensor, self._number, finish, answers.finish, self._worker.at_round_end)
             self._submitters[version] = submitter
         return submitter
 
