@@ -83,8 +83,8 @@ class Lane:
         batch_bytes: memory of one batch's buffers.
         spare: batches that wait to be used again.
         kept: whether the SuperTensor knows the lane; it forgets some when there are many.
-        run_ns: how long ONNX Runtime takes for a batch, nanoseconds, by the bit length of its number of rows; see
-            ``note_run``. Written by several executors, without a lock: whichever is last is as good.
+        run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
+            Written by several executors, without a lock: whichever is last is as good.
     """
 
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
