@@ -84,8 +84,8 @@ class Executor:
 
         Args:
             batch: it.
-            clock_ns: measures the run for ``Lane.note_run``. On an executor's thread, CPU time: there, a run of 5 us may
-                wait for the GIL a thousand times as long before it can say that it is over.
+            clock_ns: measures the run for ``Lane.note_run``. CPU time on an executor's thread: there, a run of 5 us may
+                wait a thousand times as long for the GIL before it can say that it is over.
 
         Returns:
             What the callers get.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy.typing as npt
 
@@ -18,6 +18,10 @@ from toutates.batching.supertensor import SuperTensor
 __all__ = ["Submitter"]
 
 Buffer = bytes | bytearray | memoryview
+
+#: From here on a view of the content is cheaper than a copy of it on the way into the batch: at 64 KiB 0.8 against 7.8
+#: us; at 256 bytes the copy takes 0.2 and the view 0.4.
+LARGE_CONTENT_BYTES: Final = 8_192
 
 
 @dataclass(slots=True)
@@ -93,7 +97,8 @@ class Submitter:
             if len(spans) == 2:
                 row_bytes = lane.row_bytes[0]
                 view = batch.views[self._worker][0]
-                view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
+                content = buffer if rows * row_bytes < LARGE_CONTENT_BYTES else memoryview(buffer)
+                view[first * row_bytes : end * row_bytes] = content[spans[0] : spans[1]]
             else:
                 self._copy(batch, lane, first, rows, buffer, spans, 0)
         except BaseException:
@@ -206,7 +211,8 @@ class Submitter:
     ) -> None:
         """Copy ``rows`` rows of each input, leaving out ``offset`` rows of the request, into the batch at ``first``."""
         at = 0
+        whole = memoryview(buffer)
         for view, row_bytes in zip(batch.views[self._worker], lane.row_bytes, strict=True):
             start = spans[at] + offset * row_bytes
-            view[first * row_bytes : (first + rows) * row_bytes] = buffer[start : start + rows * row_bytes]
+            view[first * row_bytes : (first + rows) * row_bytes] = whole[start : start + rows * row_bytes]
             at += 2

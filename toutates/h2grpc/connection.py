@@ -15,6 +15,7 @@ A connection is used by one thread only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from struct import Struct
 from typing import Any
 
 from toutates.h2grpc.call import NEVER, Call
@@ -61,6 +62,10 @@ __all__ = ["ServerConnection"]
 
 _unpack_frame_head = FRAME_HEAD.unpack_from
 _unpack_uint32 = UINT32.unpack_from
+#: The head of a DATA frame, and the prefix of the message in it: length and type, flags, stream, compressed, size.
+_MESSAGE_HEAD = Struct(">IBIBI")
+_MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
+_unpack_message_head = _MESSAGE_HEAD.unpack_from
 
 #: The PING that follows the first GOAWAY of a graceful shutdown; its ACK shows that the peer has read the GOAWAY.
 SHUTDOWN_PING = b"goodbye!"
@@ -296,6 +301,31 @@ class ServerConnection(Receiver):
                                 self._set_deadline(call, now_ns)
                             if head.method.unary is None:
                                 events.append(StreamOpened(call))
+                            elif end_of_data - at >= _MESSAGE_HEAD_SIZE:
+                                # Of nearly every call the whole request follows at once.
+                                word, flags, data_id, compressed, size = _unpack_message_head(data, at)
+                                length = word >> 8
+                                end = at + FRAME_HEAD_SIZE + length
+                                if (
+                                    word & 0xFF == DATA
+                                    and flags == END_STREAM
+                                    and data_id == stream_id
+                                    and not compressed
+                                    and size == length - PREFIX_SIZE
+                                    and size <= self._short_message_limit
+                                    and end <= end_of_data
+                                    and (head.content_length is None or head.content_length == length)
+                                    and length <= self._receive_window
+                                    and length <= largest
+                                ):
+                                    call.state = HALF_CLOSED_REMOTE
+                                    call.buffer = data
+                                    call.start = at + _MESSAGE_HEAD_SIZE
+                                    call.end = at = end
+                                    self._receive_window -= length
+                                    if self._receive_window < self._limits.connection_window >> 1:
+                                        self._return_connection_window()
+                                    events.append(call)
                             continue
                 elif frame_type == WINDOW_UPDATE and length == 4:
                     increment = _unpack_uint32(data, payload)[0] & MAX_WINDOW

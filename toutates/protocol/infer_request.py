@@ -1,17 +1,23 @@
-"""Reading a ModelInferRequest without parsing it: the scan that every request goes through.
+"""Reading a ModelInferRequest without parsing it.
 
 A client's requests differ only in ``id`` and ``raw_input_contents``; everything else (model, version, inputs, requested
 outputs, parameters) is the same bytes each time. ``scan`` walks the top-level fields and separates the two: the
 constant bytes make the key under which a validated plan is found, the others are spans of the received buffer. One
 small input takes 0.8 us; parsing with protobuf and reading the fields out takes 2.8 with its C implementation and 15
 with the pure-Python one of free-threaded Python, and copies every tensor: 40 us for one of a megabyte.
+
+Most requests are not even scanned. Where one of the same length has been scanned before, its ``Layout`` says which
+bytes stood where. If all of them stand there again but those of ``id`` and the raw contents, the fields are the same.
+Finding that out takes 0.2 us.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Scan", "scan"]
+__all__ = ["Layout", "Scan", "read_layout", "scan"]
 
 #: Tags of ModelInferRequest's top-level fields: field number << 3 | wire type 2 (length-delimited).
 _ID_TAG: Final = 3 << 3 | 2
@@ -74,6 +80,70 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
     return (constant[0] if len(constant) == 1 else b"".join(constant)), identifier, spans
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the parts of a request lie; offsets are from the start of the message.
+
+    A message of the layout's length that has the constant bytes in their places is made of the same fields.
+
+    Attributes:
+        head: constant bytes at the start.
+        constants: the other constant bytes, each with its offset.
+        id_field: where the ``id`` field begins and ends, tag and length included; 0 and 0 without one.
+        spans: start and end of each raw content, flat.
+        single: whether the head and one raw content after it are all there is.
+    """
+
+    head: bytes
+    constants: tuple[tuple[int, bytes], ...]
+    id_field: tuple[int, int]
+    spans: tuple[int, ...]
+    single: bool
+
+    def read(self, buffer: bytes, at: int) -> tuple[bytes, list[int]] | None:
+        """The id field and the spans of the raw contents, as ``scan`` returns them, of the message at ``at``.
+
+        None if the message is not of this layout. Its length and its head are for the caller to check.
+        """
+        for offset, constant in self.constants:
+            if not buffer.startswith(constant, at + offset):
+                return None
+        start, end = self.id_field
+        identifier = buffer[at + start : at + end]
+        if not identifier.isascii():
+            return None
+        return identifier, [at + offset for offset in self.spans]
+
+
+def read_layout(buffer: bytes, at: int, end: int) -> Layout:
+    """The layout of a message that ``scan`` has accepted."""
+    pieces: list[tuple[int, bytes]] = []
+    spans: list[int] = []
+    id_field = (0, 0)
+    constant_from = at
+    for tag, field_at, start, field_end in _fields(buffer, at, end):
+        if tag in (_ID_TAG, _RAW_TAG):
+            pieces.append((constant_from - at, buffer[constant_from:start]))
+            constant_from = field_end
+        if tag == _ID_TAG:
+            id_field = (field_at - at, field_end - at)
+        elif tag == _RAW_TAG:
+            spans += (start - at, field_end - at)
+    if constant_from < end:
+        pieces.append((constant_from - at, buffer[constant_from:end]))
+    head = pieces.pop(0)[1] if pieces else b""
+    single = not pieces and len(spans) == 2
+    return Layout(head, tuple(pieces), id_field, tuple(spans), single)
+
+
+def _fields(buffer: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Each field's tag, and where it, its content, and the next field begin."""
+    while at < end:
+        length, start = _long_varint(buffer, at + 1)
+        yield buffer[at], at, start, start + length
+        at = start + length
+
+
 def _is_utf8(data: bytes) -> bool:
     try:
         data.decode()
@@ -83,7 +153,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _long_varint(buffer: bytes, at: int) -> tuple[int, int]:
-    """A varint of several bytes at ``at``; returns it and where it ends. Longer than ten bytes is an IndexError."""
+    """A varint at ``at``; returns it and where it ends. Longer than ten bytes is an IndexError."""
     value = shift = 0
     while shift < 70:
         byte = buffer[at]

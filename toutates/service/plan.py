@@ -8,6 +8,7 @@ from toutates.batching.lane import GatheredLane, Lane, PackedLane
 from toutates.batching.result import Outputs
 from toutates.batching.submitter import Submitter
 from toutates.models.table import ServedVersion
+from toutates.protocol.infer_request import Layout, read_layout
 from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
 from toutates.protocol.infer_validation import ValidatedRequest
 
@@ -15,6 +16,8 @@ __all__ = ["Plan"]
 
 #: Far enough from the greatest size of a message for its other parts.
 MAX_TEMPLATED_BYTES: Final = 2**30
+#: Layouts remembered per plan.
+MAX_LAYOUTS: Final = 64
 
 
 class Plan:
@@ -29,17 +32,18 @@ class Plan:
         span_count: length of the list of spans that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
         in_order: whether the raw contents come in the lane's order, and none is left over.
+        layouts: by length, how messages of this kind are laid out that can take the shortest way.
         shapes, template: the row shapes of the outputs that ``template`` was last made for.
     """
 
     __slots__ = (
         "in_order",
         "lane",
+        "layouts",
         "packed",
         "request",
         "rows",
         "shapes",
-        "single_size",
         "sizes",
         "span_count",
         "submitter",
@@ -59,10 +63,19 @@ class Plan:
         self.packed: PackedLane | None = None
         if isinstance(self.lane, PackedLane) and None not in request.sources and self.rows:
             self.packed = self.lane
-        # 0, which no request has, where there is more to check than one size
-        self.single_size = (self.sizes[0] or 0) if len(self.sizes) == 1 and self.in_order else 0
+        self.layouts: dict[int, Layout] = {}
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
+
+    def layout_of(self, buffer: bytes, start: int, end: int) -> Layout | None:
+        """The layout of a request of this kind whose contents fit the plan; None once there are too many.
+
+        Ids of every length make a layout of their own.
+        """
+        layout = self.layouts.get(end - start)
+        if layout is None and len(self.layouts) < MAX_LAYOUTS:
+            layout = self.layouts[end - start] = read_layout(buffer, start, end)
+        return layout
 
     @property
     def gathered(self) -> GatheredLane:
