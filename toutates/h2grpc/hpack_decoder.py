@@ -1,0 +1,182 @@
+"""Header blocks into header fields (RFC 7541): the decoder of one connection and its dynamic table.
+
+The ``hpack`` package is right at any speed: a block of ten fields, of which two are new to the table, takes it 25 us,
+and this decoder 5.9 (on 3.14t 22 and 5.2; ``bench/micro_headers.py``). Ours reads integers of one octet in line, makes
+no views and no records for the log, and hands out the table's own fields, which were judged when they came in. The
+tables of RFC 7541's appendices are still that package's, and the tests hold this decoder to that one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from hpack.table import HeaderTable
+
+from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.huffman import decode_huffman
+
+__all__ = ["HeaderBlockError", "HpackDecoder"]
+
+#: The dynamic table's size until the peer makes it smaller, and at most: our SETTINGS never say anything else.
+MAX_TABLE_SIZE: Final = 4_096
+#: Octets of an integer after its prefix: enough for 32 bits, and RFC 7541 section 5.1 wants some limit.
+MAX_INTEGER_OCTETS: Final = 5
+
+#: By their index, which begins at 1 (RFC 7541 appendix A).
+_STATIC_FIELDS: Final = {
+    index: HeaderField(name, value) for index, (name, value) in enumerate(HeaderTable.STATIC_TABLE, 1)
+}
+_FIRST_DYNAMIC: Final = len(_STATIC_FIELDS) + 1
+
+
+class HeaderBlockError(Exception):
+    """The peer's header block cannot be decoded, so the compression state is lost: a connection error.
+
+    Attributes:
+        hostile: whether the block is too large rather than broken.
+    """
+
+    def __init__(self, text: str, *, hostile: bool) -> None:
+        super().__init__(text)
+        self.hostile = hostile
+
+
+class HpackDecoder:
+    """Decodes one connection's header blocks, all of them and in order.
+
+    Args:
+        max_list_size: bytes by RFC 9113 section 6.5.2 beyond which a header list is not decoded any further.
+
+    Attributes:
+        table_changes: how often the dynamic table has changed. While it stays the same, a block means the same.
+    """
+
+    __slots__ = ("_entries", "_max_list_size", "_max_table_size", "_table_size", "table_changes")
+
+    def __init__(self, max_list_size: int) -> None:
+        self._max_list_size = max_list_size
+        #: the dynamic table, newest first
+        self._entries: deque[HeaderField] = deque()
+        self._table_size = 0
+        self._max_table_size = MAX_TABLE_SIZE
+        self.table_changes = 0
+
+    def decode(self, block: bytes) -> tuple[list[HeaderField], int]:
+        """The header list of a whole block, and its size in bytes by RFC 9113 section 6.5.2.
+
+        Raises:
+            HeaderBlockError: the peer's fault; the decoder is of no more use.
+        """
+        try:
+            return self._decode(block)
+        except ValueError as error:
+            raise HeaderBlockError(f"header block cannot be decoded: {error}", hostile=False) from error
+
+    def _decode(self, block: bytes) -> tuple[list[HeaderField], int]:
+        entries = self._entries
+        max_list_size = self._max_list_size
+        fields: list[HeaderField] = []
+        size = 0
+        at = 0
+        end = len(block)
+        while at < end:
+            octet = block[at]
+            at += 1
+            if octet & 0x80:  # indexed (section 6.1)
+                index = octet & 0x7F
+                if index == 0x7F:
+                    index, at = _read_integer(block, at, 0x7F)
+                try:  # _entry() in line, which saves 0.3 us of a request
+                    field = _STATIC_FIELDS[index] if index < _FIRST_DYNAMIC else entries[index - _FIRST_DYNAMIC]
+                except LookupError:
+                    raise _invalid_index(index) from None
+            elif octet & 0x40:  # literal with incremental indexing (section 6.2.1)
+                field, at = self._read_literal(block, at, octet & 0x3F, 0x3F)
+                self._insert(field)
+            elif octet & 0x20:  # dynamic table size update (section 6.3)
+                if fields:
+                    raise ValueError("Table size update not at the start of the block")
+                max_size = octet & 0x1F
+                if max_size == 0x1F:
+                    max_size, at = _read_integer(block, at, 0x1F)
+                self._resize(max_size)
+                continue
+            else:  # literal without indexing, or never indexed (sections 6.2.2 and 6.2.3)
+                field, at = self._read_literal(block, at, octet & 0x0F, 0x0F)
+            fields.append(field)
+            size += field.size
+            if size > max_list_size:
+                raise HeaderBlockError(f"header list exceeds {max_list_size} bytes", hostile=True)
+        return fields, size
+
+    def _read_literal(self, block: bytes, at: int, index: int, prefix: int) -> tuple[HeaderField, int]:
+        """A literal field, whose name's index is ``index`` as far as it fits the prefix; and where it ends."""
+        if index == prefix:
+            index, at = _read_integer(block, at, prefix)
+        if index:
+            name = self._entry(index).name
+        else:
+            name, at = _read_string(block, at)
+        value, at = _read_string(block, at)
+        return HeaderField(name, value), at
+
+    def _entry(self, index: int) -> HeaderField:
+        try:
+            return _STATIC_FIELDS[index] if index < _FIRST_DYNAMIC else self._entries[index - _FIRST_DYNAMIC]
+        except LookupError:
+            raise _invalid_index(index) from None
+
+    def _insert(self, field: HeaderField) -> None:
+        if field.size > self._max_table_size and not self._entries:
+            return  # No change: clients that set the table's size to 0 may insert all the same, and repeat themselves.
+        self.table_changes += 1
+        self._entries.appendleft(field)
+        self._table_size += field.size
+        if self._table_size > self._max_table_size:
+            self._evict()
+
+    def _resize(self, max_size: int) -> None:
+        if max_size > MAX_TABLE_SIZE:
+            raise ValueError("Encoder exceeded max allowable table size")
+        if max_size != self._max_table_size:
+            self.table_changes += 1
+            self._max_table_size = max_size
+            self._evict()
+
+    def _evict(self) -> None:
+        # An entry larger than the table leaves it empty, itself included (RFC 7541 section 4.4).
+        while self._table_size > self._max_table_size:
+            self._table_size -= self._entries.pop().size
+
+
+def _invalid_index(index: int) -> ValueError:
+    return ValueError(f"Invalid table index {index}")
+
+
+def _read_integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
+    """RFC 7541 section 5.1, from the octet after a prefix that is full; returns the integer and where it ends."""
+    value = prefix
+    for shift, octet in enumerate(block[at : at + MAX_INTEGER_OCTETS]):
+        value += (octet & 0x7F) << 7 * shift
+        if octet < 0x80:
+            return value, at + shift + 1
+    if at + MAX_INTEGER_OCTETS > len(block):
+        raise ValueError("Truncated header block")
+    raise ValueError("Variable integer representation is too long")
+
+
+def _read_string(block: bytes, at: int) -> tuple[bytes, int]:
+    """RFC 7541 section 5.2; returns the string, and where it ends."""
+    if at >= len(block):
+        raise ValueError("Truncated header block")
+    octet = block[at]
+    length = octet & 0x7F
+    at += 1
+    if length == 0x7F:
+        length, at = _read_integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise ValueError("Truncated header block")
+    octets = block[at:end]
+    return (decode_huffman(octets) if octet & 0x80 else octets), end

@@ -1,0 +1,253 @@
+"""What a request's header list says, judged by RFC 9113 section 8 and by the gRPC specification, in that order.
+
+Judging ten fields takes 8 us. But the verdict depends on little that differs between a client's calls: on the fields'
+stand-ins (``HeaderField.stand_in``), the list's size and ``grpc-timeout``. So ``RequestJudge`` judges the stand-ins,
+remembers that, and gives a request a copy with its own fields and timeout, which takes 1.0 us (on 3.14t 6.5 and 0.9).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from toutates.h2grpc.header_field import TIMEOUT, HeaderField, Pair, complaint
+from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.messages import ENCODINGS
+from toutates.h2grpc.method import Method
+from toutates.h2grpc.status import GrpcError, Status, parse_timeout
+
+__all__ = ["RequestHead", "RequestJudge", "trailers_complaint"]
+
+#: Verdicts on larger lists are not remembered: 128 of them would be megabytes per connection.
+MAX_REMEMBERED_LIST_BYTES: Final = 4_096
+
+
+class RequestHead:
+    """What a request's header block says. Shared by every call that sends the same block, so never changed.
+
+    Attributes:
+        fields: the header list as received, in order.
+        method: the method called; None when the request is refused.
+        malformed: why the request breaks RFC 9113 section 8 (a stream error); "" when it does not.
+        not_grpc: whether this is plain HTTP, answered with 415; ``http_method`` tells HEAD apart.
+        error: the status that ends the call before its message is looked at.
+        timeout_ns: the call's ``grpc-timeout``.
+        encoding: the ``grpc-encoding`` of the messages that follow.
+        response_encoding: how responses are compressed; "" for not at all.
+        content_length: bytes of DATA announced, which RFC 9113 section 8.1.1 makes binding.
+    """
+
+    __slots__ = (
+        "content_length",
+        "encoding",
+        "error",
+        "fields",
+        "http_method",
+        "malformed",
+        "method",
+        "not_grpc",
+        "response_encoding",
+        "timeout_ns",
+    )
+
+    def __init__(self, fields: tuple[HeaderField, ...] = ()) -> None:
+        self.fields = fields
+        self.method: Method | None = None
+        self.malformed = ""
+        self.not_grpc = False
+        self.http_method = b""
+        self.error: GrpcError | None = None
+        self.timeout_ns: int | None = None
+        self.encoding = "identity"
+        self.response_encoding = ""
+        self.content_length: int | None = None
+
+    def with_fields(self, fields: tuple[HeaderField, ...], timeout_ns: int | None) -> RequestHead:
+        """The same verdict on another header list."""
+        head = RequestHead.__new__(RequestHead)
+        head.fields = fields
+        head.method = self.method
+        head.malformed = self.malformed
+        head.not_grpc = self.not_grpc
+        head.http_method = self.http_method
+        head.error = self.error
+        head.timeout_ns = timeout_ns
+        head.encoding = self.encoding
+        head.response_encoding = self.response_encoding
+        head.content_length = self.content_length
+        return head
+
+    def metadata(self) -> list[tuple[str, str | bytes]]:
+        """The caller's custom metadata; values of ``-bin`` names decoded from base64, padded or not.
+
+        Raises:
+            GrpcError: INTERNAL when a ``-bin`` value is not base64.
+        """
+        return [
+            (field.name.decode("ascii"), part)
+            for field in self.fields
+            if _is_custom(field.name)
+            for part in _metadata_values(field.name, field.value)
+        ]
+
+
+_RESERVED_NAMES = frozenset((b"content-type", b"te", b"user-agent", b"content-length"))
+
+
+def _is_custom(name: bytes) -> bool:
+    return not (name.startswith((b":", b"grpc-")) or name in _RESERVED_NAMES)
+
+
+def _metadata_values(name: bytes, value: bytes) -> list[str] | list[bytes]:
+    if not name.endswith(b"-bin"):
+        return [value.decode("latin-1")]
+    try:
+        # A proxy may have joined several values with commas, which base64 does not use.
+        return [base64.b64decode(part + b"=" * (-len(part) % 4), validate=True) for part in value.split(b",")]
+    except binascii.Error as error:
+        raise GrpcError(Status.INTERNAL, f"metadata '{name.decode()}' is not valid base64") from error
+
+
+class RequestJudge:
+    """Judges the header lists of one connection's requests.
+
+    Args:
+        methods: the services' table, by ``:path``.
+        limits: bounds on the size of header lists and on what is remembered.
+        response_encoding: how to compress the responses of compressible methods when the client accepts it.
+    """
+
+    def __init__(self, methods: Mapping[bytes, Method], limits: Limits, response_encoding: str) -> None:
+        self._methods = methods
+        self._limits = limits
+        self._response_encoding = response_encoding
+        #: stand-ins -> what they say, and where among them the ``grpc-timeout`` is, or -1
+        self._verdicts: dict[tuple[Pair, ...], tuple[RequestHead, int]] = {}
+
+    def judge(self, fields: tuple[HeaderField, ...], list_size: int) -> RequestHead:
+        """The head of a request with ``fields``, which are ``list_size`` bytes by RFC 9113 section 6.5.2."""
+        stand_ins = tuple([field.stand_in for field in fields])
+        known = self._verdicts.get(stand_ins)
+        if known is None:
+            known = self._verdict(stand_ins)
+            if list_size <= MAX_REMEMBERED_LIST_BYTES:
+                if len(self._verdicts) >= self._limits.header_memory_entries:
+                    self._verdicts.clear()
+                self._verdicts[stand_ins] = known
+        verdict, timeout_at = known
+        if verdict.malformed or verdict.not_grpc:
+            return verdict.with_fields(fields, None)
+        limit = self._limits.max_header_list_size
+        if list_size > limit:
+            text = f"received metadata size exceeds the limit ({list_size} vs. {limit})"
+            return _refused(verdict, fields, GrpcError(Status.RESOURCE_EXHAUSTED, text))
+        if timeout_at < 0:
+            return verdict.with_fields(fields, None)
+        value = fields[timeout_at].value
+        timeout_ns = parse_timeout(value)
+        if timeout_ns is None:
+            text = f"invalid grpc-timeout value: {value[:32].decode('latin-1')!r}"
+            return _refused(verdict, fields, GrpcError(Status.INTERNAL, text))
+        return verdict.with_fields(fields, timeout_ns)
+
+    def _verdict(self, stand_ins: tuple[Pair, ...]) -> tuple[RequestHead, int]:
+        verdict = _judge(stand_ins, self._methods, self._response_encoding)
+        timeouts = [at for at, stand_in in enumerate(stand_ins) if stand_in == TIMEOUT]
+        return verdict, timeouts[-1] if timeouts else -1
+
+
+def _refused(verdict: RequestHead, fields: tuple[HeaderField, ...], error: GrpcError) -> RequestHead:
+    head = RequestHead(fields)
+    head.http_method = verdict.http_method
+    head.content_length = verdict.content_length
+    head.error = error
+    return head
+
+
+def _judge(fields: tuple[Pair, ...], methods: Mapping[bytes, Method], response_encoding: str) -> RequestHead:
+    """What ``fields`` say, but for the ``grpc-timeout`` and the list's size; the head has no fields yet."""
+    head = RequestHead()
+    head.malformed = _complaint(fields) or _pseudo_complaint(fields)
+    if head.malformed:
+        return head
+    values = dict(fields)
+    head.http_method = values[b":method"]
+    length = values.get(b"content-length")
+    if length is not None:
+        if not _LENGTH.fullmatch(length) or any(other != length for name, other in fields if name == b"content-length"):
+            head.malformed = "content-length is not a number"
+            return head
+        head.content_length = int(length)
+    content_type = values.get(b"content-type", b"")
+    if head.http_method != b"POST" or not _GRPC_TYPE.fullmatch(content_type):
+        head.not_grpc = True
+        return head
+    try:
+        head.encoding = _message_encoding(values)
+        head.method = _find_method(methods, values[b":path"])
+    except GrpcError as error:
+        head.error = error
+        return head
+    if response_encoding and head.method.compressible:
+        accepted = values.get(b"grpc-accept-encoding", b"").decode("latin-1").split(",")
+        head.response_encoding = response_encoding if response_encoding in map(str.strip, accepted) else ""
+    return head
+
+
+def _find_method(methods: Mapping[bytes, Method], path: bytes) -> Method:
+    method = methods.get(path)
+    if method is None:
+        raise GrpcError(Status.UNIMPLEMENTED, f"Method not found: {path.decode('utf-8', 'replace')}")
+    return method
+
+
+def _message_encoding(values: Mapping[bytes, bytes]) -> str:
+    encoding = values.get(b"grpc-encoding", b"identity").decode("latin-1")
+    if encoding != "identity" and encoding not in ENCODINGS:
+        raise GrpcError(
+            Status.INTERNAL,
+            f"unknown grpc-encoding '{encoding[:32]}', expected identity, deflate or gzip",
+            [("grpc-accept-encoding", "identity,deflate,gzip")],
+        )
+    return encoding
+
+
+_GRPC_TYPE = re.compile(rb"application/grpc([+;].*)?")
+#: Short enough for ``int``, which raises ValueError beyond 4,300 digits.
+_LENGTH = re.compile(rb"[0-9]{1,19}")
+_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+
+
+def _complaint(fields: Sequence[Pair]) -> str:
+    return next(filter(None, map(complaint, fields)), "")
+
+
+def _pseudo_complaint(fields: tuple[Pair, ...]) -> str:
+    """RFC 9113 section 8.3 and 8.3.1: which pseudo-header fields, how often, and before all others."""
+    seen: dict[bytes, bytes] = {}
+    regular = False
+    for name, value in fields:
+        if not name.startswith(b":"):
+            regular = True
+            continue
+        if regular:
+            return "pseudo-header field after a regular field"
+        if name in seen:
+            return f"duplicate {name.decode()}"
+        if name not in _PSEUDO:
+            return f"unknown pseudo-header field {name[:64]!r}"
+        seen[name] = value
+    if seen.get(b":method") == b"CONNECT":
+        return "CONNECT is not offered"
+    missing = [name.decode() for name in (b":method", b":scheme", b":path") if not seen.get(name)]
+    return f"missing or empty {missing[0]}" if missing else ""
+
+
+def trailers_complaint(fields: Sequence[HeaderField]) -> str:
+    """Why a trailer section with ``fields`` is malformed (RFC 9113 section 8.1); "" when it is not."""
+    if any(field.name.startswith(b":") for field in fields):
+        return "pseudo-header field in a trailer section"
+    return _complaint([field.stand_in for field in fields])
