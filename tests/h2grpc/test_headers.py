@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import base64
-
 import pytest
 from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import METHODS, STREAM, UNARY, Fields, block, literal, request
-from toutates.h2grpc import GrpcError, Limits, Status
+from tests.h2grpc.support import METHODS, UNARY, Fields, block, literal, request
+from toutates.h2grpc import Limits, Status
 from toutates.h2grpc.headers import (
     OK_HEADERS,
     OK_TRAILERS,
@@ -21,8 +19,8 @@ from toutates.h2grpc.headers import (
 )
 
 
-def reader(limits: Limits | None = None, response_encoding: str = "") -> HeaderReader:
-    return HeaderReader(METHODS, limits or Limits(), response_encoding)
+def reader(limits: Limits | None = None) -> HeaderReader:
+    return HeaderReader(METHODS, limits or Limits())
 
 
 def raw(fields: Fields) -> tuple[tuple[bytes, bytes], ...]:
@@ -31,10 +29,6 @@ def raw(fields: Fields) -> tuple[tuple[bytes, bytes], ...]:
 
 def pairs(found: RequestHead) -> tuple[tuple[bytes, bytes], ...]:
     return tuple((field.name, field.value) for field in found.fields)
-
-
-def head(*extra: tuple[str | bytes, str | bytes], path: str = UNARY, encoding: str = "") -> RequestHead:
-    return reader(response_encoding=encoding).read(block(request(path, *extra)))
 
 
 # --- the memory ------------------------------------------------------------------------------------------------------
@@ -157,107 +151,6 @@ def test_reader_with_memory_reads_what_a_decoder_without_one_reads(
         octets = encoder.encode([*request(), *fields])
         found = headers.memory.get(octets) or headers.read(octets)
         assert pairs(found) == tuple((bytes(n), bytes(v)) for n, v in plain.decode(octets, raw=True))
-
-
-# --- what a head says ------------------------------------------------------------------------------------------------
-
-
-def test_head_of_a_plain_call() -> None:
-    plain = head()
-    assert (plain.malformed, plain.error, plain.timeout_ns, plain.content_length) == ("", None, None, None)
-    assert (plain.encoding, plain.response_encoding, plain.not_grpc) == ("identity", "", False)
-    assert plain.metadata() == []
-
-
-@pytest.mark.parametrize(
-    ("extra", "status", "text"),
-    [
-        (("grpc-timeout", "1"), Status.INTERNAL, "invalid grpc-timeout value: '1'"),
-        (("grpc-timeout", "-1S"), Status.INTERNAL, "invalid grpc-timeout"),
-        (("grpc-timeout", "123456789S"), Status.INTERNAL, "invalid grpc-timeout"),
-        (("grpc-encoding", "snappy"), Status.INTERNAL, "unknown grpc-encoding 'snappy'"),
-        (("x-large", "v" * 17_000), Status.RESOURCE_EXHAUSTED, "received metadata size exceeds the limit (17"),
-    ],
-)
-def test_head_refuses(extra: tuple[str, str], status: Status, text: str) -> None:
-    refused = head(extra)
-    assert refused.error is not None
-    assert refused.error.status == status
-    assert text in refused.error.text
-    assert refused.method is None
-
-
-def test_head_of_an_unknown_path_is_unimplemented() -> None:
-    error = head(path="/test.Echo/Nothing").error
-    assert error is not None
-    assert (error.status, error.text) == (Status.UNIMPLEMENTED, "Method not found: /test.Echo/Nothing")
-
-
-@pytest.mark.parametrize(
-    ("content_type", "is_grpc"),
-    [
-        ("application/grpc", True),
-        ("application/grpc+proto", True),
-        ("application/grpc;charset=utf-8", True),
-        ("application/grpc-web", False),
-        ("application/json", False),
-        ("", False),
-    ],
-)
-def test_head_knows_grpc_by_its_content_type(content_type: str, is_grpc: bool) -> None:
-    fields = [(n, content_type if n == "content-type" else v) for n, v in request()]
-    assert reader().read(block(fields)).not_grpc is not is_grpc
-
-
-def test_head_gives_metadata_without_the_fields_of_the_protocol() -> None:
-    binary = b"\x00\xff\x01\x02"
-    encoded = base64.b64encode(binary).decode()
-    plain = head(
-        ("user-agent", "x"),
-        ("grpc-timeout", "1S"),
-        ("x-text", "a, b"),
-        ("x-latin", b"caf\xe9"),
-        ("padded-bin", encoded),
-        ("bare-bin", encoded.rstrip("=")),
-        ("two-bin", f"{encoded},{encoded.rstrip('=')}"),
-        ("empty-bin", ""),
-        ("x-text", "again"),
-    )
-    assert plain.metadata() == [
-        ("x-text", "a, b"),
-        ("x-latin", "café"),
-        ("padded-bin", binary),
-        ("bare-bin", binary),
-        ("two-bin", binary),
-        ("two-bin", binary),
-        ("empty-bin", b""),
-        ("x-text", "again"),
-    ]
-
-
-def test_head_refuses_metadata_that_is_not_base64() -> None:
-    for value in ("!", "a", "ab=c"):
-        with pytest.raises(GrpcError, match="'x-bin' is not valid base64") as caught:
-            head(("x-bin", value)).metadata()
-        assert caught.value.status is Status.INTERNAL
-
-
-@pytest.mark.parametrize(
-    ("accepted", "configured", "path", "expected"),
-    [
-        ("identity,deflate,gzip", "gzip", "/test.Echo/Compressible", "gzip"),
-        ("identity, deflate, gzip", "deflate", "/test.Echo/Compressible", "deflate"),
-        ("identity", "gzip", "/test.Echo/Compressible", ""),
-        ("gzipped", "gzip", "/test.Echo/Compressible", ""),
-        ("gzip", "", "/test.Echo/Compressible", ""),
-        ("gzip", "gzip", UNARY, ""),
-        ("gzip", "gzip", STREAM, ""),
-    ],
-)
-def test_response_is_compressed_when_server_client_and_method_agree(
-    accepted: str, configured: str, path: str, expected: str
-) -> None:
-    assert head(("grpc-accept-encoding", accepted), path=path, encoding=configured).response_encoding == expected
 
 
 # --- responses -------------------------------------------------------------------------------------------------------
