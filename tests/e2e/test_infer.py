@@ -450,6 +450,14 @@ def test_more_kinds_of_request_than_are_remembered_are_answered(channel: Any) ->
             assert response.raw_output_contents[0] == (-values).tobytes()
 
 
+def test_requests_whose_metadata_and_deadline_change_with_each_call_are_answered(channel: Any) -> None:
+    message = addsub_request(ints(1, 16), ints(1, 16))
+    for number in range(300):
+        trace = [("traceparent", f"00-{number:032x}-01"), (f"x-{number % 7}", "v" * number)]
+        response = infer(channel, message, metadata=trace, timeout=20 + number / 1_000)
+        np.testing.assert_array_equal(outputs_of(response)["OUTPUT0"], 2 * ints(1, 16))
+
+
 def test_requests_too_long_to_be_remembered_are_answered(channel: Any) -> None:
     message = addsub_request(ints(1, 16), ints(1, 16))
     message.parameters["mine"].string_param = "x" * 100_000

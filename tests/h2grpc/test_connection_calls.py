@@ -138,6 +138,21 @@ def test_calls_are_answered_in_any_order() -> None:
     assert [client.responses[s].messages for s in streams] == [[bytes([n]) * 3] for n in range(20)]
 
 
+def test_metadata_and_deadlines_that_change_with_each_call_are_each_calls_own() -> None:
+    """As grpc-go sends them: inserted into the dynamic table, which is full and evicts by the end."""
+    client, server = connected()
+    for number in range(200):
+        trace = f"00-{number * 0x9E3779B97F4A7C15:032x}-01"
+        stream_id = client.open(UNARY, ("grpc-timeout", f"{1000 + number}m"), ("traceparent", trace))
+        client.h2.send_data(stream_id, message(b""), end_stream=True)
+        call = call_of(client, server)
+        assert call.metadata() == [("traceparent", trace)]
+        assert call.deadline_ns == server.now_ns + (1000 + number) * SECOND // 1000
+        call.reply(b"")
+        exchange(client, server)
+        assert client.responses[stream_id].status == Status.OK
+
+
 def test_metadata_goes_both_ways() -> None:
     client, server = connected()
     stream_id = client.open(UNARY, ("x-text", "one"), ("x-bin", "AAEC"))

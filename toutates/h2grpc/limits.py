@@ -29,7 +29,8 @@ class Limits:
             it fails its call; one above twice that ends the connection, because decoding it further is the attack.
         max_header_block_size: largest encoded header block, HEADERS and its CONTINUATIONs together, bytes.
         max_continuations: CONTINUATION frames per header block (the CVE-2024-27316 family sends them without end).
-        header_memory_entries: header blocks remembered per connection; a client in real use sends one per method.
+        header_memory_entries: header blocks, and verdicts on requests, remembered per connection; a client in real use
+            needs one per method.
         closed_stream_memory: streams reset lately whose late frames are still told apart from nonsense.
         max_preface_bytes: bytes looked at to tell HTTP/1.1 from garbage before giving up.
         max_queued_bytes: response bytes that may wait for the peer's windows before new streams are refused. Reading
