@@ -15,7 +15,7 @@ Pair: TypeAlias = tuple[bytes, bytes]
 
 #: Stands in for every well-formed ``grpc-timeout``.
 TIMEOUT: Final[Pair] = (b"grpc-timeout", b"1S")
-#: Stands in for every well-formed field that says nothing about how the call is handled.
+#: Stands in for every well-formed field that no request is judged by, custom metadata above all.
 _OTHER: Final[Pair] = (b"x", b"")
 
 #: RFC 9113 section 8.2.2
@@ -38,8 +38,9 @@ class HeaderField:
         name: as received.
         value: as received.
         size: bytes that the field counts for, by RFC 7541 section 4.1.
-        stand_in: a field that means the same for how a request is handled: itself, or, for a ``grpc-timeout`` and for
-            what is custom, one constant. What differs between a client's calls mostly stands in for the same.
+        stand_in: a field by which a request is judged in the same way: itself, or one constant for every well-formed
+            ``grpc-timeout``, and one for all that requests are not judged by. So calls that differ in their deadlines
+            and metadata have the same stand-ins.
     """
 
     __slots__ = ("name", "size", "stand_in", "value")

@@ -4,7 +4,7 @@
 it was is a pure function of the block and the table, so its result is remembered, and everything remembered is
 forgotten whenever the table changes (RFC 7541 section 2.3.2). The block's length says nothing about this: nghttp2
 spells out ``:path`` in every request, C-core sends a dozen index bytes, and grpc-go changes the table on every call
-that has a deadline. What is not remembered is decoded (``hpack_decoder``) and judged (``request_head``) in 3 to 7 us,
+that has a deadline. What is not remembered is decoded (``hpack_decoder``) and judged (``request_head``) in 3 to 8 us,
 which took 22 to 35 with the ``hpack`` package and without the memory of verdicts (``bench/micro_headers.py``).
 
 **Responses.** Blocks use the static table and literals without indexing only, so they are constant bytes that hold on
