@@ -49,7 +49,7 @@ from toutates.h2grpc.frames import (
     pack_settings,
     pack_window_update,
 )
-from toutates.h2grpc.headers import HeaderBlockError
+from toutates.h2grpc.headers import HeaderBlockError, RequestHead
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
@@ -291,42 +291,52 @@ class ServerConnection(Receiver):
                         events.append(call)
                         continue
                 elif frame_type == HEADERS:
-                    if flags == END_HEADERS and stream_id == self._last_stream_id + 2 and len(streams) < max_streams:
-                        head = remembered.get(data[payload:end])
-                        if head is not None and head.method is not None and stream_id <= self._highest_accepted_id:
-                            self._last_stream_id = stream_id
-                            call = Call(self, stream_id, head, self._peer_stream_window, self._limits.stream_window)
-                            streams[stream_id] = call
-                            if head.timeout_ns is not None:
-                                self._set_deadline(call, now_ns)
-                            if head.method.unary is None:
-                                events.append(StreamOpened(call))
-                            elif end_of_data - at >= _MESSAGE_HEAD_SIZE:
-                                # Of nearly every call the whole request follows at once.
-                                word, flags, data_id, compressed, size = _unpack_message_head(data, at)
-                                length = word >> 8
-                                end = at + FRAME_HEAD_SIZE + length
-                                if (
-                                    word & 0xFF == DATA
-                                    and flags == END_STREAM
-                                    and data_id == stream_id
-                                    and not compressed
-                                    and size == length - PREFIX_SIZE
-                                    and size <= self._short_message_limit
-                                    and end <= end_of_data
-                                    and (head.content_length is None or head.content_length == length)
-                                    and length <= self._receive_window
-                                    and length <= largest
-                                ):
-                                    call.state = HALF_CLOSED_REMOTE
-                                    call.buffer = data
-                                    call.start = at + _MESSAGE_HEAD_SIZE
-                                    call.end = at = end
-                                    self._receive_window -= length
-                                    if self._receive_window < self._limits.connection_window >> 1:
-                                        self._return_connection_window()
-                                    events.append(call)
+                    if (
+                        flags == END_HEADERS
+                        and stream_id == self._last_stream_id + 2
+                        and stream_id & 1
+                        and len(streams) < max_streams
+                        and stream_id <= self._highest_accepted_id
+                        and length <= self._limits.max_header_block_size
+                    ):
+                        block = data[payload:end]
+                        head = remembered.get(block) or self._header_reader.read(block)
+                        if head.method is None:
+                            self._open_hopeless_stream(stream_id, head, now_ns, events)
                             continue
+                        self._last_stream_id = stream_id
+                        call = Call(self, stream_id, head, self._peer_stream_window, self._limits.stream_window)
+                        streams[stream_id] = call
+                        if head.timeout_ns is not None:
+                            self._set_deadline(call, now_ns)
+                        if head.method.unary is None:
+                            events.append(StreamOpened(call))
+                        elif end_of_data - at >= _MESSAGE_HEAD_SIZE:
+                            # Of nearly every call the whole request follows at once.
+                            word, flags, data_id, compressed, size = _unpack_message_head(data, at)
+                            length = word >> 8
+                            end = at + FRAME_HEAD_SIZE + length
+                            if (
+                                word & 0xFF == DATA
+                                and flags == END_STREAM
+                                and data_id == stream_id
+                                and not compressed
+                                and size == length - PREFIX_SIZE
+                                and size <= self._short_message_limit
+                                and end <= end_of_data
+                                and (head.content_length is None or head.content_length == length)
+                                and length <= self._receive_window
+                                and length <= largest
+                            ):
+                                call.state = HALF_CLOSED_REMOTE
+                                call.buffer = data
+                                call.start = at + _MESSAGE_HEAD_SIZE
+                                call.end = at = end
+                                self._receive_window -= length
+                                if self._receive_window < self._limits.connection_window >> 1:
+                                    self._return_connection_window()
+                                events.append(call)
+                        continue
                 elif frame_type == WINDOW_UPDATE and length == 4:
                     increment = _unpack_uint32(data, payload)[0] & MAX_WINDOW
                     if stream_id == 0:
@@ -346,6 +356,13 @@ class ServerConnection(Receiver):
                 self._reset_stream(fault.stream_id, fault.code, events)
         if at < end_of_data:
             self._hold(data[at:], FRAME_HEAD_SIZE)
+
+    def _open_hopeless_stream(self, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
+        """HEADERS of a call that has no method, for whatever reason: it is answered with an error."""
+        try:
+            self._open_stream(END_HEADERS, stream_id, head, now_ns, events)
+        except StreamFault as fault:
+            self._reset_stream(fault.stream_id, fault.code, events)
 
     def _receive_frame(
         self,
