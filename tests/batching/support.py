@@ -240,6 +240,8 @@ class Rig:
         self.unwanted: set[Any] = set()
         #: (rows, requests) of every batch that ran
         self.batches: list[tuple[int, int]] = []
+        #: the thread that each of them ran in
+        self.ran_in: list[threading.Thread] = []
         self.counters = [ExecutorCounters() for _ in self.sessions]
         self.threads = [threading.Thread(target=self._execute, args=(number,)) for number in range(executors)]
 
@@ -250,6 +252,7 @@ class Rig:
 
         def on_batch(rows: int, requests: int, timing: Any) -> None:
             self.batches.append((rows, requests))
+            self.ran_in.append(threading.current_thread())
             self.counters[number].add(rows, requests, timing)
 
         Executor(self.supertensor, self.sessions[number], number, is_wanted=is_wanted, on_batch=on_batch).run()
