@@ -442,6 +442,28 @@ def test_one_output_may_ask_for_classes_and_another_for_numbers(channel: Any) ->
 # --- sizes and compression
 
 
+def test_requests_of_one_length_and_many_kinds_are_told_apart(channel: Any) -> None:
+    # By names, ids, the order of inputs and the rows that their contents are divided into; all bytes but few alike.
+    a, b = ints(1, 16), ints(1, 16) + 100
+    kinds = {
+        "id 12": (addsub_request(a, b, id="12"), "SUM", a + b),
+        "id 34": (addsub_request(b, b, id="34"), "SUM", b + b),
+        "not an id": (addsub_request(a, b, id="ää"[:1]), "SUM", a + b),
+        "another order": (
+            request("addsub", Tensor.of("INPUT1", "INT32", a), Tensor.of("INPUT0", "INT32", b), id="56"),
+            "DIFF",
+            b - a,
+        ),
+    }
+    names = {"SUM": "OUTPUT0", "DIFF": "OUTPUT1"}
+    assert len({len(message.SerializeToString()) for message, _, _ in kinds.values()}) == 1
+    for _ in range(3):
+        for message, output, expected in kinds.values():
+            response = infer(channel, message)
+            assert response.id == message.id
+            np.testing.assert_array_equal(outputs_of(response)[names[output]], expected)
+
+
 def test_more_kinds_of_request_than_are_remembered_are_answered(channel: Any) -> None:
     for _ in range(2):
         for columns in range(1, 1_100):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toutates.errors import InvalidRequest, RequestError, Unsupported
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
-from toutates.protocol.infer_request import scan
+from toutates.protocol.infer_request import Scan, read_layout, scan
 from toutates.protocol.infer_validation import request_prefix, validate
 from toutates.protocol.signature import Signature, TensorSpec
 
@@ -190,6 +190,81 @@ def test_requests_that_differ_in_id_and_raw_contents_have_one_key(
         assert scanned is not None
         keys.add(scanned[0])
     assert len(keys) == 1
+
+
+# --- layouts
+
+
+def read_by_layout(of: bytes, data: bytes, before: bytes = b"") -> Scan | None:
+    """``data``, of the length of ``of``, as the layout of ``of`` has it; None where it is not of that layout."""
+    scanned = scan(of, 0, len(of))
+    assert scanned is not None
+    layout = read_layout(of, 0, len(of))
+    buffer = before + data + b"after"
+    if not buffer.startswith(layout.head, len(before)):
+        return None
+    if layout.single:
+        assert layout.spans == (len(layout.head), len(of))
+        assert layout.id_field == (0, 0)
+    read = layout.read(buffer, len(before))
+    return None if read is None else (scanned[0], read[0], [bound - len(before) for bound in read[1]])
+
+
+@given(requests, st.data())
+def test_requests_that_differ_in_id_and_contents_of_the_same_lengths_have_one_layout(
+    message: ModelInferRequest, data: st.DataObject
+) -> None:
+    first = message.SerializeToString()
+    message.id = data.draw(st.text("abc-0", min_size=len(message.id.encode()), max_size=len(message.id.encode())))
+    for index, content in enumerate(message.raw_input_contents):
+        message.raw_input_contents[index] = data.draw(st.binary(min_size=len(content), max_size=len(content)))
+    second = message.SerializeToString()
+    assert len(first) == len(second)
+    read = read_by_layout(first, second, before=b"before")
+    assert read == scan(second, 0, len(second)) or len(message.id.encode()) > 127
+
+
+@settings(max_examples=300)
+@given(wire_messages(), st.data())
+def test_a_message_with_one_byte_changed_is_of_the_layout_only_if_a_scan_says_the_same(
+    message: bytes, data: st.DataObject
+) -> None:
+    if not message or scan(message, 0, len(message)) is None:
+        return
+    at = data.draw(st.integers(0, len(message) - 1))
+    changed = message[:at] + bytes([data.draw(st.integers(0, 255))]) + message[at + 1 :]
+    read = read_by_layout(message, changed)
+    assert read is None or read == scan(changed, 0, len(changed))
+
+
+@given(requests, requests)
+def test_another_request_of_the_same_length_is_not_taken_for_the_first(
+    one: ModelInferRequest, other: ModelInferRequest
+) -> None:
+    first, second = one.SerializeToString(), other.SerializeToString()
+    # Of the same length by a longer content in the shorter one, so that only what is constant tells them apart.
+    if abs(len(first) - len(second)) > 100:
+        return
+    shorter = one if len(first) < len(second) else other
+    shorter.raw_input_contents.append(b"x" * max(0, abs(len(first) - len(second)) - 2))
+    first, second = one.SerializeToString(), other.SerializeToString()
+    if len(first) == len(second):
+        read = read_by_layout(first, second)
+        assert read is None or read == scan(second, 0, len(second))
+
+
+def test_the_layout_of_one_content_behind_everything_else_is_single() -> None:
+    message = ModelInferRequest(model_name="m", raw_input_contents=[b"content"])
+    data = message.SerializeToString()
+    assert read_layout(data, 0, len(data)).single
+    message.id = "1"
+    data = message.SerializeToString()
+    assert not read_layout(data, 0, len(data)).single
+    data = ModelInferRequest(model_name="m", raw_input_contents=[b"a", b"b"]).SerializeToString()
+    assert not read_layout(data, 0, len(data)).single
+
+
+# --- the scan again
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ class Layout:
     def read(self, buffer: bytes, at: int) -> tuple[bytes, list[int]] | None:
         """The id field and the spans of the raw contents, as ``scan`` returns them, of the message at ``at``.
 
-        None if the message is not of this layout. Its length and its head are for the caller to check.
+        None if the message is not of this layout, or has an id that only a scan can judge: not ASCII, or so long that
+        its length is not. The message's length and head are for the caller to check.
         """
         for offset, constant in self.constants:
             if not buffer.startswith(constant, at + offset):
