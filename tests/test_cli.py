@@ -17,9 +17,12 @@ from toutates.errors import ConfigurationError
 from toutates.flags import server_parser
 from toutates.h2grpc import Limits
 from toutates.options import Address, Options, parse_address
+from toutates.topology import format_cpu_list
 
 ROOT: Final = Path(__file__).parents[1]
 REQUIRED = ("--model-repository", "models")
+#: One that this process may use.
+CPU: Final = min(os.sched_getaffinity(0))
 
 
 def parse(*flags: str) -> Options:
@@ -42,6 +45,8 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--ort-inter-threads", "4", "ort_inter_threads", 4),
     ("--grpc-addr", "[::1]:99", "grpc_addr", Address("::1", 99)),
     ("--processing-cores", "5", "processing_cores", 5),
+    ("--executor-cores", "5", "executor_cores", 5),
+    ("--cpu-pinning", f"{CPU},{CPU}-{CPU}", "cpu_pinning", (CPU,)),
     ("--max-concurrent-connections", "6", "max_concurrent_connections", 6),
     ("--max-concurrent-streams", "8", "limits", Limits(max_concurrent_streams=8)),
     ("--max-frame-size", "16384", "limits", Limits(max_frame_size=16_384)),
@@ -68,9 +73,18 @@ def test_every_flag_is_in_the_table_above() -> None:
     assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"}
 
 
+@pytest.mark.parametrize(
+    "flags", [["--cpu-pinning"], ["--cpu-pinning", "--ort-intra-threads=1"], ["--cpu-pinning=all"]]
+)
+def test_pinning_without_a_list_takes_every_cpu(flags: list[str]) -> None:
+    assert parse(*flags).cpu_pinning == ()
+
+
 def test_no_compression_is_none() -> None:
     assert parse("--grpc-compression", "none").grpc_compression == ""
 
+
+ALLOWED: Final = f"name CPUs that the process may use, which are {format_cpu_list(os.sched_getaffinity(0))}"
 
 # Flags, then what the error has to name: flag, value, remedy or bound.
 MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
@@ -78,6 +92,18 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     "unknown flag": ([*REQUIRED, "--grcp-addr", "x"], ["--grcp-addr", "toutates --help"]),
     "abbreviated flag": ([*REQUIRED, "--load", "x"], ["--load", "toutates --help"]),
     "positional": ([*REQUIRED, "serve"], ["serve"]),
+    "no worker": (
+        [*REQUIRED, "--processing-cores", "0"],
+        ["--processing-cores", "'0'", "a whole number from 1 up"],
+    ),
+    "no executor": ([*REQUIRED, "--executor-cores", "0"], ["--executor-cores", "'0'", "from 1 up"]),
+    "no list of CPUs": ([*REQUIRED, "--cpu-pinning", "0-x"], ["--cpu-pinning", "'0-x'", "0-3", ALLOWED]),
+    "empty list of CPUs": ([*REQUIRED, "--cpu-pinning="], ["--cpu-pinning", "''", ALLOWED]),
+    "CPUs backwards": ([*REQUIRED, "--cpu-pinning=3-1"], ["--cpu-pinning", "'3-1' ends before it begins"]),
+    "CPUs of others": (
+        [*REQUIRED, f"--cpu-pinning={CPU},8000-8002,8010"],
+        ["--cpu-pinning", "may not use CPU 8000-8002,8010", ALLOWED],
+    ),
     "no number": ([*REQUIRED, "--processing-cores", "two"], ["--processing-cores", "'two'", "a whole number"]),
     "zero": ([*REQUIRED, "--ort-intra-threads", "0"], ["--ort-intra-threads", "'0'", "from 1 up"]),
     "negative": ([*REQUIRED, "--ort-inter-threads=-1"], ["--ort-inter-threads", "'-1'", "from 1 up"]),

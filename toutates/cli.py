@@ -12,7 +12,9 @@ from pathlib import Path
 from toutates.errors import ConfigurationError
 from toutates.flags import Parser, seconds, server_parser
 from toutates.h2grpc import Limits
+from toutates.interpreter import watch_gil
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, parse_address
+from toutates.topology import allowed_cpus, format_cpu_list, parse_cpu_list
 
 __all__ = ["main", "parse_options"]
 
@@ -34,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Options) -> int:
+    watch_gil()  # before the extension modules below
     # Imported only now: ONNX Runtime takes a while, and neither --help nor a mistake should.
     _require_onnxruntime()
     from toutates.server import run
@@ -116,6 +119,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         ort_inter_threads=flags.ort_inter_threads,
         grpc_addr=parse_address(flags.grpc_addr, "--grpc-addr"),
         processing_cores=flags.processing_cores,
+        executor_cores=flags.executor_cores,
+        cpu_pinning=_cpus(flags.cpu_pinning, "--cpu-pinning"),
         max_concurrent_connections=flags.max_concurrent_connections,
         limits=limits,
         grpc_compression="" if flags.grpc_compression == "none" else flags.grpc_compression,
@@ -149,6 +154,23 @@ def _providers(text: str) -> tuple[str, ...]:
             "auto stands alone", key="--execution-providers", value=text, remedy="write auto, or the list you want"
         )
     return tuple(dict.fromkeys(_PROVIDERS[name] for name in names))
+
+
+def _cpus(text: str | None, flag: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if text == "all":  # which the flag alone means
+        return ()
+    allowed = allowed_cpus()
+    remedy = f"name CPUs that the process may use, which are {format_cpu_list(allowed)}"
+    try:
+        cpus = parse_cpu_list(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error), key=flag, value=text, remedy=remedy) from None
+    if not cpus <= allowed:
+        outside = format_cpu_list(cpus - allowed)
+        raise ConfigurationError(f"the process may not use CPU {outside}", key=flag, value=text, remedy=remedy)
+    return tuple(sorted(cpus))
 
 
 def _libraries(text: str | None) -> tuple[Path, ...]:

@@ -78,17 +78,32 @@ def server_parser() -> Parser:
         help="threads across operators, per session (default: 1)",
     )
 
-    grpc = parser.add_argument_group("gRPC")
-    grpc.add_argument(
-        "--grpc-addr", default="0.0.0.0:8001", metavar="ADDR", help="HOST:PORT to listen on (default: 0.0.0.0:8001)"
-    )
-    grpc.add_argument(
+    cores = parser.add_argument_group("cores")
+    cores.add_argument(
         "--processing-cores",
+        type=_positive,
+        metavar="N",
+        help="worker threads, each with connections of its own; more than one pays on free-threaded Python (default: "
+        "1 with the GIL; without it one per CPU that the process may use, less those of the other roles)",
+    )
+    cores.add_argument(
+        "--executor-cores",
         type=_positive,
         default=1,
         metavar="N",
-        help="worker threads, each with connections of its own; more than one pays on free-threaded Python "
-        "(default: 1)",
+        help="models loaded at the same time; with --cpu-pinning also the cores that executors share (default: 1)",
+    )
+    cores.add_argument(
+        "--cpu-pinning",
+        nargs="?",
+        const="all",
+        metavar="CPUS",
+        help="pin every thread to a core of those that the process may use, or of CPUS, such as 0-3,8 (default: off)",
+    )
+
+    grpc = parser.add_argument_group("gRPC")
+    grpc.add_argument(
+        "--grpc-addr", default="0.0.0.0:8001", metavar="ADDR", help="HOST:PORT to listen on (default: 0.0.0.0:8001)"
     )
     grpc.add_argument(
         "--max-concurrent-connections",

@@ -50,6 +50,9 @@ class Options:
     Attributes:
         load_models: names to load; None for all.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
+        processing_cores: how many workers; None leaves it to ``toutates.placement``.
+        executor_cores: how many models load at the same time, and how many CPUs executors share when pinned.
+        cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         shutdown_grace_s: seconds.
     """
@@ -63,7 +66,9 @@ class Options:
     ort_intra_threads: int = 1
     ort_inter_threads: int = 1
     grpc_addr: Address = Address("0.0.0.0", 8001)
-    processing_cores: int = 1
+    processing_cores: int | None = None
+    executor_cores: int = 1
+    cpu_pinning: tuple[int, ...] | None = None
     max_concurrent_connections: int = 100_000
     limits: Limits = field(default_factory=Limits)
     grpc_compression: str = ""

@@ -1,6 +1,6 @@
 """The composition root: builds every part, owns the threads, and ends them in order.
 
-    main thread    Trio: signals, the model manager, and the nurseries that own everything below
+    main thread    Trio: signals, the model manager, and the nurseries that own everything below; placed as "manager"
     executors      threads of the manager, one per session
     workers        threads of the server, each with a Trio run and an epoll of its own
 
@@ -30,14 +30,17 @@ import trio
 from toutates.batching.session import SessionOptions
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Worker
+from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan
 from toutates.options import EXIT_FAILURE, EXIT_OK, Options
+from toutates.placement import Placement, default_processing_cores, doubts, place, running_on
 from toutates.providers import choose_providers
 from toutates.service.answers import is_wanted
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
-from toutates.startup_table import startup_table
+from toutates.startup_table import placement_table, startup_table
+from toutates.topology import allowed_cpus, read_topology
 from toutates.version import package_version
 
 __all__ = ["Server", "run"]
@@ -73,16 +76,46 @@ def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:
     return error
 
 
+def _plan(options: Options) -> Placement:
+    """Where the server's threads will run.
+
+    Raises:
+        ConfigurationError: there are too few CPUs to pin them.
+    """
+    topology = read_topology(options.cpu_pinning or allowed_cpus())
+    pinned = options.cpu_pinning is not None
+    return place(
+        topology,
+        executor_cores=options.executor_cores,
+        processing_cores=options.processing_cores
+        or default_processing_cores(
+            len(topology.cpus),
+            executor_cores=options.executor_cores,
+            intra_threads=options.ort_intra_threads,
+            pinned=pinned,
+            gil=gil_enabled(),
+        ),
+        intra_threads=options.ort_intra_threads,
+        pinned=pinned,
+    )
+
+
 class Server:
-    """One server, run once."""
+    """One server, run once.
+
+    Raises:
+        ConfigurationError: by the constructor: an execution provider cannot be used, or threads cannot be pinned.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._placement = _plan(options)
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
         self._stopping = trio.Event()
         self._stop_now = trio.Event()
         self._failed = False
         self._cut_off_calls = 0
+        self._gil_problem = ""
         self._workers: list[Worker] = []
         self._readiness: list[Readiness] = []
         #: the address that was bound, once it is; tells the port where 0 was asked for
@@ -98,7 +131,14 @@ class Server:
         Returns:
             The exit code: EXIT_OK, or EXIT_FAILURE if a worker failed or calls were cut off at the grace's end.
         """
+        with running_on(self._placement.manager, afterwards=allowed_cpus()):
+            return await self._run(task_status)
+
+    async def _run(self, task_status: trio.TaskStatus[None]) -> int:
         folders = scan(self._options.model_repository, self._options.load_models)
+        for doubt in doubts(self._placement, gil=gil_enabled()):
+            logger.warning("%s", doubt)
+        self._warn_of_gil()
         listeners = self._bind()
         try:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -126,8 +166,9 @@ class Server:
                 sessions=SessionOptions(
                     self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
                 ),
-                workers=options.processing_cores,
+                workers=self._placement.processing_cores,
                 is_wanted=is_wanted,
+                placement=self._placement,
             )
             manager = ModelManager(load_options, executors)
             try:
@@ -146,13 +187,13 @@ class Server:
             family, kind, protocol, _, target = socket.getaddrinfo(
                 address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            several = self._options.processing_cores > 1
+            several = self._placement.processing_cores > 1
             if several and address.port:
                 # Otherwise SO_REUSEPORT would share the port with another server of the same user, in silence.
                 with socket.socket(family, kind, protocol) as listener:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     listener.bind(target)
-            for _ in range(self._options.processing_cores):
+            for _ in range(self._placement.processing_cores):
                 listener = socket.socket(family, kind, protocol)
                 listeners.append(listener)
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -194,8 +235,16 @@ class Server:
         if not manager.table.models:
             logger.warning("the model repository %s has no models", self._options.model_repository)
         providers = [name for name, _ in self._providers]
-        print(startup_table(manager.table, providers, time.monotonic() - started), flush=True)
+        print(startup_table(manager.table, providers, time.monotonic() - started))
+        print(placement_table(self._placement, manager.table, self._options.ort_intra_threads), flush=True)
+        self._warn_of_gil()  # again, for what was imported while models were loaded
         return True
+
+    def _warn_of_gil(self) -> None:
+        problem = gil_problem()
+        if problem and problem != self._gil_problem:
+            self._gil_problem = problem
+            logger.warning("%s", problem)
 
     # --- serve and stop ----------------------------------------------------------------------------------------------
 
@@ -211,9 +260,10 @@ class Server:
         async with trio.open_nursery() as watching:
             watching.start_soon(self._end_grace_early)
             async with trio.open_nursery() as nursery:
-                for worker, listener in zip(self._workers, listeners, strict=True):
+                for number, (worker, listener) in enumerate(zip(self._workers, listeners, strict=True)):
                     listener.listen(BACKLOG)
-                    nursery.start_soon(self._run_worker, worker, listener, limiter)
+                    cpus = self._placement.workers[number : number + 1]
+                    nursery.start_soon(self._run_worker, worker, listener, cpus, limiter)
                 self._announce(manager)
                 task_status.started()
                 await self._stopping.wait()
@@ -223,8 +273,10 @@ class Server:
     def _announce(self, manager: ModelManager) -> None:
         assert self.address is not None
         logger.info(
-            "%s: serving gRPC on %s:%d with %d worker%s, %s",
+            "%s: toutates %s on %s: serving gRPC on %s:%d with %d worker%s, %s",
             self._options.server_id,
+            package_version(),
+            describe_interpreter(),
             *self.address,
             len(self._workers),
             "" if len(self._workers) == 1 else "s",
@@ -236,7 +288,7 @@ class Server:
         worker = Worker(
             f"worker-{number}",
             options.limits,
-            max_connections=max(1, options.max_concurrent_connections // options.processing_cores),
+            max_connections=max(1, options.max_concurrent_connections // self._placement.processing_cores),
             response_encoding=options.grpc_compression,
         )
         readiness = Readiness(serving=manager.table.ready)
@@ -245,10 +297,17 @@ class Server:
         self._workers.append(worker)
         self._readiness.append(readiness)
 
-    async def _run_worker(self, worker: Worker, listener: socket.socket, limiter: trio.CapacityLimiter) -> None:
+    async def _run_worker(
+        self, worker: Worker, listener: socket.socket, cpus: tuple[int, ...], limiter: trio.CapacityLimiter
+    ) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
+
+        def run() -> int:
+            with running_on(cpus, self._placement.anywhere):
+                return trio.run(worker.run, listener)
+
         try:
-            cut_off = await trio.to_thread.run_sync(lambda: trio.run(worker.run, listener), limiter=limiter)
+            cut_off = await trio.to_thread.run_sync(run, limiter=limiter, thread_name=worker.name)
             # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
             self._cut_off_calls += cut_off
         except Exception:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import platform
-import sys
+from collections.abc import Sequence
 
 import onnxruntime
 
+from toutates.interpreter import describe_interpreter
 from toutates.models.table import ModelState, ModelTable, VersionEntry
+from toutates.placement import Placement
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.topology import Topology, format_cpu_list
 
-__all__ = ["describe_interpreter", "startup_table"]
+__all__ = ["placement_table", "startup_table"]
 
 _HEADINGS = ("MODEL", "VERSION", "STATE", "INPUTS", "OUTPUTS", "BATCH", "CAPACITY", "EXECUTORS")
-
-
-def describe_interpreter() -> str:
-    """The interpreter, its build, and whether it runs with the GIL."""
-    is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
-    gil = "with the GIL" if is_gil_enabled() else "without the GIL"
-    return f"{platform.python_implementation()} {platform.python_version()} {gil}"
 
 
 def startup_table(table: ModelTable, providers: list[str], seconds: float) -> str:
@@ -45,6 +40,43 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float) -> st
         f"loaded in {seconds:.1f} s"
     )
     return "\n".join([head, *lines])
+
+
+def placement_table(placement: Placement, table: ModelTable, intra_threads: int) -> str:
+    """One line per role: its threads and the CPUs they are pinned to; a single line where they are not.
+
+    Args:
+        placement: the plan.
+        table: what was loaded, which tells how many executors there are.
+        intra_threads: ``--ort-intra-threads``.
+    """
+    executors = sum(version.settings.num_executors for version in table.served())
+    pool_threads = executors * (intra_threads - 1)
+    if not placement.pinned:
+        counts = {"worker": placement.processing_cores, "executor": executors, "intra-op thread": pool_threads}
+        shown = [f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items() if count]
+        return f"{', '.join(shown)}; threads are not pinned to cores"
+    roles = [
+        ("manager", 1, placement.manager),
+        ("executor", executors, placement.executors),
+        ("worker", placement.processing_cores, placement.workers),
+        ("intra-op", pool_threads, placement.intra_op),
+    ]
+    rows = [(role, str(threads), _places(cpus, placement.topology)) for role, threads, cpus in roles if cpus]
+    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *rows]))
+
+
+def _places(cpus: Sequence[int], topology: Topology) -> str:
+    """``0-3,8 (0), 16-19 (1)``, in the order of the plan."""
+    of_node: dict[int, list[int]] = {}
+    for cpu in cpus:
+        of_node.setdefault(topology.node_of(cpu), []).append(cpu)
+    return ", ".join(f"{format_cpu_list(own)} ({node})" for node, own in of_node.items())
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _row(model: str, entry: VersionEntry) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.batching.support import DOUBLE, DOUBLE_LENGTHS, Rig
+from tests.batching.support import DOUBLE, DOUBLE_LENGTHS, Rig, wait_until
+from tests.threads import cpus_of_threads
 from toutates.batching import session as session_module
 from toutates.batching.session import SessionOptions, load_session, provider_problem
 from toutates.errors import ModelLoadError
@@ -56,6 +58,27 @@ def test_a_session_has_the_threads_it_was_told_to_and_no_others(path: Path) -> N
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 3)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
+
+
+def test_a_pools_threads_run_on_the_cpus_they_were_given(path: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    given = (allowed[-1], allowed[0], allowed[-1])
+    before = cpus_of_threads()
+
+    def sorted_cpus(threads: list[tuple[str, set[int]]]) -> list[list[int]]:
+        return sorted(sorted(cpus) for _, cpus in threads)
+
+    session = load_session(path, SessionOptions(intra_threads=4, intra_op_cpus=given))
+    expected = sorted([*sorted_cpus(before), *([cpu] for cpu in given)])
+    wait_until(lambda: sorted_cpus(cpus_of_threads()) == expected)  # each sets its own, after it has started
+    del session
+    wait_until(lambda: sorted_cpus(cpus_of_threads()) == sorted_cpus(before))
+
+
+def test_a_session_without_cpus_leaves_its_threads_to_the_system(path: Path) -> None:
+    options = load_session(path, SessionOptions(intra_threads=2)).get_session_options()
+    with pytest.raises(RuntimeError, match="does not have configuration"):
+        options.get_session_config_entry("session.intra_op_thread_affinities")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", DOUBLE[: len(DOUBLE) // 2]], ids=["empty", "text", "half"])

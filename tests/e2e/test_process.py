@@ -79,7 +79,10 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
         (["--model-repository", "REPOSITORY", "--load-models", "goood"], ["--load-models", "did you mean 'good'?"]),
         (["--model-repository", "REPOSITORY", "--load-models", "a,,b"], ["--load-models", "has an empty name"]),
         (["--model-repository", "REPOSITORY", "--max-frame-size", "1"], ["--max-frame-size", "16384"]),
-        (["--model-repository", "REPOSITORY", "--processing-cores", "0"], ["--processing-cores"]),
+        (
+            ["--model-repository", "REPOSITORY", "--processing-cores", "0"],
+            ["--processing-cores", "a whole number from 1 up"],
+        ),
         (["--model-repository", "REPOSITORY", "--shutdown-grace", "-1"], ["--shutdown-grace"]),
         (["--model-repository", "REPOSITORY", "--execution-providers", "abacus"], ["--execution-providers", "abacus"]),
         (["--model-repository", "REPOSITORY", "--custom-op-libraries", "/x.so"], ["--custom-op-libraries", "/x.so"]),

@@ -36,12 +36,15 @@ class SessionOptions:
         custom_op_libraries: shared libraries of custom operators.
         intra_threads: threads inside one operator. One is right for small models: idle pool threads cost CPU.
         inter_threads: threads across operators.
+        intra_op_cpus: the CPU of each thread of the pool inside operators, ``intra_threads`` - 1 of them because the
+            executor's own thread is the first; empty leaves them where the system puts them.
     """
 
     providers: tuple[Provider, ...] = (("CPUExecutionProvider", {}),)
     custom_op_libraries: tuple[Path, ...] = ()
     intra_threads: int = 1
     inter_threads: int = 1
+    intra_op_cpus: tuple[int, ...] = ()
 
 
 def load_session(
@@ -63,6 +66,10 @@ def load_session(
     # A pool that spins takes whole cores from the workers while it waits.
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session_options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if options.intra_op_cpus:
+        # One group per thread of the pool, and ONNX Runtime counts processors from 1.
+        affinities = ";".join(str(cpu + 1) for cpu in options.intra_op_cpus)
+        session_options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
     session_options.log_severity_level = 3  # errors; what matters comes back as an exception
     if profile_prefix is not None:
         session_options.enable_profiling = True

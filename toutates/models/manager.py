@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
@@ -25,6 +25,7 @@ from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.settings import CONFIG_NAME, ModelSettings, check_allocator, load_settings
 from toutates.models.signature_reader import read_signature
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.placement import Placement, Turns, running_on
 from toutates.protocol.signature import Signature
 
 __all__ = ["LoadOptions", "ModelManager"]
@@ -43,11 +44,13 @@ class LoadOptions:
         sessions: how ONNX Runtime's sessions are made.
         workers: how many workers will serve.
         is_wanted: whether anybody still waits for a ticket, see ``Executor``.
+        placement: how many models load at the same time, and where threads run.
     """
 
     sessions: SessionOptions
     workers: int
     is_wanted: Callable[[object], bool]
+    placement: Placement = field(default_factory=Placement)
 
 
 class ModelManager:
@@ -67,8 +70,9 @@ class ModelManager:
         self._supertensors: list[SuperTensor] = []
         self._stopped = False
         self._executor_threads = trio.CapacityLimiter(math.inf)
-        #: ONNX Runtime optimises graphs on all cores it can get; two at once already fill small machines
-        self._loader_threads = trio.CapacityLimiter(2)
+        self._loader_threads = trio.CapacityLimiter(options.placement.executor_cores)
+        self._executor_turns = Turns(options.placement.executors)
+        self._intra_op_turns = Turns(options.placement.intra_op)
 
     async def load_all(self, folders: Sequence[ModelFolder], on_progress: Callable[[int, int, str], None]) -> None:
         """Load every version of the repository; a broken one is entered in the table with its reason.
@@ -108,7 +112,12 @@ class ModelManager:
     async def _load(self, model: str, version: VersionFolder) -> VersionEntry:
         try:
             served, sessions = await trio.to_thread.run_sync(
-                self._load_blocking, model, version, limiter=self._loader_threads
+                self._load_anywhere,
+                model,
+                version,
+                limiter=self._loader_threads,
+                # The threads of ONNX Runtime's pools inherit it.
+                thread_name=f"ort {model}",
             )
         except ToutatesError as error:
             return self._failed(model, version, str(error))
@@ -126,16 +135,28 @@ class ModelManager:
                 is_wanted=self._options.is_wanted,
                 on_batch=served.counters.executors[number].add,
             )
-            self._nursery.start_soon(self._run_executor, executor)
+            self._nursery.start_soon(self._run_executor, executor, f"executor-{number} {model}")
         return VersionEntry(version.number, ModelState.READY, served=served)
 
-    async def _run_executor(self, executor: Executor) -> None:
+    async def _run_executor(self, executor: Executor, name: str) -> None:
+        cpus = self._executor_turns.take(1)
+
+        def run() -> None:
+            with running_on(cpus, self._options.placement.anywhere):
+                executor.run()
+
         # Not abandoned on cancellation: `stop` ends the thread, and the nursery waits for that.
-        await trio.to_thread.run_sync(executor.run, limiter=self._executor_threads)
+        await trio.to_thread.run_sync(run, limiter=self._executor_threads, thread_name=name)
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
         logger.error("model '%s' version %d cannot be served: %s", model, version.number, reason)
         return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
+
+    def _load_anywhere(self, model: str, version: VersionFolder) -> tuple[ServedVersion, list[ModelSession]]:
+        """Not on the manager's CPU alone, which the thread inherits, and threads that ONNX Runtime starts would too."""
+        anywhere = self._options.placement.anywhere
+        with running_on(anywhere, anywhere):
+            return self._load_blocking(model, version)
 
     def _load_blocking(self, model: str, version: VersionFolder) -> tuple[ServedVersion, list[ModelSession]]:
         """Everything that takes time; in a thread."""
@@ -143,14 +164,13 @@ class ModelManager:
             raise ModelLoadError(version.problem)
         settings = load_settings(version.path)
         source = version.path / CONFIG_NAME
-        options = self._options.sessions
         profiling = settings.profiling
         # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
         prefixes = [
             f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
             for number in range(settings.num_executors)
         ]
-        first = load_session(version.model_path, options, profile_prefix=prefixes[0])
+        first = load_session(version.model_path, self._session_options(), profile_prefix=prefixes[0])
         check_allocator(settings, first.get_providers(), source)
         signature = read_signature(first, settings, source=source)
         datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
@@ -158,10 +178,17 @@ class ModelManager:
             raise ModelLoadError(
                 "BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind"
             )
-        others = [load_session(version.model_path, options, profile_prefix=prefix) for prefix in prefixes[1:]]
+        others = [
+            load_session(version.model_path, self._session_options(), profile_prefix=prefix) for prefix in prefixes[1:]
+        ]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         sessions = [ModelSession(session, signature, profile_batches=profile_batches) for session in (first, *others)]
         return self._describe(model, version, settings, signature, sessions, first.get_providers()), sessions
+
+    def _session_options(self) -> SessionOptions:
+        """The server's, with CPUs for the pool of one more session."""
+        options = self._options.sessions
+        return replace(options, intra_op_cpus=self._intra_op_turns.take(options.intra_threads - 1))
 
     def _describe(
         self,

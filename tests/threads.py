@@ -1,0 +1,23 @@
+"""Threads as the system sees them: their names, and the CPUs they may run on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from toutates.topology import parse_cpu_list
+
+__all__ = ["cpus_of_threads"]
+
+
+def cpus_of_threads(pid: int | None = None) -> list[tuple[str, set[int]]]:
+    """Name, of 15 characters at most, and allowed CPUs of every thread of a process; of this one without ``pid``."""
+    found = []
+    for task in (Path("/proc") / str(pid or os.getpid()) / "task").iterdir():
+        try:
+            status = (task / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        found.append((fields["Name"], parse_cpu_list(fields["Cpus_allowed_list"])))
+    return found
