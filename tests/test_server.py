@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -19,15 +20,20 @@ from h2.connection import H2Connection
 from h2.events import PingAckReceived
 
 from tests.batching.support import DOUBLE, wait_until
+from tests.threads import cpus_of_threads
 from toutates import server as server_module
 from toutates.batching.session import load_session
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Worker
+from toutates.interpreter import describe_interpreter, gil_enabled
 from toutates.models import manager as manager_module
 from toutates.models.manager import ModelManager
 from toutates.options import Address, Options
+from toutates.placement import Placement
 from toutates.probe import probe
 from toutates.server import Server
+from toutates.topology import allowed_cpus, read_topology
+from toutates.version import package_version
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -366,3 +372,89 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
     run(main)
     given = {"max_connections": 5, "response_encoding": "gzip"}
     assert seen == [("worker-0", options.limits, given), ("worker-1", options.limits, given)]
+
+
+# --- cores
+
+
+def test_pinned_threads_run_where_the_plan_says_and_the_process_is_as_before_afterwards(repository: Path) -> None:
+    allowed = allowed_cpus()
+    first, last = min(allowed), max(allowed)
+    server = Server(options_of(repository))
+    # By hand, because roles may share a CPU here: a plan of the server's own takes three CPUs at least.
+    server._placement = Placement(
+        processing_cores=2,
+        topology=read_topology(allowed),
+        manager=(last,),
+        executors=(first,),
+        workers=(last, first),
+    )
+    running = Running(server)
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(running.run)
+                expected = {"worker-0": {last}, "worker-1": {first}, "executor-0 m": {first}}
+                await trio.to_thread.run_sync(wait_until, lambda: expected.items() <= dict(cpus_of_threads()).items())
+                assert os.sched_getaffinity(os.getpid()) == {last}  # of the main thread, whose id is the process's
+                assert (await running.probe())[0]
+                server.stop()
+
+    run(main)
+    assert running.code == 0
+    assert allowed_cpus() == allowed
+
+
+def test_pinning_with_fewer_cores_than_roles_is_refused_before_anything_starts(repository: Path) -> None:
+    one = (min(allowed_cpus()),)
+    with pytest.raises(ConfigurationError, match=rf"--cpu-pinning: .* at least 3 CPUs, .* may use 1 \({one[0]}\)"):
+        Server(options_of(repository, cpu_pinning=one))
+
+
+def test_the_plan_is_made_from_the_options(repository: Path) -> None:
+    cpus = len(allowed_cpus())
+
+    def placed(**more: Any) -> tuple[int, int]:
+        placement = Server(options_of(repository, **more))._placement
+        return placement.executor_cores, placement.processing_cores
+
+    assert placed() == (1, 1 if gil_enabled() else max(1, cpus - 1))
+    assert placed(executor_cores=cpus + 3) == (cpus + 3, 1)
+    assert placed(processing_cores=cpus + 5) == (1, cpus + 5)
+
+
+def test_threads_are_shown_beside_the_models(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with started(options_of(repository, processing_cores=2, ort_intra_threads=2)) as running:
+            running.server.stop()
+
+    run(main)
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last == "2 workers, 1 executor, 1 intra-op thread; threads are not pinned to cores"
+
+
+def test_more_workers_than_cpus_are_served_with_a_warning(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workers = len(allowed_cpus()) + 1
+
+    async def main() -> None:
+        async with started(options_of(repository, processing_cores=workers)) as running:
+            assert (await running.probe())[0]
+            running.server.stop()
+
+    run(main)
+    assert f"{workers} workers on {workers - 1} CPUs" in caplog.text
+    assert ("with the GIL spread the connections" in caplog.text) == gil_enabled()
+
+
+def test_the_log_says_what_serves(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "toutates")
+
+    async def main() -> None:
+        async with started(options_of(repository, server_id="mine", processing_cores=1)) as running:
+            running.server.stop()
+
+    run(main)
+    text = f"mine: toutates {package_version()} on {describe_interpreter()}: serving gRPC on 127.0.0.1:"
+    assert text in caplog.text
+    assert "with 1 worker, ready" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import trio
 from onnx import TensorProto, helper
 
 from tests.batching.support import DOUBLE, double, model, tensor, wait_until
+from tests.threads import cpus_of_threads
 from toutates.batching.session import SessionOptions, load_session
 from toutates.batching.submitter import Submitter
 from toutates.models import manager as manager_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan
 from toutates.models.table import ModelState
+from toutates.placement import Placement, running_on
+from toutates.topology import allowed_cpus, read_topology
 
 CONFIG = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: {}\nallocator: cpu\n"
 
@@ -31,8 +35,9 @@ def put(root: Path, name: str, content: bytes = DOUBLE, version: int = 1, config
     return folder
 
 
-def manager_in(nursery: trio.Nursery, workers: int = 1) -> ModelManager:
-    return ModelManager(LoadOptions(SessionOptions(), workers, lambda ticket: True), nursery)
+def manager_in(nursery: trio.Nursery, workers: int = 1, **more: Any) -> ModelManager:
+    options = LoadOptions(more.pop("sessions", SessionOptions()), workers, lambda ticket: True, **more)
+    return ModelManager(options, nursery)
 
 
 def load(root: Path, workers: int = 1) -> tuple[ModelManager, list[tuple[int, int, str]]]:
@@ -191,8 +196,9 @@ def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_
     trio.run(main)
 
 
-def test_cancelled_while_loading_it_waits_for_the_version_in_hand_and_loads_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("executor_cores", [1, 3])
+def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor_cores: int
 ) -> None:
     for number in range(6):
         put(tmp_path, f"m{number}")
@@ -211,10 +217,10 @@ def test_cancelled_while_loading_it_waits_for_the_version_in_hand_and_loads_no_m
     async def main() -> None:
         with trio.fail_after(20):
             async with trio.open_nursery() as executors:
-                manager = manager_in(executors)
+                manager = manager_in(executors, placement=Placement(executor_cores=executor_cores))
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(manager.load_all, scan(tmp_path), lambda *progress: None)
-                    for _ in range(2):
+                    for _ in range(executor_cores):
                         await trio.to_thread.run_sync(loading.acquire)
                     nursery.cancel_scope.cancel()
                     go_on.set()
@@ -223,7 +229,7 @@ def test_cancelled_while_loading_it_waits_for_the_version_in_hand_and_loads_no_m
                 manager.stop()
 
     trio.run(main)
-    assert len(loaded) == 2
+    assert len(loaded) == executor_cores
 
 
 def test_profiles_of_executors_have_names_of_their_own(tmp_path: Path) -> None:
@@ -249,3 +255,100 @@ def test_a_model_loads_with_the_options_of_the_server(tmp_path: Path, monkeypatc
     put(tmp_path, "m", config=CONFIG.format(2))
     load(tmp_path)
     assert seen == [SessionOptions()] * 2
+
+
+def pinned_placement() -> Placement:
+    """Every role on the first and the last CPU of this process, however few it has."""
+    first, last = min(allowed_cpus()), max(allowed_cpus())
+    return Placement(
+        topology=read_topology(allowed_cpus()),
+        manager=(last,),
+        executors=(first, last),
+        workers=(first,),
+        intra_op=(last, first, first),
+    )
+
+
+def test_pinned_executors_and_pools_take_their_cpus_in_turn(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        put(tmp_path, name, config=CONFIG.format(2))
+    placement = pinned_placement()
+    first, last = placement.executors
+
+    async def main() -> None:
+        with trio.fail_after(20), running_on(placement.manager, allowed_cpus()):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery, placement=placement, sessions=SessionOptions(intra_threads=3))
+                await manager.load_all(scan(tmp_path), lambda *progress: None)
+                running = {"executor-0 a", "executor-1 a", "executor-0 b", "executor-1 b"}
+                expected = [{first}, {first}, {last}, {last}]
+                await trio.to_thread.run_sync(
+                    wait_until,
+                    lambda: sorted(map(sorted, of(cpus_of_threads(), *running))) == sorted(map(sorted, expected)),
+                )
+                for name in ("a", "b"):
+                    executors = of(cpus_of_threads(), f"executor-0 {name}", f"executor-1 {name}")
+                    assert sorted(map(sorted, executors)) == [[first], [last]]
+                # Two threads for each of four sessions, of last, first, first, last, first, first, last, first.
+                pools = sorted([last] * 3 + [first] * 5)
+                await trio.to_thread.run_sync(
+                    wait_until,
+                    lambda: sorted(min(cpus) for cpus in of(cpus_of_threads(), "ort a", "ort b")) == pools,
+                )
+                manager.stop()
+
+    trio.run(main)
+
+
+def of(threads: list[tuple[str, set[int]]], *names: str) -> list[set[int]]:
+    """The CPUs of the threads of these names."""
+    return [cpus for name, cpus in threads if name in names]
+
+
+def test_models_load_on_every_cpu_though_the_manager_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[int]] = []
+    really_load = load_session
+
+    def load_seen(*arguments: Any, **options: Any) -> Any:
+        seen.append(os.sched_getaffinity(0))
+        return really_load(*arguments, **options)
+
+    monkeypatch.setattr(manager_module, "load_session", load_seen)
+    for name in ("a", "b", "c"):
+        put(tmp_path, name)
+    placement = pinned_placement()
+
+    async def main() -> None:
+        with running_on(placement.manager, allowed_cpus()):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery, placement=placement)
+                await manager.load_all(scan(tmp_path), lambda *progress: None)
+                manager.stop()
+
+    trio.run(main)
+    assert seen == [allowed_cpus()] * 3
+
+
+def test_threads_that_executors_leave_behind_are_not_pinned(tmp_path: Path) -> None:
+    """Trio gives them to whatever runs in a thread next."""
+    put(tmp_path, "m", config=CONFIG.format(3))
+    placement = pinned_placement()
+    affinities: list[set[int]] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            manager = manager_in(nursery, placement=placement)
+            await manager.load_all(scan(tmp_path), lambda *progress: None)
+            manager.stop()
+        together = threading.Barrier(3)
+
+        def look() -> None:
+            together.wait(20)
+            affinities.append(os.sched_getaffinity(0))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(trio.to_thread.run_sync, look)
+
+    trio.run(main)
+    assert affinities == [allowed_cpus()] * 3
