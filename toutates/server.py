@@ -84,19 +84,14 @@ def _plan(options: Options) -> Placement:
     """
     topology = read_topology(options.cpu_pinning or allowed_cpus())
     pinned = options.cpu_pinning is not None
+    executors, intra_threads = options.executor_cores, options.ort_intra_threads
+    workers = options.processing_cores
+    if workers is None:
+        workers = default_processing_cores(
+            len(topology.cpus), executor_cores=executors, intra_threads=intra_threads, pinned=pinned, gil=gil_enabled()
+        )
     return place(
-        topology,
-        executor_cores=options.executor_cores,
-        processing_cores=options.processing_cores
-        or default_processing_cores(
-            len(topology.cpus),
-            executor_cores=options.executor_cores,
-            intra_threads=options.ort_intra_threads,
-            pinned=pinned,
-            gil=gil_enabled(),
-        ),
-        intra_threads=options.ort_intra_threads,
-        pinned=pinned,
+        topology, executor_cores=executors, processing_cores=workers, intra_threads=intra_threads, pinned=pinned
     )
 
 
