@@ -274,35 +274,30 @@ def test_pinned_executors_and_pools_take_their_cpus_in_turn(tmp_path: Path) -> N
         put(tmp_path, name, config=CONFIG.format(2))
     placement = pinned_placement()
     first, last = placement.executors
+    # Two threads for each of four sessions, of last, first, first, last, first, first, last, first.
+    pools = sorted([last] * 3 + [first] * 5)
+
+    def placed() -> bool:
+        threads = cpus_of_threads()
+        executors = [of(threads, f"executor-0 {name}", f"executor-1 {name}") for name in ("a", "b")]
+        return executors == [sorted([first, last])] * 2 and of(threads, "ort a", "ort b") == pools
 
     async def main() -> None:
-        with trio.fail_after(20), running_on(placement.manager, allowed_cpus()):
+        with running_on(placement.manager, allowed_cpus()):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery, placement=placement, sessions=SessionOptions(intra_threads=3))
-                await manager.load_all(scan(tmp_path), lambda *progress: None)
-                running = {"executor-0 a", "executor-1 a", "executor-0 b", "executor-1 b"}
-                expected = [{first}, {first}, {last}, {last}]
-                await trio.to_thread.run_sync(
-                    wait_until,
-                    lambda: sorted(map(sorted, of(cpus_of_threads(), *running))) == sorted(map(sorted, expected)),
-                )
-                for name in ("a", "b"):
-                    executors = of(cpus_of_threads(), f"executor-0 {name}", f"executor-1 {name}")
-                    assert sorted(map(sorted, executors)) == [[first], [last]]
-                # Two threads for each of four sessions, of last, first, first, last, first, first, last, first.
-                pools = sorted([last] * 3 + [first] * 5)
-                await trio.to_thread.run_sync(
-                    wait_until,
-                    lambda: sorted(min(cpus) for cpus in of(cpus_of_threads(), "ort a", "ort b")) == pools,
-                )
-                manager.stop()
+                try:
+                    await manager.load_all(scan(tmp_path), lambda *progress: None)
+                    await trio.to_thread.run_sync(wait_until, placed)
+                finally:
+                    manager.stop()
 
     trio.run(main)
 
 
-def of(threads: list[tuple[str, set[int]]], *names: str) -> list[set[int]]:
-    """The CPUs of the threads of these names."""
-    return [cpus for name, cpus in threads if name in names]
+def of(threads: list[tuple[str, set[int]]], *names: str) -> list[int]:
+    """The CPU of each thread of these names, ascending; -1 for a thread that has several."""
+    return sorted(min(cpus) if len(cpus) == 1 else -1 for name, cpus in threads if name in names)
 
 
 def test_models_load_on_every_cpu_though_the_manager_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
