@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import build_broken_repository, build_repository
 from tests.e2e.process import ServerProcess, running
 
@@ -29,8 +30,9 @@ def broken_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The server that the tests share. At the end no handler has failed, which the log would show."""
+    """The server that the tests share. Its log shows at the end that no handler failed, nor the GIL came back."""
     with running(repository, tmp_path_factory.mktemp("server")) as process:
         yield process
         assert process.stop() == 0
         assert "Traceback" not in process.log
+        assert_ran_without_gil(process)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.process import running
 from tests.e2e.stress import MODELS, Storm, build_kinds
 
@@ -25,6 +26,7 @@ def test_every_answer_of_several_workers_is_onnx_runtimes_own(tmp_path: Path, wo
         storm.check_calm()
         assert server.stop() == 0
         assert "Traceback" not in server.log
+        assert_ran_without_gil(server)
     for model, tally in storm.tallies.items():
         assert tally.ok, model
         assert tally.left, model

@@ -1,0 +1,67 @@
+"""On a free-threaded build, a run that ends with the GIL on has failed, whatever its tests say.
+
+Any extension module that does not declare itself safe switches the GIL on for the rest of the process, and then nothing
+is left of what the run was for: threads that really run at once. Python warns, and ``filterwarnings = error`` makes a
+failure of that, but not where a plugin imports the module before the filters are set, nor under a test's own filters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import Final
+
+import pytest
+
+_IMPORT_ALL: Final = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+"""
+
+
+def _gil_is_back() -> bool:
+    """Whether the GIL is on in an interpreter that was built to do without it."""
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED")) and is_gil_enabled()
+
+
+def _who_needs_the_gil() -> str | None:
+    """The module that switched it on, if it is loaded: imported again, in another process, it makes Python say so."""
+    extensions = [
+        name
+        for name, module in list(sys.modules.items())
+        if str(getattr(module, "__file__", None) or "").endswith(tuple(EXTENSION_SUFFIXES))
+    ]
+    command = [sys.executable, "-W", "always", "-c", _IMPORT_ALL, *extensions]
+    environment = {**os.environ, "PYTHONPATH": ":".join(path for path in sys.path if path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    found = re.search(r"has been enabled to load module '([^']+)'", ended.stderr)
+    return found[1] if found else None
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a run that would otherwise be taken for one without the GIL."""
+    if _gil_is_back() and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that the run failed for the GIL, and who switched it on."""
+    if not _gil_is_back():
+        return
+    module = _who_needs_the_gil()
+    reason = (
+        f"module '{module}' has not declared that it can run without it"
+        if module is not None
+        else "a module whose import failed for it, PYTHON_GIL=1 or -X gil=1 did that"
+    )
+    terminalreporter.section("the GIL is on", red=True, bold=True)
+    terminalreporter.line(f"This interpreter is free-threaded, and something switched the GIL on: {reason}.")

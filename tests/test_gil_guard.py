@@ -1,0 +1,77 @@
+"""A run of the tests on free-threaded Python fails if the GIL came back, and says who brought it (``conftest``)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded build of Python"
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTENSION = """
+#include <Python.h>
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "old_fashioned", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_old_fashioned(void) { return PyModule_Create(&definition); }
+"""
+
+
+def run_pytest(folder: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run one test file under the guard, with the repository's filters."""
+    (folder / "test_it.py").write_text(test)
+    command = [sys.executable, *options, "-m", "pytest", "-p", "tests.conftest", "-W", "error", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    environment.pop("PYTHON_GIL", None)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.fixture
+def old_fashioned(tmp_path: Path) -> Path:
+    """A folder with an extension module that does not say that it can do without the GIL."""
+    compiler = shutil.which("cc")
+    include = sysconfig.get_paths()["include"]
+    if compiler is None or not (Path(include) / "Python.h").exists():
+        pytest.skip("needs a C compiler and Python's headers")
+    source = tmp_path / "old_fashioned.c"
+    source.write_text(EXTENSION)
+    target = tmp_path / f"old_fashioned{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run([compiler, "-shared", "-fPIC", "-I", include, source, "-o", target], check=True, timeout=100)
+    return tmp_path
+
+
+def test_a_run_without_the_gil_passes(tmp_path: Path) -> None:
+    ended = run_pytest(tmp_path, "def test_it(): pass")
+    assert ended.returncode == 0, ended.stdout
+    assert "the GIL is on" not in ended.stdout
+
+
+def test_a_module_that_switches_the_gil_on_unseen_fails_the_run_and_is_named(old_fashioned: Path) -> None:
+    quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import old_fashioned\n"
+    ended = run_pytest(old_fashioned, quiet)
+    assert "1 passed" in ended.stdout
+    assert "switched the GIL on: module 'old_fashioned' has not declared" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_a_module_that_switches_the_gil_on_and_is_warned_of_fails_its_test_and_the_run(old_fashioned: Path) -> None:
+    ended = run_pytest(old_fashioned, "def test_it():\n    import old_fashioned\n")
+    assert "1 failed" in ended.stdout
+    assert "enabled to load module 'old_fashioned'" in ended.stdout
+    assert "something switched the GIL on" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_a_run_with_the_gil_from_the_start_fails(tmp_path: Path) -> None:
+    ended = run_pytest(tmp_path, "def test_it(): pass", "-X", "gil=1")
+    assert "1 passed" in ended.stdout
+    assert "PYTHON_GIL=1 or -X gil=1 did that" in ended.stdout
+    assert ended.returncode == 1
