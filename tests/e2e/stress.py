@@ -474,7 +474,7 @@ class Storm:
 
     def _wait_for_closed_connections(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
-        while left := _connections_of(self.server.port):
+        while left := self.server.open_connections():
             if time.monotonic() > deadline:
                 raise StormError(f"seed {self.seed}: the server still has {left} connections of clients that are gone")
             time.sleep(0.02)
@@ -516,14 +516,3 @@ class Storm:
         }
         if wrong := [fact for fact, holds in facts.items() if not holds]:
             raise StormError(f"seed {self.seed}: {kind.model}: {wrong} do not hold of {tally} and {statistics}")
-
-
-def _connections_of(port: int) -> int:
-    """How many connections the process that listens on a port of 127.0.0.1 has not closed."""
-    count = 0
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, remote, *_, inode = line.split()[:10]
-        is_listening = remote.endswith(":0000")
-        # What only the kernel still remembers (TIME_WAIT) belongs to no file.
-        count += local.endswith(f":{port:04X}") and not is_listening and inode != "0"
-    return count
