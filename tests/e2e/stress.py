@@ -129,7 +129,7 @@ def build_kinds(root: Path, seed: int) -> list[Kind]:
         "identity_BYTES": ("BYTES", 8, _WIDE, 2, 3),
         "gather": ("INT64", 8, _WIDE, 1, 2),
         # Milliseconds per batch, so that requests meet in batches, and often find the ring full.
-        "slow": ("INT64", 4, 4, 1, 2),
+        "slow": ("INT64", 8, 4, 1, 3),
     }
     kinds = []
     for model, (datatype, batch_size, capacity, executors, weight) in settings.items():
@@ -160,6 +160,7 @@ class Tally:
         ok: answered, and rightly.
         poisoned: failed for the row that was made to fail.
         refused: turned away by a full ring.
+        batches_alone: that the answered ones would have taken if none had shared a batch.
         left: cancelled, out of time, or sent by a client that closed its connection: the server may have answered.
         sent_rows, ok_rows, refused_rows, left_rows: their rows.
     """
@@ -168,6 +169,7 @@ class Tally:
     sent_rows: int = 0
     ok: int = 0
     ok_rows: int = 0
+    batches_alone: int = 0
     poisoned: int = 0
     refused: int = 0
     refused_rows: int = 0
@@ -259,6 +261,7 @@ class Party:
             if differences := question.pool.differences(question.chosen, result.as_numpy("OUTPUT")):
                 raise self.storm.broken(self.name, question, differences)
             self.count(question, "ok")
+            self.tallies[question.kind.model].batches_alone += -(-len(question.chosen) // question.kind.batch_size)
             return
         status = str(error.status()).removeprefix("StatusCode.")
         if status == "RESOURCE_EXHAUSTED" and not question.kind.always_room and "in flight" in str(error):
@@ -389,6 +392,8 @@ class Storm:
         self.kinds = kinds
         self.seed = seed
         self.tallies = {kind.model: Tally() for kind in kinds}
+        #: batches run, by model, as of the last ``check_calm``
+        self.executions: dict[str, int] = {}
         self._clients = clients
         self._rages = 0
         self._until = 0.0
@@ -514,5 +519,6 @@ class Storm:
             "batches": statistics.execution_count == sum(b.compute_infer.count for b in statistics.batch_stats),
             "batch size": all(1 <= batch.batch_size <= kind.batch_size for batch in statistics.batch_stats),
         }
+        self.executions[kind.model] = statistics.execution_count
         if wrong := [fact for fact, holds in facts.items() if not holds]:
             raise StormError(f"seed {self.seed}: {kind.model}: {wrong} do not hold of {tally} and {statistics}")

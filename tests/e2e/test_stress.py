@@ -30,5 +30,6 @@ def test_every_answer_of_several_workers_is_onnx_runtimes_own(tmp_path: Path, wo
     for model, tally in storm.tallies.items():
         assert tally.ok, model
         assert tally.left, model
+    assert storm.executions["slow"] < storm.tallies["slow"].batches_alone, "no requests have shared a batch"
     assert storm.tallies["slow"].refused
     assert storm.tallies["gather"].poisoned
