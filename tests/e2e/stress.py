@@ -30,7 +30,7 @@ import onnxruntime
 
 from tests.e2e.models import build_repository
 from tests.e2e.process import ServerProcess
-from tests.e2e.support import INFER, channel_to, pb, statistics_of, triton
+from tests.e2e.support import INFER, Tensor, bytes_tensor, channel_to, request, statistics_of, triton
 from tests.e2e.wire import Client, framed
 
 __all__ = ["MODELS", "Kind", "Storm", "StormError", "Tally", "build_kinds"]
@@ -204,11 +204,10 @@ class Question:
 
     def message(self) -> bytes:
         """The whole request, as it goes into a message."""
-        tensor = self.tensor()
-        message = pb.ModelInferRequest(model_name=self.kind.model, id=self.request_id)
-        message.inputs.add(name="INPUT", datatype=self.kind.datatype, shape=tensor.shape())
-        message.raw_input_contents.append(tensor._get_content())
-        serialized: bytes = message.SerializeToString()
+        values = self.values()
+        raw = bytes_tensor(*values.flat) if values.dtype == object else values.tobytes()
+        tensor = Tensor("INPUT", self.kind.datatype, values.shape, raw)
+        serialized: bytes = request(self.kind.model, tensor, id=self.request_id).SerializeToString()
         return serialized
 
 
