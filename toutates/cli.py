@@ -5,6 +5,7 @@ Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or conf
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: Options) -> int:
     watch_gil()  # before the extension modules below
+    # ONNX Runtime's builds for Linux report models and runs to Microsoft, in threads of their own, unless told not to.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # Imported only now: ONNX Runtime takes a while, and neither --help nor a mistake should.
     _require_onnxruntime()
     from toutates.server import run

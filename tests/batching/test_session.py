@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.batching.support import DOUBLE, DOUBLE_LENGTHS, Rig, wait_until
+from tests.batching.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
 from tests.threads import cpus_of_threads
 from toutates.batching import session as session_module
 from toutates.batching.session import SessionOptions, load_session, provider_problem
@@ -58,6 +58,23 @@ def test_a_session_has_the_threads_it_was_told_to_and_no_others(path: Path) -> N
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 3)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
+
+
+def test_threads_across_operators_are_there_where_they_are_asked_for(path: Path) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    one = load_session(path, SessionOptions(inter_threads=1))
+    assert len(os.listdir("/proc/self/task")) == before
+    several = load_session(path, SessionOptions(inter_threads=3))
+    assert len(os.listdir("/proc/self/task")) == before + 2
+    del one, several
+
+
+def test_a_run_that_fails_is_not_logged_by_onnx_runtime_too(capfd: pytest.CaptureFixture[str], path: Path) -> None:
+    path.write_bytes(gather())
+    session = load_session(path, SessionOptions())
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(None, {"x": np.array([[9]])})
+    assert capfd.readouterr().err == ""
 
 
 def test_a_pools_threads_run_on_the_cpus_they_were_given(path: Path) -> None:

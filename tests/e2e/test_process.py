@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -43,6 +44,12 @@ def test_an_idle_connection_does_not_hold_up_the_end(repository: Path, tmp_path:
     ):
         assert client.call(INFER, slow()).status == ("0", "")
         assert process.stop() == 0
+
+
+def test_onnx_runtime_keeps_no_records_of_what_the_server_does(repository: Path, tmp_path: Path) -> None:
+    with running(repository, tmp_path, ["--load-models", "slow"]) as process:
+        files = [os.path.realpath(f"/proc/{process.process.pid}/fd/{fd}") for fd in range(64)]
+        assert not [name for name in files if "onnxruntime" in name]
 
 
 def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: Path) -> None:

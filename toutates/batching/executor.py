@@ -61,8 +61,9 @@ class Executor:
     def run(self) -> None:
         """Run batches until there will be no more. No failure of a batch ends the loop."""
         supertensor = self._supertensor
+        clock_ns = time.thread_time_ns if self._session.one_thread else time.monotonic_ns
         while (batch := supertensor.take(self)) is not None:
-            outcomes = self._run(batch, time.thread_time_ns)
+            outcomes = self._run(batch, clock_ns)
             # Not after the delivery: whoever hears that the ring is free again must find it so.
             supertensor.release(batch)
             _deliver(outcomes, supertensor.deliver)
@@ -84,8 +85,8 @@ class Executor:
 
         Args:
             batch: it.
-            clock_ns: measures the run for ``Lane.note_run``. CPU time on an executor's thread: there, a run of 5 us may
-                wait a thousand times as long for the GIL before it can say that it is over.
+            clock_ns: measures the run for ``Lane.note_run``. CPU time on an executor's thread if no other works for it:
+                there, a run of 5 us may wait a thousand times as long for the GIL before it can say that it is over.
 
         Returns:
             What the callers get.

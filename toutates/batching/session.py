@@ -70,7 +70,11 @@ def load_session(
         # One group per thread of the pool, and ONNX Runtime counts processors from 1.
         affinities = ";".join(str(cpu + 1) for cpu in options.intra_op_cpus)
         session_options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
-    session_options.log_severity_level = 3  # errors; what matters comes back as an exception
+    if options.inter_threads > 1:
+        session_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL  # else there is no second thread
+    # Fatal errors only: a run that fails comes back as an exception, and would leave a line in the log for each request
+    # of a broken client. What a provider lacks is said by another logger of ONNX Runtime's.
+    session_options.log_severity_level = 4
     if profile_prefix is not None:
         session_options.enable_profiling = True
         session_options.profile_file_prefix = profile_prefix
@@ -149,6 +153,11 @@ class ModelSession:
         self.ended_ns = 0
         #: whether every operator runs on the CPU: only then may buffers be bound beforehand
         self.on_cpu = session.get_providers() == ["CPUExecutionProvider"]
+        options = session.get_session_options()
+        #: whether a run uses no thread but the caller's
+        self.one_thread = options.intra_op_num_threads == 1 and (
+            options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        )
         self._output_names = [tensor.name for tensor in signature.outputs]
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
