@@ -68,8 +68,13 @@ test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314
 	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T)
 	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest tests/e2e $(ARGS)
 
-bench: $(VENV)/.dev  ## CPU per request against grpc.aio (needs h2load; ARGS='--rounds 5')
-	$(BIN)/python bench/run.py $(ARGS)
+# The other servers and perf_analyzer get environments of their own in .bench-venvs, on first use.
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench  ## Cost per request beside other servers (needs h2load; ARGS=--quick for a short one)
+	$(BIN)/python -m bench $(if $(PYTHON314T),--python314t '$(PYTHON314T)') $(ARGS)
 
 # --- the rest ---------------------------------------------------------------------------------------------------
 
@@ -77,5 +82,5 @@ proto: $(VENV)/.dev  ## Generate the protobuf modules anew
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove environments, example models and caches
-	rm -rf $(VENV) $(VENV314T) $(MODELS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(VENV314T) .bench-venvs $(MODELS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

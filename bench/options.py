@@ -1,0 +1,201 @@
+"""The options of a run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.models import MODELS, ROOT
+
+__all__ = ["BASELINE", "LOADS", "PARTS", "REDUCED_LOADS", "SERVERS", "Options", "OwnServer", "run_parser"]
+
+#: What every server's CPU is compared with.
+BASELINE = "grpc.aio"
+SERVERS = ("toutates", "toutates-3.14t", "toutates-3.14t-2", BASELINE, "grpc-threads", "mlserver", "triton", "nghttpd")
+#: h2load's as connections x streams; perf_analyzer's as pa and the requests under way at once, -own where each client
+#: object has a connection to itself.
+LOADS = ("1x64", "16x1", "64x1", "16x8", "1x1", "pa1", "pa16", "pa16-own", "pa64", "pa64-own")
+#: For the models that take longer than a request.
+REDUCED_LOADS = ("16x1", "1x1", "pa16")
+PARTS = ("loads", "payload", "models", "connections", "memory")
+
+_QUICK_SERVERS = ("toutates", BASELINE, "nghttpd")
+_QUICK_LOADS = ("1x64", "16x1")
+_H2LOAD_NAME = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})")
+_PERF_ANALYZER_NAME = re.compile(r"pa([1-9]\d{0,3})(-own)?")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """Toutates under an interpreter and with flags of the caller's choice."""
+
+    name: str
+    python: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run does.
+
+    Attributes:
+        servers: names out of ``SERVERS``.
+        own_servers: beside them.
+        models, parts: names out of ``MODELS`` and ``PARTS``.
+        loads: names of loads; None for all with the smallest model and ``REDUCED_LOADS`` with the others.
+        rounds: how often each server is loaded in each way.
+        seconds: length of one load, roughly.
+        memory_requests: after so many, and twice as many, memory is looked at.
+        python314t: a free-threaded interpreter, or None to look for one.
+        environments: folder of the virtual environments.
+        results: folder of the results.
+        name: of the results' files.
+    """
+
+    servers: tuple[str, ...]
+    own_servers: tuple[OwnServer, ...]
+    models: tuple[str, ...]
+    parts: tuple[str, ...]
+    loads: tuple[str, ...] | None
+    rounds: int
+    seconds: float
+    memory_requests: int
+    python314t: str | None
+    environments: Path
+    results: Path
+    name: str
+
+    def loads_of(self, model: str) -> tuple[str, ...]:
+        """The names of the loads that a model gets."""
+        if self.loads is not None:
+            return self.loads
+        return LOADS if model == next(iter(MODELS)) else REDUCED_LOADS
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Options:
+        """Options from the command line; a mistake in it ends the process with status 2."""
+        parser = run_parser()
+        given = parser.parse_args(arguments)
+        quick = given.quick
+        own = []
+        for entry in given.server:
+            name, equals, command = entry.partition("=")
+            if not (name and equals and command.strip()):
+                parser.error(f"--server {entry!r}: expected NAME=PYTHON [FLAGS]")
+            python, *flags = shlex.split(command)
+            own.append(OwnServer(name, python, tuple(flags)))
+        servers = given.servers or (_QUICK_SERVERS if quick else SERVERS)
+        names = [*servers, *(server.name for server in own)]
+        if len(names) != len(set(names)):
+            parser.error("servers need names, each its own")
+        if given.rounds is not None and given.rounds < 1:
+            parser.error("--rounds must be at least 1")
+        if given.seconds <= 0 or given.memory_requests < 1:
+            parser.error("--seconds and --memory-requests must be positive")
+        return cls(
+            servers=tuple(servers),
+            own_servers=tuple(own),
+            models=tuple(given.models or (["mlp"] if quick else MODELS)),
+            parts=tuple(given.parts or (["loads"] if quick else PARTS)),
+            loads=tuple(given.loads) if given.loads else _QUICK_LOADS if quick else None,
+            rounds=given.rounds or (2 if quick else 3),
+            seconds=given.seconds,
+            memory_requests=given.memory_requests,
+            python314t=given.python314t,
+            environments=given.environments,
+            results=given.results,
+            name=given.name,
+        )
+
+
+def h2load_shape(load: str) -> tuple[int, int] | None:
+    """Connections and streams of a load of h2load; None for another's."""
+    match = _H2LOAD_NAME.fullmatch(load)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def perf_analyzer_shape(load: str) -> tuple[int, bool] | None:
+    """Concurrency of a load of perf_analyzer, and whether clients have connections of their own; None for another's."""
+    match = _PERF_ANALYZER_NAME.fullmatch(load)
+    return (int(match[1]), match[2] is not None) if match else None
+
+
+def run_parser() -> argparse.ArgumentParser:
+    """The parser of ``python -m bench`` without a subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure what a request costs Toutates, beside other servers.",
+        epilog="'python -m bench report FILE' puts the figures of a run into docs/benchmarks.md. Exit status: 0 all "
+        "that took part has figures, 1 some load failed or nothing could be measured, 2 an option cannot be used, 130 "
+        "interrupted.",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"two rounds of {', '.join(_QUICK_LOADS)} with the MLP, for {', '.join(_QUICK_SERVERS)}",
+    )
+    parser.add_argument("--servers", type=_names(SERVERS), metavar="NAMES", help=f"of {', '.join(SERVERS)}")
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON [FLAGS]",
+        help="add Toutates under another interpreter or with other flags; may be repeated",
+    )
+    parser.add_argument("--models", type=_names(MODELS), metavar="NAMES", help=f"of {', '.join(MODELS)}")
+    parser.add_argument(
+        "--loads",
+        type=_loads,
+        metavar="NAMES",
+        help=f"CONNECTIONSxSTREAMS (h2load), paN or paN-own (perf_analyzer); usually {', '.join(LOADS)} for the MLP, "
+        f"{', '.join(REDUCED_LOADS)} for the other models",
+    )
+    parser.add_argument("--parts", type=_names(PARTS), metavar="NAMES", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, help="times each server is loaded in each way (3; --quick: 2)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of one load, roughly (%(default)s)")
+    parser.add_argument(
+        "--memory-requests",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="look at memory after N and 2N requests (%(default)s)",
+    )
+    parser.add_argument("--python314t", metavar="PATH", help="free-threaded Python; else PYTHON314T, .venv-314t, PATH")
+    parser.add_argument(
+        "--environments", type=Path, default=ROOT / ".bench-venvs", metavar="DIR", help="virtual environments"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "bench" / "results", metavar="DIR", help="where NAME.json goes"
+    )
+    parser.add_argument("--name", default=time.strftime("%Y-%m-%d-%H%M%S"), help="of the results (the time)")
+    return parser
+
+
+def _names(known: Sequence[str] | dict[str, Any]) -> Any:
+    """A parser of comma-separated names, which keeps their usual order."""
+
+    def parse(text: str) -> list[str]:
+        given = [name.strip() for name in text.split(",")]
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown {', '.join(map(repr, unknown))}; known are {', '.join(known)}")
+        return [name for name in known if name in given]
+
+    return parse
+
+
+def _loads(text: str) -> list[str]:
+    given = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in given:
+        if h2load_shape(name) is None and perf_analyzer_shape(name) is None:
+            raise argparse.ArgumentTypeError(f"{name!r} is neither like 16x1 nor like pa16 or pa16-own")
+    return given

@@ -1,0 +1,247 @@
+"""Plots of a run, one message each, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+from matplotlib import pyplot as plt
+
+from bench.options import BASELINE
+from bench.report import label_of_load
+from bench.results import Cell, Figure, Results
+from bench.summary import Summary, shown
+
+__all__ = ["draw_plots"]
+
+# Okabe and Ito's palette, which most colour-blind readers tell apart; Toutates in blues, the rest in the others.
+_COLOURS = {
+    "toutates": "#0072B2",
+    "toutates-3.14t": "#56B4E9",
+    "toutates-3.14t-2": "#009E73",
+    BASELINE: "#D55E00",
+    "grpc-threads": "#E69F00",
+    "mlserver": "#CC79A7",
+    "triton": "#000000",
+    "nghttpd": "#999999",
+}
+_OTHER_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442")
+_MARKERS = "osD^vP*X"
+# Inches; at Matplotlib's 72 points an inch, 778 wide.
+_WIDTH = 10.8
+_STYLE: Any = {
+    "svg.hashsalt": "toutates",  # the same figures give the same file
+    "svg.fonttype": "none",
+    "font.size": 14,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 15,
+    "axes.titlelocation": "left",
+}
+
+
+def draw_plots(results: Results, folder: Path) -> list[tuple[str, str]]:
+    """Draw what the results have figures for.
+
+    Args:
+        results: a run.
+        folder: receives the files; what an earlier run drew there goes.
+
+    Returns:
+        File name and description of each plot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    summary = Summary(results, BASELINE)
+    drawn = []
+    with plt.rc_context(_STYLE):
+        for name, text, figure in _plots(summary, results):
+            figure.savefig(folder / name, bbox_inches="tight", metadata={"Date": None})
+            plt.close(figure)
+            drawn.append((name, text))
+    return drawn
+
+
+def _plots(summary: Summary, results: Results) -> Iterator[tuple[str, str, Any]]:
+    loads = [cell for cell in summary.cells if cell.part == "loads"]
+    models = list(dict.fromkeys(cell.model for cell in loads))
+    for cell in loads:
+        if cell.model == models[0] and cell.load in ("1x64", "16x1", "pa16"):
+            text = f"CPU of the server per request: {cell.model}, {label_of_load(cell.load)}"
+            yield f"cpu-{cell.load}.svg", text, _bars(summary, cell, text)
+    if len(models) > 1 and (shared := _shared_load(loads, models)):
+        cells = [cell for cell in loads if cell.load == shared]
+        text = f"The larger the model, the less the server matters: CPU per request, {label_of_load(shared)}"
+        yield "models.svg", text, _models(summary, cells, text)
+    latency = [cell for cell in loads if cell.model == models[0] and cell.load in ("pa16", "16x1")]
+    if latency:
+        text = f"Latency, median and 99th percentile: {latency[-1].model}, {label_of_load(latency[-1].load)}"
+        yield "latency.svg", text, _latency(summary, latency[-1], text)
+    axes = {
+        "payload": ("CPU per request against the size of the request", "bytes of input", True),
+        "models": ("CPU per request against the number of models asked in turn", "models", False),
+        "connections": ("CPU per request beside idle connections", "idle connections", False),
+    }
+    for part, (text, axis, logarithmic) in axes.items():
+        cells = [cell for cell in summary.cells if cell.part == part]
+        if len({cell.x for cell in cells}) > 1:
+            yield f"{part}-swept.svg", text, _lines(summary, cells, text, axis, logarithmic)
+    if results.memory:
+        text = "Resident memory over a server's life"
+        yield "memory.svg", text, _memory(results, text)
+
+
+def _shared_load(loads: Sequence[Cell], models: Sequence[str]) -> str | None:
+    """A load that every model got."""
+    for name in ("16x1", "pa16", *(cell.load for cell in loads)):
+        if {cell.model for cell in loads if cell.load == name} == set(models):
+            return name
+    return None
+
+
+def _bars(summary: Summary, cell: Cell, title: str) -> Any:
+    servers = summary.servers([cell])[::-1]
+    figure, axes = plt.subplots(figsize=(_WIDTH, 1.6 + 0.55 * len(servers)))
+    user, system = (_medians(summary, servers, cell, value) for value in (_user, _system))
+    colours = [_colour(server) for server in servers]
+    axes.barh(servers, user, color=colours)
+    axes.barh(servers, system, left=user, color=colours, alpha=0.5, hatch="//", edgecolor="white")
+    widest = max(map(sum, zip(user, system, strict=True)))
+    for row, server in enumerate(servers):
+        spread = summary.cpu(server, cell)
+        axes.text(user[row] + system[row] + widest * 0.01, row, f" {spread}", va="center")
+    axes.set_xlim(0, widest * 1.25)
+    axes.set_xlabel("CPU of the server per request, µs: user (full), system (hatched); median (least-greatest)")
+    axes.set_title(title)
+    return figure
+
+
+def _models(summary: Summary, cells: Sequence[Cell], title: str) -> Any:
+    servers = summary.servers(cells)
+    figure, axes = plt.subplots(figsize=(_WIDTH, 5.5))
+    for index, server in enumerate(servers):
+        points = [(place, spread.median) for place, cell in enumerate(cells) if (spread := summary.cpu(server, cell))]
+        axes.plot(
+            [place + (index - len(servers) / 2) * 0.05 for place, _ in points],
+            [value for _, value in points],
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=9,
+            linestyle="none",
+            color=_colour(server),
+            label=server,
+        )
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(cells)), [cell.model for cell in cells])
+    axes.set_xlim(-0.5, len(cells) - 0.5)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_ylabel("CPU of the server per request, µs")
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _latency(summary: Summary, cell: Cell, title: str) -> Any:
+    servers = summary.servers([cell])[::-1]
+    figure, axes = plt.subplots(figsize=(_WIDTH, 1.6 + 0.5 * len(servers)))
+    median, high = (_medians(summary, servers, cell, value) for value in (_p50, _p99))
+    axes.hlines(servers, median, high, color=[_colour(server) for server in servers], linewidth=3)
+    axes.plot(median, servers, "o", markersize=9, color="black", label="median", linestyle="none")
+    axes.plot(high, servers, "|", markersize=18, markeredgewidth=3, color="black", label="99th percentile")
+    axes.set_xlim(left=0)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("µs, as the client saw it; client and server share the machine's cores")
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _lines(summary: Summary, cells: Sequence[Cell], title: str, axis: str, logarithmic: bool) -> Any:
+    figure, axes = plt.subplots(figsize=(_WIDTH, 5))
+    points = sorted({cell.x for cell in cells})
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    for index, server in enumerate(summary.servers(cells)):
+        for model in models:
+            spreads = [(cell.x, summary.cpu(server, cell)) for cell in cells if cell.model == model]
+            known = sorted((x, spread) for x, spread in spreads if spread is not None)
+            if known:
+                values = [spread.median for _, spread in known]
+                least = [spread.median - spread.least for _, spread in known]
+                greatest = [spread.greatest - spread.median for _, spread in known]
+                axes.errorbar(
+                    [points.index(x) for x, _ in known],
+                    values,
+                    yerr=(least, greatest),
+                    capsize=4,
+                    marker=_MARKERS[index % len(_MARKERS)],
+                    color=_colour(server),
+                    linestyle="-" if model == models[0] else ":",
+                    label=server if model == models[0] else f"{server}, {model.rpartition(', ')[2]}",
+                )
+    if logarithmic:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    # Evenly spaced: the axis tells its points, most of which are ten times apart.
+    axes.set_xticks(range(len(points)), [f"{x:,}" for x in points])
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_xlabel(axis)
+    axes.set_ylabel("CPU of the server per request, µs")
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _memory(results: Results, title: str) -> Any:
+    figure, axes = plt.subplots(figsize=(_WIDTH, 4.5))
+    stages = list(dict.fromkeys(figure.stage for figure in results.memory))
+    for index, server in enumerate(dict.fromkeys(figure.server for figure in results.memory)):
+        own = [figure for figure in results.memory if figure.server == server]
+        axes.plot(
+            [stages.index(figure.stage) for figure in own],
+            [figure.resident_mib for figure in own],
+            marker=_MARKERS[index % len(_MARKERS)],
+            color=_colour(server),
+            label=server,
+        )
+        for figure_ in own:
+            where = (stages.index(figure_.stage), figure_.resident_mib)
+            axes.annotate(shown(figure_.resident_mib), where, (0, 8), textcoords="offset points", ha="center")
+    axes.set_ylim(0, max(figure.resident_mib for figure in results.memory) * 1.2)
+    axes.set_xticks(range(len(stages)), [f"after\n{stage}" for stage in stages])
+    axes.set_ylabel("resident memory, MiB")
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _medians(
+    summary: Summary, servers: Sequence[str], cell: Cell, value: Callable[[Figure], float | None]
+) -> list[float]:
+    spreads = (summary.spread(server, cell, value) for server in servers)
+    return [spread.median if spread else 0.0 for spread in spreads]
+
+
+def _user(figure: Figure) -> float:
+    return figure.user_us
+
+
+def _system(figure: Figure) -> float:
+    return figure.system_us
+
+
+def _p50(figure: Figure) -> float:
+    return figure.p50_us
+
+
+def _p99(figure: Figure) -> float:
+    return figure.p99_us
+
+
+def _colour(server: str) -> str:
+    return _COLOURS.get(server) or _OTHER_COLOURS[sum(server.encode()) % len(_OTHER_COLOURS)]

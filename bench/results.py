@@ -1,0 +1,150 @@
+"""Everything a run measured, kept on disk as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Cell", "Failure", "Figure", "LeftOut", "MemoryFigure", "Results", "utc_now"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is compared between servers.
+
+    Attributes:
+        part: ``loads``, or the name of a sweep.
+        model: the model asked.
+        load: the name of the load.
+        x: where on the sweep's axis; 0 in part ``loads``.
+    """
+
+    part: str
+    model: str
+    load: str
+    x: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.load}" + (f", {self.part} {self.x:,}" if self.part != "loads" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What one load of one server came to.
+
+    Attributes:
+        round: counted from 1.
+        requests: how many were sent and answered.
+        user_us, system_us: CPU of the server per request, child processes included.
+        requests_per_second: as the client saw it.
+        p50_us, p99_us: latency as the client saw it.
+        mean_batch: rows per run of the model, where the server counts them.
+        peak_mib: most memory resident during the load.
+    """
+
+    server: str
+    cell: Cell
+    round: int
+    requests: int
+    user_us: float
+    system_us: float
+    requests_per_second: float
+    p50_us: float
+    p99_us: float
+    mean_batch: float | None
+    peak_mib: float
+
+    @property
+    def cpu_us(self) -> float:
+        return self.user_us + self.system_us
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigure:
+    """Memory of a server at one point of its life."""
+
+    server: str
+    stage: str
+    resident_mib: float
+    open_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A load that gave no figure, and takes the server's other figures for the same cell with it."""
+
+    server: str
+    cell: Cell
+    round: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A server, tool or part that did not take part."""
+
+    what: str
+    why: str
+
+
+@dataclass(slots=True)
+class Results:
+    """A run, complete or not.
+
+    Attributes:
+        name: what its files are called.
+        started, finished: UTC, ISO 8601; ``finished`` is empty until the run is complete.
+        machine: what it ran on.
+        versions: of tools, and by server of what it is made of.
+        options: of the run.
+        servers: name and description, in the order of tables.
+    """
+
+    name: str
+    started: str
+    finished: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    servers: dict[str, str] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    memory: list[MemoryFigure] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Note once that something does not take part."""
+        entry = LeftOut(what, why)
+        if entry not in self.left_out:
+            self.left_out.append(entry)
+
+    def save(self, path: Path) -> None:
+        """Replace the file as a whole, so that an end at any moment leaves a readable one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        os.replace(unfinished, path)
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """The run that ``save`` wrote there.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError, KeyError, TypeError: it holds something else.
+        """
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("figures", "failures"):
+            kind: Any = Figure if key == "figures" else Failure
+            stored[key] = [kind(**{**entry, "cell": Cell(**entry["cell"])}) for entry in stored[key]]
+        stored["memory"] = [MemoryFigure(**entry) for entry in stored["memory"]]
+        stored["left_out"] = [LeftOut(**entry) for entry in stored["left_out"]]
+        return cls(**stored)
+
+
+def utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

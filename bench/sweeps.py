@@ -1,0 +1,81 @@
+"""Cost against one quantity: size of the request, number of models, idle connections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import models
+from bench.client import Load
+from bench.errors import NoFigure
+from bench.measure import Measurer
+from bench.question import Question
+from bench.raw_connection import idle_connections
+from bench.results import Cell, Results
+from bench.round_robin import RoundRobin
+from bench.start import Starter, in_turn
+
+__all__ = ["IDLE_CONNECTIONS", "MODEL_COUNTS", "PAYLOAD_BYTES", "sweep_connections", "sweep_models", "sweep_payload"]
+
+PAYLOAD_BYTES = (256, 4096, 65_536, 1_048_576, 10_485_760)
+MODEL_COUNTS = (1, 10, 100)
+IDLE_CONNECTIONS = (0, 100, 1000, 10_000)
+# Beside those that are held idle: the load's, the servers' logs, libraries.
+_SPARE_FILES = 500
+
+
+def sweep_payload(folder: Path, starter: Starter, measurer: Measurer, load: Load, rounds: int) -> None:
+    """Requests of 256 bytes to 10 MiB, answers of 4 bytes.
+
+    Toutates is measured twice: with a row fixed in config.yaml, and with a row left open.
+    """
+    made = models.payload_models(folder / "models", PAYLOAD_BYTES)
+    questions = [Question(model) for model in made]
+    with starter.servers(made, folder) as servers:
+        for number in range(1, rounds + 1):
+            for question in questions:
+                is_open = "dynamic" in question.model.name
+                name = "greatest, row open" if is_open else "greatest"
+                cell = Cell("payload", name, load.name, question.model.row[0] * 4)
+                for server in in_turn(servers, number):
+                    if server.counts_runs or not is_open:
+                        measurer.measure(server, cell, load, question, number)
+
+
+def sweep_models(folder: Path, starter: Starter, measurer: Measurer, rounds: int) -> None:
+    """1, 10 and 100 models loaded, asked in turn over 16 connections."""
+    for count in MODEL_COUNTS:
+        made = models.numbered_mlps(folder / str(count) / "models", count)
+        questions = [Question(model) for model in made]
+        load = RoundRobin(questions, connections=16)
+        with starter.servers(made, folder / str(count)) as servers:
+            for number in range(1, rounds + 1):
+                for server in in_turn(servers, number):
+                    measurer.measure(server, Cell("models", "mlp", load.name, count), load, questions[0], number)
+
+
+def sweep_connections(
+    folder: Path, starter: Starter, measurer: Measurer, load: Load, rounds: int, results: Results, open_files: int
+) -> None:
+    """A load beside 0 to 10,000 connections that are open and idle.
+
+    Args:
+        open_files: how many a process may have.
+    """
+    model = models.mlp(folder / "models")
+    question = Question(model)
+    counts = [count for count in IDLE_CONNECTIONS if count + _SPARE_FILES <= open_files]
+    if missing := set(IDLE_CONNECTIONS) - set(counts):
+        most = max(missing)
+        results.leave_out(
+            f"{most:,} idle connections", f"the limit of open files is {open_files}; ulimit -Hn {most + _SPARE_FILES}"
+        )
+    with starter.servers([model], folder) as servers:
+        for number in range(1, rounds + 1):
+            for count in counts:
+                for server in in_turn(servers, number):
+                    cell = Cell("connections", "mlp", load.name, count)
+                    try:
+                        with idle_connections(server.address, count):
+                            measurer.measure(server, cell, load, question, number)
+                    except NoFigure as error:
+                        measurer.refuse(server, cell, number, error)
