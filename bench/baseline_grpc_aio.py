@@ -40,6 +40,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         return self._models.model_config(request)
 
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        return self._models.statistics(request)
+
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         return self._models.infer(request)
 

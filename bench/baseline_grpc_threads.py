@@ -42,6 +42,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
     def ModelConfig(self, request: Any, context: Any) -> Any:
         return self._models.model_config(request)
 
+    def ModelStatistics(self, request: Any, context: Any) -> Any:
+        return self._models.statistics(request)
+
     def ModelInfer(self, request: Any, context: Any) -> Any:
         return self._models.infer(request)
 

@@ -8,6 +8,7 @@ metrics.
 from __future__ import annotations
 
 import argparse
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_mess
 
 # Names as the protocol spells them, for the types that the benchmark's models have.
 _DATATYPES = {"tensor(float)": ("FP32", np.dtype("<f4")), "tensor(int32)": ("INT32", np.dtype("<i4"))}
+# Rows that one request may have, as told to clients; nothing depends on it here.
+_LARGEST_REQUEST_ROWS = 64
 
 
 class _Model:
@@ -34,6 +37,9 @@ class _Model:
         options.inter_op_num_threads = 1
         self.session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.dtypes = {tensor.name: _DATATYPES[tensor.type][1] for tensor in self.session.get_inputs()}
+        self.runs = 0
+        # Of several threads in one of the servers.
+        self.runs_lock = threading.Lock()
         self.outputs = [(tensor.name, _DATATYPES[tensor.type][0]) for tensor in self.session.get_outputs()]
 
 
@@ -55,15 +61,24 @@ class ModelServer:
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         arrays = model.session.run(None, feed)
+        with model.runs_lock:
+            model.runs += 1
         response = pb.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
         for (name, datatype), array in zip(model.outputs, arrays, strict=True):
             response.outputs.add(name=name, datatype=datatype, shape=array.shape)
             response.raw_output_contents.append(array.tobytes())
         return response
 
+    def statistics(self, request: Any) -> Any:
+        """ModelStatistics: the runs of one model, each of one request, and nothing else."""
+        runs = self._models[request.name].runs
+        response = pb.ModelStatisticsResponse()
+        response.model_stats.add(name=request.name, version="1", inference_count=runs, execution_count=runs)
+        return response
+
     @staticmethod
     def server_metadata(request: Any) -> Any:
-        """ServerMetadata, without the extension `statistics`, which perf_analyzer would use."""
+        """ServerMetadata, without the extension `statistics`: perf_analyzer would want more of them than there is."""
         return pb.ServerMetadataResponse(name="grpcio", version="1", extensions=["binary_tensor_data"])
 
     def model_metadata(self, request: Any) -> Any:
@@ -76,13 +91,15 @@ class ModelServer:
         return response
 
     def model_config(self, request: Any) -> Any:
-        """ModelConfig: without batching, so that the batch is a dimension like the others."""
+        """ModelConfig. perf_analyzer takes the first dimension for the batch only if there is a largest batch."""
         session = self._models[request.name].session
-        config = model_config_pb2.ModelConfig(name=request.name, platform="onnxruntime_onnx")
+        config = model_config_pb2.ModelConfig(
+            name=request.name, platform="onnxruntime_onnx", max_batch_size=_LARGEST_REQUEST_ROWS
+        )
         for described, tensors in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
             for tensor in tensors:
                 datatype = model_config_pb2.DataType.Value(f"TYPE_{_DATATYPES[tensor.type][0]}")
-                described.add(name=tensor.name, data_type=datatype, dims=_shape(tensor))
+                described.add(name=tensor.name, data_type=datatype, dims=_shape(tensor)[1:])
         return pb.ModelConfigResponse(config=config)
 
 

@@ -19,10 +19,16 @@ _LOAD_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client saw."""
+    """What a client saw.
+
+    Attributes:
+        requests: how many got an answer while it measured.
+        requests_per_second: in that time.
+        p50_us, p99_us: latency.
+    """
 
     requests: int
-    seconds: float
+    requests_per_second: float
     p50_us: float
     p99_us: float
 
@@ -33,6 +39,7 @@ class Load(Protocol):
     Attributes:
         name: in tables and on the command line.
         concurrency: requests under way at once.
+        timed: whether it sends for a time of its own instead of a number of requests; the server must then count.
     """
 
     @property
@@ -41,13 +48,16 @@ class Load(Protocol):
     @property
     def concurrency(self) -> int: ...
 
+    @property
+    def timed(self) -> bool: ...
+
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
-        """Send ``requests`` requests and take the answers.
+        """Send requests and take the answers.
 
         Args:
             address: host:port of the server.
             question: what to send.
-            requests: how many.
+            requests: how many, unless it is timed.
             answer_bytes: how much DATA each answer must consist of.
 
         Raises:

@@ -44,6 +44,10 @@ class H2load:
     def concurrency(self) -> int:
         return self.connections * self.streams
 
+    @property
+    def timed(self) -> bool:
+        return False
+
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
         """See ``client.Load``."""
         with tempfile.TemporaryDirectory(prefix="toutates-h2load-") as scratch:
@@ -56,7 +60,7 @@ class H2load:
             times = sorted(latencies(log.read_bytes()))
         if len(times) != requests:
             raise NoFigure(f"h2load logged {len(times)} of {requests} requests")
-        return Outcome(requests, seconds, percentile(times, 0.5), percentile(times, 0.99))
+        return Outcome(requests, requests / seconds, percentile(times, 0.5), percentile(times, 0.99))
 
 
 def check_report(report: str, requests: int, answer_bytes: int) -> float:

@@ -20,6 +20,8 @@ __all__ = ["Measurer", "counts"]
 _LEAST_CPU_SECONDS = 0.1
 # Loads are planned to take this much, so that a faster moment does not bring them below.
 _PLANNED_CPU_SECONDS = 0.16
+# Where that was not enough, twice as many requests are sent, and so on.
+_TRIES = 4
 # A trial load this long tells the rate well enough.
 _TRIAL_SECONDS = 0.2
 _TRIAL_GROWTH = 8
@@ -67,27 +69,34 @@ class Measurer:
 
     def _figure(self, server: Server, cell: Cell, load: Load, question: Question, round_number: int) -> Figure:
         answer_bytes = question.check(server.address) if server.infers else len(question.plain_answer())
-        if (server.name, cell) not in self._planned:
+        if not load.timed and (server.name, cell) not in self._planned:
             self._planned[server.name, cell] = self._plan(server, load, question, answer_bytes)
-        process.reset_peak(server.pid)
-        counted_before = counts(server, question)
-        outcome, used = self._loaded(server, load, question, self._planned[server.name, cell], answer_bytes)
-        counted_after = counts(server, question)
+        for _ in range(_TRIES):
+            requests = self._planned.get((server.name, cell), 0)
+            process.reset_peak(server.pid)
+            rows_before, runs_before = counts(server, question)
+            outcome, used = self._loaded(server, load, question, requests, answer_bytes)
+            rows, runs = counts(server, question)
+            if load.timed or used.total >= _LEAST_CPU_SECONDS:
+                break
+            self._planned[server.name, cell] *= 2
+        # A timed load sends before and after it measures, which costs CPU too. Each request is one row.
+        answered = rows - rows_before if load.timed else outcome.requests
+        if used.total < _LEAST_CPU_SECONDS or answered < outcome.requests:
+            raise NoFigure(f"{answered} requests took {used.total:.2f} s of CPU, too little to tell")
         if server.infers:
             question.check(server.address)
-        if used.total < _LEAST_CPU_SECONDS:
-            raise NoFigure(f"the load took {used.total:.2f} s of CPU, too little to tell; --seconds makes loads longer")
         return Figure(
             server=server.name,
             cell=cell,
             round=round_number,
-            requests=outcome.requests,
-            user_us=used.user / outcome.requests * 1e6,
-            system_us=used.system / outcome.requests * 1e6,
-            requests_per_second=outcome.requests / outcome.seconds,
+            requests=answered,
+            user_us=used.user / answered * 1e6,
+            system_us=used.system / answered * 1e6,
+            requests_per_second=outcome.requests_per_second,
             p50_us=outcome.p50_us,
             p99_us=outcome.p99_us,
-            mean_batch=_mean_batch(counted_before, counted_after),
+            mean_batch=(rows - rows_before) / (runs - runs_before) if runs > runs_before else None,
             peak_mib=process.peak_mib(server.pid),
         )
 
@@ -97,10 +106,10 @@ class Measurer:
         requests = max(load.concurrency * 2, min(few, int(_FIRST_TRIAL_SECONDS / question.run_seconds)))
         while True:
             outcome, used = self._loaded(server, load, question, requests, answer_bytes)
-            if outcome.seconds >= _TRIAL_SECONDS:
+            if requests >= outcome.requests_per_second * _TRIAL_SECONDS:
                 break
             requests *= _TRIAL_GROWTH
-        wanted = outcome.requests * self._seconds / outcome.seconds
+        wanted = outcome.requests_per_second * self._seconds
         if used.total > 0:
             wanted = max(wanted, outcome.requests * _PLANNED_CPU_SECONDS / used.total)
         return max(int(wanted), load.concurrency * 2)
@@ -116,14 +125,14 @@ class Measurer:
         return outcome, process.cpu_time(server.pid) - before
 
 
-def counts(server: Server, question: Question) -> tuple[int, int] | None:
-    """Rows computed and runs made so far for a model, where the server counts them.
+def counts(server: Server, question: Question) -> tuple[int, int]:
+    """Rows computed and runs made so far for a model; zeros where the server does not count.
 
     Raises:
         NoFigure: it should, but does not answer.
     """
-    if not server.counts_runs:
-        return None
+    if not server.counts:
+        return 0, 0
     try:
         with triton.InferenceServerClient(server.address) as client:
             statistics = client.get_inference_statistics(question.model.name, client_timeout=30)
@@ -131,9 +140,3 @@ def counts(server: Server, question: Question) -> tuple[int, int] | None:
         raise NoFigure(f"the server does not tell its statistics: {error}") from error
     stats = statistics.model_stats[0]
     return int(stats.inference_count), int(stats.execution_count)
-
-
-def _mean_batch(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    if before is None or after is None or after[1] == before[1]:
-        return None
-    return (after[0] - before[0]) / (after[1] - before[1])

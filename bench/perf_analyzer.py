@@ -13,8 +13,9 @@ from bench.question import Question
 __all__ = ["PerfAnalyzer", "parse_report"]
 
 _COUNT = re.compile(r"^\s+Request count: (\d+)$", re.MULTILINE)
-_MEAN = re.compile(r"^\s+Avg latency: (\d+) usec", re.MULTILINE)
-_PERCENTILE = r"^\s+p{} latency: (\d+) usec$"
+_RATE = re.compile(r"^\s+Throughput: ([\d.]+(?:e\+\d+)?) infer/sec", re.MULTILINE)
+_P50, _P99 = (re.compile(rf"^\s+p{share} latency: (\d+) usec$", re.MULTILINE) for share in (50, 99))
+_WINDOWS = 3
 # How many client objects of a process share one connection; 6 where the variable is not set.
 _SHARE = "TRITON_CLIENT_GRPC_CHANNEL_MAX_SHARE_COUNT"
 
@@ -29,44 +30,50 @@ class PerfAnalyzer:
         concurrency: requests under way at once.
         own_connections: whether each client has a connection to itself, as perf_analyzer's documentation advises;
             otherwise six share one.
+        seconds: how long the windows are together.
     """
 
     program: str
     libraries: str
     concurrency: int
     own_connections: bool
+    seconds: float
 
     @property
     def name(self) -> str:
         return f"pa{self.concurrency}" + ("-own" if self.own_connections else "")
 
+    @property
+    def timed(self) -> bool:
+        return True
+
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
         """See ``client.Load``. perf_analyzer looks at each answer's status, not at its length.
 
-        With a count of requests instead of a length of time, perf_analyzer sends these and no others, so that the
-        server's CPU time belongs to a known number of requests. But it looks only once a second whether it is done,
-        and its own rate counts that waiting; the rate is therefore taken from the mean latency (Little's law).
+        It measures windows of a length until three agree, and is told that all do. It could also be told a number of
+        requests, but then it sometimes never ends although all are answered.
         """
         environment = {**os.environ, "LD_LIBRARY_PATH": self.libraries}
         environment.pop(_SHARE, None)
         if self.own_connections:
             environment[_SHARE] = "1"
+        # A window without an answer would be an error.
+        window_ms = int(1000 * max(self.seconds / _WINDOWS, question.run_seconds * self.concurrency * 2))
         command = [self.program, "-m", question.model.name, "-i", "grpc", "-u", address, "-b", "1"]
-        command += ["--concurrency-range", str(self.concurrency), "--request-count", str(requests)]
-        mean_us, p50_us, p99_us = parse_report(run_client(command, environment), requests)
-        return Outcome(requests, requests * mean_us / 1e6 / self.concurrency, p50_us, p99_us)
+        command += ["--concurrency-range", str(self.concurrency), "--measurement-interval", str(window_ms)]
+        command += ["--stability-percentage", "999", "--max-trials", str(_WINDOWS)]
+        return parse_report(run_client(command, environment))
 
 
-def parse_report(report: str, requests: int) -> tuple[float, float, float]:
-    """Mean, median and 99th percentile of the latency, in microseconds.
+def parse_report(report: str) -> Outcome:
+    """What perf_analyzer prints.
 
     Raises:
-        NoFigure: the report is not understood, or tells of another number of requests.
+        NoFigure: it is not understood.
     """
-    count, mean = _COUNT.search(report), _MEAN.search(report)
-    p50, p99 = (re.search(_PERCENTILE.format(share), report, re.MULTILINE) for share in (50, 99))
-    if not (count and mean and p50 and p99):
+    found = [pattern.search(report) for pattern in (_COUNT, _RATE, _P50, _P99)]
+    values = [float(match[1]) for match in found if match]
+    if len(values) != len(found):
         raise NoFigure(f"perf_analyzer's report is not understood:\n{report}")
-    if int(count[1]) != requests:
-        raise NoFigure(f"perf_analyzer counts {count[1]} answers to {requests} requests")
-    return float(mean[1]), float(p50[1]), float(p99[1])
+    count, rate, p50_us, p99_us = values
+    return Outcome(int(count), rate, p50_us, p99_us)

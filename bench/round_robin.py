@@ -51,6 +51,10 @@ class RoundRobin:
     def concurrency(self) -> int:
         return self.connections
 
+    @property
+    def timed(self) -> bool:
+        return False
+
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
         """See ``client.Load``. ``answer_bytes`` is for ``question``; longer model names make longer answers."""
         spare = len(question.model.name)
@@ -94,4 +98,4 @@ class RoundRobin:
                         sent += 1
             seconds = time.perf_counter() - begin
         times.sort()
-        return Outcome(requests, seconds, percentile(times, 0.5), percentile(times, 0.99))
+        return Outcome(requests, requests / seconds, percentile(times, 0.5), percentile(times, 0.99))

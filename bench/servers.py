@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import socket
 import subprocess
@@ -57,7 +56,8 @@ class Kind:
         command: its command line; may write into the site's folder.
         environment: variables beside the inherited ones.
         infers: False for one that sends a file and can neither be asked nor checked.
-        counts_runs: whether ModelStatistics tells its batches.
+        counts: whether ModelStatistics tells its rows and runs.
+        reads_config: whether it reads config.yaml.
         not_for_perf_analyzer: why perf_analyzer cannot load it; empty if it can.
     """
 
@@ -66,7 +66,8 @@ class Kind:
     command: Callable[[Site], Sequence[str]]
     environment: Mapping[str, str] = field(default_factory=dict)
     infers: bool = True
-    counts_runs: bool = False
+    counts: bool = False
+    reads_config: bool = False
     not_for_perf_analyzer: str = ""
 
 
@@ -99,8 +100,8 @@ class Server:
         return self.kind.infers
 
     @property
-    def counts_runs(self) -> bool:
-        return self.kind.counts_runs
+    def counts(self) -> bool:
+        return self.kind.counts
 
     def check_alive(self) -> None:
         """Raises ``NoFigure`` once the process has ended."""
@@ -115,7 +116,7 @@ def toutates(name: str, title: str, python: str, flags: Sequence[str]) -> Kind:
         address = ("--grpc-addr", f"127.0.0.1:{site.port}")
         return [python, "-m", "toutates", "--model-repository", str(site.repository), *address, *flags]
 
-    return Kind(name, title, command, counts_runs=True)
+    return Kind(name, title, command, counts=True, reads_config=True)
 
 
 def grpc_baseline(name: str, title: str, module: str) -> Kind:
@@ -125,7 +126,7 @@ def grpc_baseline(name: str, title: str, module: str) -> Kind:
         where = ("--model-repository", str(site.repository), "--grpc-addr", f"127.0.0.1:{site.port}")
         return [sys.executable, "-m", f"bench.{module}", *where]
 
-    return Kind(name, title, command)
+    return Kind(name, title, command, counts=True)
 
 
 def mlserver(python: Path) -> Kind:
@@ -154,7 +155,7 @@ def mlserver(python: Path) -> Kind:
             }
             (site.folder / model.name).mkdir()
             (site.folder / model.name / "model-settings.json").write_text(json.dumps(one), encoding="utf-8")
-        return [str(python), "-m", "mlserver.cli", "start", str(site.folder)]
+        return [str(python.parent / "mlserver"), "start", str(site.folder)]
 
     title = "MLServer, inference in the server's process, metrics off"
     return Kind("mlserver", title, command, not_for_perf_analyzer="MLServer has no ModelConfig, which it asks for")
@@ -203,7 +204,7 @@ def triton_server(python: Path) -> Kind:
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
     }
     title = "Triton Inference Server (from nvidia-pytriton), its Python backend running ONNX Runtime, dynamic batching"
-    return Kind("triton", title, command, environment, counts_runs=True)
+    return Kind("triton", title, command, environment, counts=True)
 
 
 def nghttpd(program: str) -> Kind:
@@ -239,10 +240,9 @@ def running(kind: Kind, models: Sequence[Model], folder: Path) -> Iterator[Serve
     log = folder / "log"
     # Toutates and bench are this checkout's under every interpreter, whatever is installed there.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **kind.environment}
-    command = kind.command(site)
     with log.open("wb") as output:
         try:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            process = subprocess.Popen(kind.command(site), stdout=output, stderr=output, env=environment)
         except OSError as error:
             raise Unavailable(f"cannot be started: {error}") from error
     server = Server(kind, f"127.0.0.1:{site.port}", process, log)
@@ -250,7 +250,7 @@ def running(kind: Kind, models: Sequence[Model], folder: Path) -> Iterator[Serve
         deadline = time.monotonic() + _START_SECONDS
         while not _is_ready(server, models):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise Unavailable(f"did not become ready ({shlex.join(command)}): {_tail_of(log)}")
+                raise Unavailable(f"did not become ready: {_tail_of(log)}")
             time.sleep(0.1)
         yield server
     finally:

@@ -114,7 +114,7 @@ class Session:
                     loads.append(H2load(self._h2load, *shape))
             elif (analysis := perf_analyzer_shape(name)) and self._perf_analyzer:
                 tool = self._perf_analyzer
-                loads.append(PerfAnalyzer(tool.program, tool.libraries, *analysis))
+                loads.append(PerfAnalyzer(tool.program, tool.libraries, *analysis, self._options.seconds))
         return loads
 
     def _h2load_of(self, part: str, shape: tuple[int, int]) -> H2load | None:

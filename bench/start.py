@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Starter:
                 except Unavailable as error:
                     what = kind.name if len(models) > 1 else f"{kind.name} with {models[0].name}"
                     self._results.leave_out(what, str(error))
+                    print(f"without {what}: {error}", file=sys.stderr, flush=True)
             yield servers
 
 

@@ -37,7 +37,7 @@ def sweep_payload(folder: Path, starter: Starter, measurer: Measurer, load: Load
                 name = "greatest, row open" if is_open else "greatest"
                 cell = Cell("payload", name, load.name, question.model.row[0] * 4)
                 for server in in_turn(servers, number):
-                    if server.counts_runs or not is_open:
+                    if server.kind.reads_config or not is_open:
                         measurer.measure(server, cell, load, question, number)
 
 
