@@ -47,11 +47,11 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return self._models.infer(request)
 
 
-async def main() -> None:
+async def main(models: type[ModelServer] = ModelServer) -> None:
     arguments = parse_arguments()
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    models = ModelServer(arguments.model_repository)
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(models), server)
+    servicer = Servicer(models(arguments.model_repository))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     server.add_insecure_port(arguments.grpc_addr)
     await server.start()
     stop = asyncio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,15 @@ _OTHER_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442")
 _MARKERS = "osD^vP*X"
 # Inches; at Matplotlib's 72 points an inch, 778 wide.
 _WIDTH = 10.8
+_TITLE_COLUMNS = 85
 _STYLE: Any = {
     "svg.hashsalt": "toutates",  # the same figures give the same file
     "svg.fonttype": "none",
     "font.size": 14,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 15,
-    "axes.titlelocation": "left",
+    "figure.titlesize": 15,
+    "figure.constrained_layout.use": True,
 }
 
 
@@ -62,7 +64,7 @@ def draw_plots(results: Results, folder: Path) -> list[tuple[str, str]]:
     drawn = []
     with plt.rc_context(_STYLE):
         for name, text, figure in _plots(summary, results):
-            figure.savefig(folder / name, bbox_inches="tight", metadata={"Date": None})
+            figure.savefig(folder / name, metadata={"Date": None})
             plt.close(figure)
             drawn.append((name, text))
     return drawn
@@ -118,7 +120,7 @@ def _bars(summary: Summary, cell: Cell, title: str) -> Any:
         axes.text(user[row] + system[row] + widest * 0.01, row, f" {spread}", va="center")
     axes.set_xlim(0, widest * 1.25)
     axes.set_xlabel("CPU of the server per request, µs: user (full), system (hatched); median (least-greatest)")
-    axes.set_title(title)
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
     return figure
 
 
@@ -141,8 +143,8 @@ def _models(summary: Summary, cells: Sequence[Cell], title: str) -> Any:
     axes.set_xlim(-0.5, len(cells) - 0.5)
     axes.grid(axis="y", alpha=0.3)
     axes.set_ylabel("CPU of the server per request, µs")
-    axes.set_title(title)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside right center")
     return figure
 
 
@@ -156,8 +158,8 @@ def _latency(summary: Summary, cell: Cell, title: str) -> Any:
     axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("µs, as the client saw it; client and server share the machine's cores")
-    axes.set_title(title)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside right center")
     return figure
 
 
@@ -192,31 +194,31 @@ def _lines(summary: Summary, cells: Sequence[Cell], title: str, axis: str, logar
     axes.grid(axis="y", alpha=0.3)
     axes.set_xlabel(axis)
     axes.set_ylabel("CPU of the server per request, µs")
-    axes.set_title(title)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside right center")
     return figure
 
 
 def _memory(results: Results, title: str) -> Any:
     figure, axes = plt.subplots(figsize=(_WIDTH, 4.5))
-    stages = list(dict.fromkeys(figure.stage for figure in results.memory))
-    for index, server in enumerate(dict.fromkeys(figure.server for figure in results.memory)):
-        own = [figure for figure in results.memory if figure.server == server]
+    stages = list(dict.fromkeys(one.stage for one in results.memory))
+    for index, server in enumerate(dict.fromkeys(one.server for one in results.memory)):
+        own = [one for one in results.memory if one.server == server]
         axes.plot(
-            [stages.index(figure.stage) for figure in own],
-            [figure.resident_mib for figure in own],
+            [stages.index(one.stage) for one in own],
+            [one.resident_mib for one in own],
             marker=_MARKERS[index % len(_MARKERS)],
             color=_colour(server),
             label=server,
         )
-        for figure_ in own:
-            where = (stages.index(figure_.stage), figure_.resident_mib)
-            axes.annotate(shown(figure_.resident_mib), where, (0, 8), textcoords="offset points", ha="center")
-    axes.set_ylim(0, max(figure.resident_mib for figure in results.memory) * 1.2)
+        for stage, resident in ((one.stage, one.resident_mib) for one in own):
+            where = (stages.index(stage), resident)
+            axes.annotate(shown(resident), where, (0, 8), textcoords="offset points", ha="center")
+    axes.set_ylim(0, max(one.resident_mib for one in results.memory) * 1.2)
     axes.set_xticks(range(len(stages)), [f"after\n{stage}" for stage in stages])
     axes.set_ylabel("resident memory, MiB")
-    axes.set_title(title)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside right center")
     return figure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -133,13 +134,9 @@ class RawConnection:
         Raises:
             NoFigure: the server has ended the connection.
         """
-        while True:
-            try:
-                self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                pass  # receive() says what is wrong
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        while poll.poll(0):
             self.receive()
 
 

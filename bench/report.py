@@ -20,7 +20,7 @@ BASELINE = "grpc.aio"
 MODEL_TITLES = {
     "mlp": "MLP 64-128-8: 256 bytes in, microseconds of arithmetic",
     "magika": "Magika: 8 KiB in, milliseconds of arithmetic",
-    "resnet": "ResNet-18 at 3x160x160: 300 KB in, tens of milliseconds of arithmetic",
+    "resnet": "ResNet-18 at 3x224x224: 600 KB in, tens of milliseconds of arithmetic",
 }
 
 _SWEEPS = {

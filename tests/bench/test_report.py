@@ -1,0 +1,133 @@
+"""Figures become medians, ratios, tables and plots, and a failed load becomes none of these."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.report import BEGIN, END, markdown, replace_generated, report_command
+from bench.results import Cell, Results
+from bench.summary import Spread, Summary
+from tests.bench.support import CELL, figure, some_results
+
+
+def test_a_spread_is_median_least_and_greatest() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert str(Spread(2.0, 1.0, 3.0)) == "2.0 (1.0-3.0)"
+    assert str(Spread(12345.6, 12345.6, 12345.6)) == "12,346"
+    assert str(Spread(0.123, 0.1, 0.2)) == "0.12 (0.10-0.20)"
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    results = Results("name", "now", servers={"toutates": "", "grpc.aio": ""})
+    # Medians of 10 and 100, of 100 and 300: a ratio of medians would be 3.6.
+    results.figures += [figure("toutates", 1, 10), figure("toutates", 2, 100)]
+    results.figures += [figure("grpc.aio", 1, 100), figure("grpc.aio", 2, 300)]
+    assert Summary(results, "grpc.aio").ratio("toutates", CELL) == Spread(6.5, 3.0, 10.0)
+
+
+def test_a_ratio_needs_the_baseline_in_the_same_round() -> None:
+    results = Results("name", "now", servers={"toutates": "", "grpc.aio": ""})
+    results.figures += [figure("toutates", 1, 10), figure("grpc.aio", 2, 300)]
+    assert Summary(results, "grpc.aio").ratio("toutates", CELL) is None
+
+
+def test_a_server_that_failed_in_one_round_has_no_figure() -> None:
+    summary = Summary(some_results(), "grpc.aio")
+    assert summary.servers([CELL]) == ["toutates", "grpc.aio"]
+    assert summary.figures("broken", CELL) == []
+
+
+def test_results_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
+    results = some_results()
+    results.save(tmp_path / "name.json")
+    assert Results.read(tmp_path / "name.json") == results
+    assert [path.name for path in tmp_path.iterdir()] == ["name.json"]
+
+
+def test_the_report_has_figures_ratios_failures_and_what_was_left_out() -> None:
+    text = markdown(some_results())
+    assert "| toutates | 15.0 (10.0-20.0) |" in text
+    assert "| toutates | 7.5 (5.0-10.0) |" in text
+    assert "**No figure** for broken, mlp, 16x1, round 2: a sampled answer is / wrong" in text
+    assert "- mlserver: PyPI brings it" in text
+    assert "| toutates, mlp | 10.0, batch 2.5 | 20.0, batch 2.5 |" in text
+    assert "| toutates | 70.2 (12) | 71.5 (12) |" in text
+    assert "did not reach its end" not in text
+    assert not re.search(r"^\| broken \| \d", text, re.MULTILINE)
+
+
+def test_the_report_of_an_interrupted_run_says_so() -> None:
+    results = some_results()
+    results.finished = ""
+    assert "did not reach its end" in markdown(results)
+
+
+def test_the_report_of_a_run_that_measured_nothing_can_be_read() -> None:
+    text = markdown(Results("name", "2026-11-20T12:00:00Z"))
+    assert "Measured on 2026-11-20" in text
+
+
+def test_only_what_is_between_the_markers_is_replaced() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    once = replace_generated(page, "new")
+    assert once == f"before\n{BEGIN}\n\nnew\n{END}\nafter\n"
+    assert replace_generated(once, "new") == once
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_page_without_a_pair_of_markers_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="must hold the lines"):
+        replace_generated(page, "new")
+
+
+def test_the_documentation_has_the_markers() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+    assert "new" in replace_generated(page.read_text(encoding="utf-8"), "new")
+
+
+def test_the_report_command_fills_a_page_and_keeps_the_raw_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"Frame.\n{BEGIN}\n{END}\nEnd.\n", encoding="utf-8")
+    some_results().save(tmp_path / "name.json")
+    assert report_command([str(tmp_path / "name.json"), "--page", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("Frame.")
+    assert text.endswith("End.\n")
+    assert Results.read(tmp_path / "page" / "figures.json") == some_results()
+    for shown in re.findall(r"\((page/[^)]+)\)", text):
+        assert (tmp_path / shown).is_file()
+    assert "1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, "no json", "{}"])
+def test_the_report_command_refuses_what_is_no_run(content: str | None, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    if content is not None:
+        (tmp_path / "name.json").write_text(content, encoding="utf-8")
+    assert report_command([str(tmp_path / "name.json"), "--page", str(page)]) == 2
+    assert page.read_text(encoding="utf-8") == f"{BEGIN}\n{END}\n"
+
+
+def test_plots_are_the_same_for_the_same_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from bench.plots import draw_plots
+
+    results = some_results()
+    for model in ("magika", "resnet"):
+        for number in (1, 2):
+            results.figures.append(figure("toutates", number, 50, cell=Cell("loads", model, "16x1")))
+    names = [name for name, _ in draw_plots(results, tmp_path / "a")]
+    assert names == ["cpu-16x1.svg", "models.svg", "latency.svg", "connections-swept.svg", "memory.svg"]
+    draw_plots(results, tmp_path / "b")
+    for name in names:
+        drawn = (tmp_path / "a" / name).read_bytes()
+        assert drawn == (tmp_path / "b" / name).read_bytes()
+        width = re.search(rb'width="([\d.]+)pt"', drawn)
+        assert width is not None
+        assert float(width[1]) < 800
