@@ -34,10 +34,11 @@ _IMPORTS = "import google.protobuf, h2, hpack, numpy, onnxruntime, trio, trio_ut
 
 @dataclass(frozen=True, slots=True)
 class PerfAnalyzerProgram:
-    """Where perf_analyzer is, and the folders of its libraries for LD_LIBRARY_PATH."""
+    """Where perf_analyzer is, the folders of its libraries for LD_LIBRARY_PATH, and its version."""
 
     program: str
     libraries: str
+    version: str
 
 
 class Environments:
@@ -86,7 +87,7 @@ class Environments:
         )
         if tried.returncode != 0:
             raise Unavailable(_missing_library(tried.stderr.strip() or f"it ended with status {tried.returncode}"))
-        return PerfAnalyzerProgram(str(program), libraries)
+        return PerfAnalyzerProgram(str(program), libraries, tried.stdout.strip())
 
     def free_threaded(self, asked_for: str | None) -> str:
         """A free-threaded interpreter that has what Toutates needs.

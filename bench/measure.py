@@ -121,8 +121,10 @@ class Measurer:
         server.check_alive()
         before = process.cpu_time(server.pid)
         outcome = load.run(server.address, question, requests, answer_bytes)
+        # A process that has ended stays in /proc until check_alive() has looked at it.
+        used = process.cpu_time(server.pid) - before
         server.check_alive()
-        return outcome, process.cpu_time(server.pid) - before
+        return outcome, used
 
 
 def counts(server: Server, question: Question) -> tuple[int, int]:

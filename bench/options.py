@@ -25,6 +25,7 @@ LOADS = ("1x64", "16x1", "64x1", "16x8", "1x1", "pa1", "pa16", "pa16-own", "pa64
 REDUCED_LOADS = ("16x1", "1x1", "pa16")
 PARTS = ("loads", "payload", "models", "connections", "memory")
 
+_PLACES = ("python314t", "environments", "results")
 _QUICK_SERVERS = ("toutates", BASELINE, "nghttpd")
 _QUICK_LOADS = ("1x64", "16x1")
 _H2LOAD_NAME = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})")
@@ -78,7 +79,8 @@ class Options:
         return LOADS if model == next(iter(MODELS)) else REDUCED_LOADS
 
     def as_json(self) -> dict[str, Any]:
-        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+        """What was chosen, without the places on this machine."""
+        return {key: value for key, value in asdict(self).items() if key not in _PLACES}
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Options:

@@ -38,12 +38,12 @@ _WIDTH = 10.8
 _TITLE_COLUMNS = 85
 _STYLE: Any = {
     "svg.hashsalt": "toutates",  # the same figures give the same file
-    "svg.fonttype": "none",
     "font.size": 14,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "figure.titlesize": 15,
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.1,
 }
 
 

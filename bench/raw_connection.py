@@ -51,9 +51,7 @@ class RawConnection:
         self._next_stream_id = 1
         self._answer_bytes = 0
         self._greeted = False
-        self.socket.sendall(
-            _PREFACE + _frame(_SETTINGS, 0, 0, _OUR_SETTINGS) + _frame(_WINDOW_UPDATE, 0, 0, _OUR_WINDOW)
-        )
+        self._send(_PREFACE + _frame(_SETTINGS, 0, 0, _OUR_SETTINGS) + _frame(_WINDOW_UPDATE, 0, 0, _OUR_WINDOW))
 
     def wait_greeted(self) -> None:
         """Wait for the server's SETTINGS and acknowledge them.
@@ -78,9 +76,7 @@ class RawConnection:
             self.receive()
         self._send_window -= len(body)
         stream_id, self._next_stream_id = self._next_stream_id, self._next_stream_id + 2
-        self.socket.sendall(
-            _frame(_HEADERS, _END_HEADERS, stream_id, block) + _frame(_DATA, _END_STREAM, stream_id, body)
-        )
+        self._send(_frame(_HEADERS, _END_HEADERS, stream_id, block) + _frame(_DATA, _END_STREAM, stream_id, body))
 
     def receive(self) -> int | None:
         """Read once; returns the bytes of DATA of the answer, if it is complete now.
@@ -115,12 +111,18 @@ class RawConnection:
         del self._received[:at]
         return answer
 
+    def _send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError as error:
+            raise NoFigure(f"the connection broke: {error}") from error
+
     def _receive_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACK:
             self._greeted = True
-            self.socket.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+            self._send(_frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _PING and not flags & _ACK:
-            self.socket.sendall(_frame(_PING, _ACK, 0, payload))
+            self._send(_frame(_PING, _ACK, 0, payload))
         elif kind == _WINDOW_UPDATE and stream_id == 0:
             self._send_window += int.from_bytes(payload, "big")
         elif kind == _RST_STREAM:

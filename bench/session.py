@@ -187,7 +187,7 @@ class Session:
         if self._h2load:
             self._results.versions["h2load"] = machine.tool_version(self._h2load)
         if self._perf_analyzer:
-            self._results.versions["perf_analyzer"] = "of tritonclient 2.48.0"
+            self._results.versions["perf_analyzer"] = self._perf_analyzer.version
 
     def _found(self, what: str, find: Callable[[], _Found]) -> _Found | None:
         """What ``find`` finds; where it does not, a line says why, here and in the report."""

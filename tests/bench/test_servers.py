@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,10 +75,13 @@ def test_round_robin_asks_the_models_in_turn_and_takes_every_answer(toutates: Se
     assert [late - early for early, late in zip(before, after, strict=True)] == [20] * len(questions)
 
 
-def test_idle_connections_are_open_on_both_sides_while_the_block_runs(toutates: Server) -> None:
-    before = process.open_files(toutates.pid)
+def test_idle_connections_are_open_on_the_servers_side_too_while_the_block_runs(toutates: Server) -> None:
     with idle_connections(toutates.address, 30):
-        assert process.open_files(toutates.pid) == before + 30
+        held = process.open_files(toutates.pid)
+    deadline = time.monotonic() + 10
+    # Connections of earlier tests may be closing still, but not 30.
+    while process.open_files(toutates.pid) > held - 30:
+        assert time.monotonic() < deadline
 
 
 def test_idle_connections_that_the_server_ends_are_noticed(mlps: list[models.Model], tmp_path: Path) -> None:
