@@ -82,7 +82,9 @@ class Measurer:
             self._planned[server.name, cell] *= 2
         # A timed load sends before and after it measures, which costs CPU too. Each request is one row.
         answered = rows - rows_before if load.timed else outcome.requests
-        if used.total < _LEAST_CPU_SECONDS or answered < outcome.requests:
+        if answered < outcome.requests:
+            raise NoFigure(f"the server counts {answered} rows, the client {outcome.requests} answers")
+        if used.total < _LEAST_CPU_SECONDS:
             raise NoFigure(f"{answered} requests took {used.total:.2f} s of CPU, too little to tell")
         if server.infers:
             question.check(server.address)

@@ -49,7 +49,8 @@ class Session:
         self._measurer = Measurer(results, path, options.seconds)
         self._h2load = self._found("h2load", lambda: debian_program("h2load", "nghttp2-client"))
         self._perf_analyzer: PerfAnalyzerProgram | None = None
-        if any(perf_analyzer_shape(load) for model in options.models for load in options.loads_of(model)):
+        named = {load for model in options.models for load in options.loads_of(model)}
+        if "loads" in options.parts and any(map(perf_analyzer_shape, named)):
             self._perf_analyzer = self._found("perf_analyzer", self._environments.perf_analyzer)
 
     def run(self) -> None:

@@ -15,11 +15,15 @@ pytest.importorskip("tritonclient.grpc")
 from bench import models, process, servers
 from bench.environments import Environments, debian_program
 from bench.errors import NoFigure, Unavailable
-from bench.measure import counts
+from bench.h2load import H2load
+from bench.measure import Measurer, counts
 from bench.question import Question
 from bench.raw_connection import idle_connections
+from bench.results import Results
 from bench.round_robin import RoundRobin
 from bench.servers import Server, running
+from bench.start import Starter
+from bench.sweeps import sweep_connections
 
 WRONG_SERVER = Path(__file__).parent / "wrong_server.py"
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}]); input()"
@@ -93,6 +97,15 @@ def test_idle_connections_that_the_server_ends_are_noticed(mlps: list[models.Mod
         server.process.wait()
         with pytest.raises(NoFigure):
             idle.__exit__(None, None, None)
+
+
+def test_idle_connections_beyond_the_limit_of_open_files_are_left_out(tmp_path: Path) -> None:
+    results = Results("name", "now")
+    load = H2load("h2load", 16, 1)
+    sweep_connections(tmp_path, Starter([], results), Measurer(results, tmp_path / "x", 1), load, 1, results, 2000)
+    assert [(entry.what, "ulimit -Hn 10500" in entry.why) for entry in results.left_out] == [
+        ("10,000 idle connections", True)
+    ]
 
 
 def test_a_server_that_does_not_start_is_unavailable_with_its_last_words(
