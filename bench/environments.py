@@ -16,7 +16,7 @@ import onnxruntime as ort
 from bench.errors import Unavailable
 from bench.models import ROOT
 
-__all__ = ["Environments", "PerfAnalyzerProgram", "debian_program"]
+__all__ = ["Environments", "PerfAnalyzerProgram", "debian_program", "missing_library"]
 
 _PIP_SECONDS = 900
 # The last releases that bring what is needed from them: perf_analyzer came in tritonclient's wheel until 2.48, and
@@ -86,7 +86,7 @@ class Environments:
             timeout=60,
         )
         if tried.returncode != 0:
-            raise Unavailable(_missing_library(tried.stderr.strip() or f"it ended with status {tried.returncode}"))
+            raise Unavailable(missing_library(tried.stderr.strip() or f"it ended with status {tried.returncode}"))
         return PerfAnalyzerProgram(str(program), libraries, tried.stdout.strip())
 
     def free_threaded(self, asked_for: str | None) -> str:
@@ -155,7 +155,8 @@ def _output_of(command: Sequence[str]) -> str:
         return ""
 
 
-def _missing_library(message: str) -> str:
+def missing_library(message: str) -> str:
+    """What the dynamic loader complains of, with the package that brings it where that is known."""
     library = re.search(r"loading shared libraries: ([^:]+):", message)
     if library is None:
         return message

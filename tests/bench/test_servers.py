@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("tritonclient.grpc")
 
 from bench import models, process, servers
-from bench.environments import Environments, debian_program
+from bench.environments import Environments, debian_program, missing_library
 from bench.errors import NoFigure, Unavailable
 from bench.h2load import H2load
 from bench.measure import Measurer, counts
@@ -165,6 +165,15 @@ def test_a_missing_program_is_unavailable_with_its_package(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="apt-get install nghttp2-client"):
         debian_program("h2load", "nghttp2-client")
+
+
+def test_a_missing_library_is_told_with_its_package() -> None:
+    loader = "perf_analyzer: error while loading shared libraries: {}: cannot open shared object file: No such file"
+    assert missing_library(loader.format("libb64.so.0d")) == (
+        "it lacks libb64.so.0d; Debian brings it: apt-get install libb64-0d"
+    )
+    assert missing_library(loader.format("libz.so.1")) == "it lacks libz.so.1"
+    assert missing_library("Illegal instruction") == "Illegal instruction"
 
 
 def test_a_missing_free_threaded_python_is_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
