@@ -87,7 +87,7 @@ class Environments:
         )
         if tried.returncode != 0:
             raise Unavailable(missing_library(tried.stderr.strip() or f"it ended with status {tried.returncode}"))
-        return PerfAnalyzerProgram(str(program), libraries, tried.stdout.strip())
+        return PerfAnalyzerProgram(str(program), libraries, (tried.stdout or tried.stderr).strip())
 
     def free_threaded(self, asked_for: str | None) -> str:
         """A free-threaded interpreter that has what Toutates needs.
