@@ -99,7 +99,7 @@ def test_the_report_command_fills_a_page_and_keeps_the_raw_figures(
     assert text.startswith("Frame.")
     assert text.endswith("End.\n")
     assert Results.read(tmp_path / "page" / "figures.json") == some_results()
-    plots = re.findall(r"\((page/[^)]+)\)", text)
+    plots = re.findall(r"!\[[^]]*\]\((page/[^)]+)\)", text)
     assert all((tmp_path / plot).is_file() for plot in plots)
     figures = len(some_results().figures)
     assert capsys.readouterr().out == f"{page}: {figures} figures, {len(plots)} plots in {tmp_path / 'page'}\n"
