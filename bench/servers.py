@@ -239,7 +239,8 @@ def running(kind: Kind, models: Sequence[Model], folder: Path) -> Iterator[Serve
     site = Site(_free_port(), models, site_folder)
     log = folder / "log"
     # Toutates and bench are this checkout's under every interpreter, whatever is installed there.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **kind.environment}
+    own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "ORT_DISABLE_TELEMETRY": "1"}
+    environment = {**os.environ, **own, **kind.environment}
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(kind.command(site), stdout=output, stderr=output, env=environment)
