@@ -28,7 +28,8 @@ def page() -> str:
     for state in State:
         cells: list[str] = []
         for stream_input in Input:
-            action, target = TRANSITIONS[state][stream_input]
+            action, number = TRANSITIONS[state][stream_input]
+            target = State(number)
             if action is ACCEPT and target is not state:
                 arrows.setdefault((state, target), []).append(stream_input.name)
             arrow = f" → {target.name}" if target is not state else ""

@@ -131,7 +131,7 @@ class TestWorker:
         for content in contents:
             spans += (at, at + len(content))
             at += len(content)
-        self.submitter.add_packed(lane, rows, ticket, b"headers" + b"".join(contents), spans)
+        self.submitter.add_packed(self.submitter.writer(lane), rows, ticket, b"headers" + b"".join(contents), spans)
 
     def at_round_end(self, callback: Callable[[], None]) -> None:
         """See ``Submitter``."""

@@ -50,6 +50,7 @@ from toutates.h2grpc import (
     Status,
     StreamOpened,
 )
+from toutates.h2grpc.streams import State
 
 SECOND = 10**9
 
@@ -124,7 +125,7 @@ def test_answer_to_a_request_that_has_not_ended_tells_the_peer_to_stop() -> None
     server = Server.opened()
     server.call(headers(1, STREAM_BLOCK)).reply(b"m")
     assert [f.type for f in server.frames()] == [HEADERS, DATA, HEADERS, RST_STREAM]
-    assert server.connection._state(1).name == "WE_RESET"
+    assert server.connection._state(1) == State.WE_RESET
 
 
 def test_calls_are_answered_in_any_order() -> None:
@@ -516,7 +517,7 @@ def test_stream_ignores_what_arrives_after_its_answer() -> None:
     assert server.receive(data(1, message(b"m")) + data(1, b"", END_STREAM)) == []
     server.receive(window_update(1, 100))
     assert [f.type for f in server.frames()] == [HEADERS, DATA, DATA, HEADERS]
-    assert server.connection._state(1).name == "CLOSED"
+    assert server.connection._state(1) == State.CLOSED
 
 
 def test_drained_callback_comes_when_the_outbox_is_empty() -> None:

@@ -61,7 +61,7 @@ def in_state(state: State, fast: bool) -> Server:
         assert isinstance(call, Call)
         call.reply(b"")
     server.sent()
-    assert server.connection._state(1) is state
+    assert server.connection._state(1) == state
     return server
 
 
@@ -87,7 +87,7 @@ def test_peers_frame_does_what_the_table_says(state: State, stream_input: Input,
         return
     if (state, stream_input) == (State.OPEN, Input.RECV_HEADERS):
         after = State.CLOSED  # the trailers ended a request without a message, which was answered at once
-    assert server.connection._state(1) is after
+    assert server.connection._state(1) == after
 
 
 def test_table_has_a_row_for_every_state_and_input() -> None:
@@ -104,8 +104,8 @@ def test_server_resets_a_stream_that_it_answered_early_before_the_peer_can_do_an
             server.connection.finish(call)
         else:
             call.fail(Status.INTERNAL, "text")
-        assert call.state is State.HALF_CLOSED_LOCAL
-        assert server.connection._state(1) is State.WE_RESET
+        assert call.state == State.HALF_CLOSED_LOCAL
+        assert server.connection._state(1) == State.WE_RESET
         reset = server.frames()[-1]
         assert (reset.type, reset.code) == (RST_STREAM, 0)
 

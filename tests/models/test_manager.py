@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from tests.batching.support import DOUBLE, double, model, tensor, wait_until
 from tests.threads import cpus_of_threads
+from toutates.batching.lane import PackedLane
 from toutates.batching.session import SessionOptions, load_session
 from toutates.batching.submitter import Submitter
 from toutates.models import manager as manager_module
@@ -167,7 +168,8 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
                 rounds: list[Any] = []
                 submitter = Submitter(supertensor, 0, results.append, results.append, rounds.append)
                 lane = supertensor.lane(((0, (4,)),))
-                submitter.add_packed(lane, 1, "a", np.ones(4, np.float32).tobytes(), [0, 16])  # type: ignore[arg-type]
+                assert isinstance(lane, PackedLane)
+                submitter.add_packed(submitter.writer(lane), 1, "a", np.ones(4, np.float32).tobytes(), [0, 16])
                 rounds.pop()()
                 await trio.to_thread.run_sync(wait_until, lambda: results)
                 manager.stop()
@@ -190,7 +192,8 @@ def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_
                     version.supertensor, 0, lambda result: None, lambda result: None, lambda callback: None
                 )
                 lane = version.supertensor.lane(((0, (4,)),))
-                submitter.add_packed(lane, 1, "a", bytes(16), [0, 16])  # type: ignore[arg-type]
+                assert isinstance(lane, PackedLane)
+                submitter.add_packed(submitter.writer(lane), 1, "a", bytes(16), [0, 16])
                 manager.stop()
 
     trio.run(main)

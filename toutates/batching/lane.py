@@ -227,7 +227,7 @@ class PackedLane(Lane):
         session.run_bound(binding)
         # One copy frees the buffer for the next batch at once, whatever becomes of the responses.
         data = tuple([array[first : first + rows].tobytes() for array in batch.outputs])
-        return Outputs(data, known.row_bytes, known.row_shapes)
+        return Outputs(data, known.row_bytes, known.row_shapes, fixed=True)
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:

@@ -44,12 +44,14 @@ class Outputs:
         row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
         row_shapes: shape of a row of each output, as ONNX Runtime has it. The same object for every run of a lane whose
             output shapes are known beforehand, so that what was derived from it can be found by identity.
+        fixed: whether every run of the lane has outputs of these row shapes.
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
     """
 
     data: tuple[bytes | memoryview | npt.NDArray[Any], ...]
     row_bytes: tuple[int, ...]
     row_shapes: tuple[tuple[int, ...], ...]
+    fixed: bool = False
     in_arrays: bool = False
 
     def with_views(self) -> Outputs:

@@ -301,4 +301,4 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, signature
         large = array.nbytes > LARGE_OUTPUT_BYTES
         data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
         in_arrays |= large
-    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays)
+    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy.typing as npt
 
@@ -15,7 +16,7 @@ from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane
 from toutates.batching.result import BatchResult, Split
 from toutates.batching.supertensor import SuperTensor
 
-__all__ = ["Submitter"]
+__all__ = ["LaneWriter", "Submitter"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -32,6 +33,28 @@ class Part:
     first: int
     rows: int
     offset: int
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class LaneWriter:
+    """One worker's way into one lane (``Submitter.writer``).
+
+    It has copies of what the worker needs for every request. On free-threaded Python, reading an object that other
+    workers read at the same time is dear (``toutates.h2grpc.wire``).
+
+    Attributes:
+        lane: whose rows are written.
+        batch_rows: the lane's.
+        row_bytes: the lane's.
+        large_rows: from so many rows on, contents are copied from a view of the message.
+        batch: the open batch that holds rows of this worker alone, if there is one.
+    """
+
+    lane: PackedLane
+    batch_rows: int
+    row_bytes: list[int]
+    large_rows: int
+    batch: Batch | None = None
 
 
 class Submitter:
@@ -64,60 +87,72 @@ class Submitter:
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
-        #: those of them that hold rows of this worker alone
-        self._own: dict[Lane, Batch] = {}
+        #: writers that have a batch of their own
+        self._own: list[LaneWriter] = []
+        #: those that plans hold
+        self._writers: WeakValueDictionary[PackedLane, LaneWriter] = WeakValueDictionary()
 
-    def add_packed(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+    def writer(self, lane: PackedLane) -> LaneWriter:
+        """The way into a lane, to be kept by whoever adds to it: there is one per lane as long as somebody does."""
+        writer = self._writers.get(lane)
+        if writer is None:
+            large_rows = -(-LARGE_CONTENT_BYTES // lane.row_bytes[0])
+            writer = self._writers[lane] = LaneWriter(lane, lane.batch_rows, list(lane.row_bytes), large_rows)
+        return writer
+
+    def add_packed(self, writer: LaneWriter, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """Copy one request's rows into the open batch; into several where they do not fit.
 
         Args:
-            lane: of the rows' shapes.
+            writer: into the lane of the rows' shapes.
             rows: how many.
             ticket: comes back in the batch's waiters.
             buffer: the received message.
-            spans: start and end of each input's bytes in ``buffer``, flat, by position in ``lane.row_shapes``; their
-                lengths are ``rows`` x ``lane.row_bytes``.
+            spans: start and end of each input's bytes in ``buffer``, flat, by position in the lane's row shapes;
+                their lengths are ``rows`` x ``row_bytes``.
 
         Raises:
             Overloaded: the ring is full; nothing was reserved.
             ModelNotReady: the model version is being unloaded.
         """
-        batch = self._own.get(lane)
-        if batch is not None and (end := batch.rows + rows) <= lane.batch_rows:
+        batch = writer.batch
+        if batch is not None and (end := batch.rows + rows) <= writer.batch_rows:
             first = batch.rows
             batch.rows = end
         else:
-            place = self._reserve_whole(lane, rows)
+            place = self._reserve_whole(writer, rows)
             if place is None:
-                self._add_split(lane, rows, ticket, buffer, spans)
+                self._add_split(writer.lane, rows, ticket, buffer, spans)
                 return
             batch, first = place
             end = first + rows
         try:
             if len(spans) == 2:
-                row_bytes = lane.row_bytes[0]
+                row_bytes = writer.row_bytes[0]
                 view = batch.views[self._worker][0]
-                content = buffer if rows * row_bytes < LARGE_CONTENT_BYTES else memoryview(buffer)
+                content = buffer if rows < writer.large_rows else memoryview(buffer)
                 view[first * row_bytes : end * row_bytes] = content[spans[0] : spans[1]]
             else:
-                self._copy(batch, lane, first, rows, buffer, spans, 0)
+                self._copy(batch, writer.lane, first, rows, buffer, spans, 0)
         except BaseException:
             self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
             raise
         batch.waiters[self._worker].append((ticket, first, rows, None))
-        if not self._commit_asked or end == lane.batch_rows:
-            self._after_adding(full=end == lane.batch_rows)
+        if not self._commit_asked or end == writer.batch_rows:
+            self._after_adding(full=end == writer.batch_rows)
 
-    def _reserve_whole(self, lane: Lane, rows: int) -> tuple[Batch, int] | None:
+    def _reserve_whole(self, writer: LaneWriter, rows: int) -> tuple[Batch, int] | None:
         """Reserve rows in one batch; returns it and the first of them, or None if they do not fit into what is open."""
-        if lane in self._own:
+        lane = writer.lane
+        if writer.batch is not None:
             self.commit()  # the own batch has no room for these rows, and can run meanwhile
         with self._lock:
             batch = self._open.get(lane)
             if batch is None and rows <= lane.batch_rows:
                 batch = self._supertensor.open_own_batch(lane, rows)
                 if batch is not None:
-                    self._own[lane] = batch
+                    writer.batch = batch
+                    self._own.append(writer)
                     self._touched.add(batch)
                     return batch, 0
                 batch = self._supertensor.open_batch(lane)
@@ -149,7 +184,9 @@ class Submitter:
     def commit(self) -> None:
         """The rows added so far are written; executors may have them, or lend themselves for it."""
         touched, self._touched = self._touched, set()
-        self._own.clear()
+        own, self._own = self._own, []
+        for writer in own:
+            writer.batch = None
         if touched:
             loan = self._supertensor.commit(touched)
             if loan is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from toutates.h2grpc.messages import MessageAssembler
 from toutates.h2grpc.status import Metadata, Status
-from toutates.h2grpc.streams import OPEN, State
+from toutates.h2grpc.streams import OPEN
 
 if TYPE_CHECKING:
     from toutates.h2grpc.headers import RequestHead
@@ -33,7 +33,7 @@ class Call:
         stream_id: the stream's number.
         head: what the header block said.
         open: whether an answer can still reach the caller; False once it was sent, or the call cancelled or expired.
-        state: the stream's state.
+        state: the stream's, a number of ``streams.State``.
         buffer, start, end: the request message of a unary call is ``buffer[start:end]``, once the call is handed to
             its handler. The buffer is the received data itself: copy what outlives the handler.
         send_window: bytes of DATA the peer accepts on this stream.
@@ -42,7 +42,7 @@ class Call:
     """
 
     open: bool = True
-    state: State = OPEN
+    state: int = OPEN
     buffer: bytes = b""
     start: int = 0
     end: int = 0

@@ -15,7 +15,6 @@ A connection is used by one thread only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from struct import Struct
 from typing import Any
 
 from toutates.h2grpc.call import NEVER, Call
@@ -28,7 +27,6 @@ from toutates.h2grpc.frames import (
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
-    FRAME_HEAD,
     FRAME_HEAD_SIZE,
     GOAWAY,
     HEADERS,
@@ -57,15 +55,11 @@ from toutates.h2grpc.preface import HTTP1_ANSWER, Opening, recognise
 from toutates.h2grpc.receiver import Receiver, cancel_stream
 from toutates.h2grpc.status import Status
 from toutates.h2grpc.streams import HALF_CLOSED_REMOTE, IDLE, OPEN
+from toutates.h2grpc.wire import MESSAGE_HEAD_SIZE, Wire
 
 __all__ = ["ServerConnection"]
 
-_unpack_frame_head = FRAME_HEAD.unpack_from
 _unpack_uint32 = UINT32.unpack_from
-#: The head of a DATA frame, and the prefix of the message in it: length and type, flags, stream, compressed, size.
-_MESSAGE_HEAD = Struct(">IBIBI")
-_MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
-_unpack_message_head = _MESSAGE_HEAD.unpack_from
 
 #: The PING that follows the first GOAWAY of a graceful shutdown; its ACK shows that the peer has read the GOAWAY.
 SHUTDOWN_PING = b"goodbye!"
@@ -79,6 +73,7 @@ class ServerConnection(Receiver):
         limits: bounds; also what SETTINGS advertise.
         dirty: where the connection puts itself once it has output for the driver to send.
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
+        wire: the driver's thread's; None makes one for this connection alone.
     """
 
     __slots__ = (
@@ -92,9 +87,15 @@ class ServerConnection(Receiver):
     )
 
     def __init__(
-        self, methods: Mapping[bytes, Method], limits: Limits, dirty: list[Any], *, response_encoding: str = ""
+        self,
+        methods: Mapping[bytes, Method],
+        limits: Limits,
+        dirty: list[Any],
+        *,
+        response_encoding: str = "",
+        wire: Wire | None = None,
     ) -> None:
-        super().__init__(methods, limits, dirty, response_encoding=response_encoding)
+        super().__init__(methods, limits, dirty, response_encoding=response_encoding, wire=wire)
         #: received bytes that do not make a whole frame yet, and how many it takes to go on
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -248,12 +249,14 @@ class ServerConnection(Receiver):
         a request, the long one 3.9.
         """
         end_of_data = len(data)
+        unpack_frame_head = self._wire.unpack_frame_head
+        unpack_message_head = self._wire.unpack_message_head
         largest = self._limits.max_frame_size
         streams = self.streams
         remembered = self._remembered
         max_streams = self._max_streams()
         while end_of_data - at >= FRAME_HEAD_SIZE:
-            word, flags, stream_id = _unpack_frame_head(data, at)
+            word, flags, stream_id = unpack_frame_head(data, at)
             length = word >> 8
             if length > largest:
                 raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, f"frame of {length} bytes, at most {largest}")
@@ -311,9 +314,9 @@ class ServerConnection(Receiver):
                             self._set_deadline(call, now_ns)
                         if head.method.unary is None:
                             events.append(StreamOpened(call))
-                        elif end_of_data - at >= _MESSAGE_HEAD_SIZE:
+                        elif end_of_data - at >= MESSAGE_HEAD_SIZE:
                             # Of nearly every call the whole request follows at once.
-                            word, flags, data_id, compressed, size = _unpack_message_head(data, at)
+                            word, flags, data_id, compressed, size = unpack_message_head(data, at)
                             length = word >> 8
                             end = at + FRAME_HEAD_SIZE + length
                             if (
@@ -330,7 +333,7 @@ class ServerConnection(Receiver):
                             ):
                                 call.state = HALF_CLOSED_REMOTE
                                 call.buffer = data
-                                call.start = at + _MESSAGE_HEAD_SIZE
+                                call.start = at + MESSAGE_HEAD_SIZE
                                 call.end = at = end
                                 self._receive_window -= length
                                 if self._receive_window < self._limits.connection_window >> 1:

@@ -48,6 +48,7 @@ from toutates.h2grpc.streams import (
     Input,
     State,
 )
+from toutates.h2grpc.wire import Wire
 
 __all__ = ["Receiver"]
 
@@ -79,9 +80,15 @@ class Receiver(Sender):
     )
 
     def __init__(
-        self, methods: Mapping[bytes, Method], limits: Limits, dirty: list[Any], *, response_encoding: str = ""
+        self,
+        methods: Mapping[bytes, Method],
+        limits: Limits,
+        dirty: list[Any],
+        *,
+        response_encoding: str = "",
+        wire: Wire | None = None,
     ) -> None:
-        super().__init__(limits, dirty)
+        super().__init__(limits, dirty, wire)
         self._header_reader = HeaderReader(methods, limits, response_encoding)
         self._remembered = self._header_reader.memory
         self._settings_seen = False
@@ -98,7 +105,7 @@ class Receiver(Sender):
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
-    def _state(self, stream_id: int) -> State:
+    def _state(self, stream_id: int) -> int:
         call = self.streams.get(stream_id)
         if call is not None:
             return call.state
@@ -116,7 +123,7 @@ class Receiver(Sender):
             return True
         if action is IGNORE:
             return False
-        text = f"{stream_input.name} on stream {stream_id} in state {self._state(stream_id).name}"
+        text = f"{stream_input.name} on stream {stream_id} in state {State(self._state(stream_id)).name}"
         if action is CONNECTION_PROTOCOL_ERROR:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, text)
         if action is CONNECTION_STREAM_CLOSED:

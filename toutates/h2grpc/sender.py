@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from struct import Struct
 from typing import Any
 
 from toutates.h2grpc.call import Buffer, Call
@@ -26,19 +25,14 @@ from toutates.h2grpc.frames import (
     pack_frame,
     pack_rst_stream,
 )
-from toutates.h2grpc.headers import OK_HEADERS, OK_TRAILERS, error_block, plain_http_block, response_block
+from toutates.h2grpc.headers import OK_TRAILERS, error_block, plain_http_block, response_block
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX, compress
 from toutates.h2grpc.status import Metadata, Status
-from toutates.h2grpc.streams import CLOSED, HALF_CLOSED_REMOTE, TRANSITIONS, WE_RESET, Input, State
+from toutates.h2grpc.streams import CLOSED, HALF_CLOSED_REMOTE, TRANSITIONS, WE_RESET, Input
+from toutates.h2grpc.wire import Wire
 
 __all__ = ["Sender"]
-
-# A whole unary response around its message: HEADERS, the head of one DATA frame and the message prefix; then trailers.
-_HEADERS_HEAD = FRAME_HEAD.pack(len(OK_HEADERS) << 8 | HEADERS, END_HEADERS, 0)[:5]
-_pack_response_head = Struct(f">5sI{len(OK_HEADERS)}sIBIBI").pack
-_TRAILERS_HEAD = FRAME_HEAD.pack(len(OK_TRAILERS) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
-_pack_response_tail = Struct(f">5sI{len(OK_TRAILERS)}s").pack
 
 #: Buffers at least this long are worth handing to the kernel as they are, instead of joining them first.
 BULKY_BYTES = 65_536
@@ -52,6 +46,7 @@ class Sender:
     Args:
         limits: bounds of the connection.
         dirty: where the connection puts itself once it has output; the driver flushes what is there.
+        wire: the driver's thread's; None makes one for this connection alone.
     """
 
     # With the halves below it, more attributes than CPython keeps in line in an object (30): as a dictionary they cost
@@ -69,13 +64,15 @@ class Sender:
         "_send_window",
         "_short_reply_limit",
         "_table_update_due",
+        "_wire",
         "bulky",
         "closed",
         "streams",
     )
 
-    def __init__(self, limits: Limits, dirty: list[Any]) -> None:
+    def __init__(self, limits: Limits, dirty: list[Any], wire: Wire | None = None) -> None:
         self._limits = limits
+        self._wire = wire or Wire()
         self._dirty = dirty
         #: open and half-closed streams, by number
         self.streams: dict[int, Call] = {}
@@ -95,7 +92,7 @@ class Sender:
         #: bytes in all outboxes
         self._queued_bytes = 0
         #: how streams were closed that were not closed by END_STREAM; the latest ``closed_stream_memory`` of them
-        self._reset: dict[int, State] = {}
+        self._reset: dict[int, int] = {}
         #: the highest stream number dropped from ``_reset``
         self._forgotten_id = 0
 
@@ -138,9 +135,12 @@ class Sender:
         out = self._out
         if not out:
             self._dirty.append(self)
-        out.append(_pack_response_head(_HEADERS_HEAD, stream_id, OK_HEADERS, size << 8, 0, stream_id, 0, length))
+        wire = self._wire
+        out.append(
+            wire.pack_response_head(wire.headers_head, stream_id, wire.ok_headers, size << 8, 0, stream_id, 0, length)
+        )
         out += parts
-        out.append(_pack_response_tail(_TRAILERS_HEAD, stream_id, OK_TRAILERS))
+        out.append(wire.pack_response_tail(wire.trailers_head, stream_id, wire.ok_trailers))
 
     def _reply_the_long_way(self, call: Call, parts: Iterable[Buffer]) -> None:
         if call.open:
@@ -220,7 +220,7 @@ class Sender:
         self._write(pack_rst_stream(stream_id, code))
         self._remember_reset(stream_id, WE_RESET)
 
-    def _remember_reset(self, stream_id: int, state: State) -> None:
+    def _remember_reset(self, stream_id: int, state: int) -> None:
         self._reset[stream_id] = state
         if len(self._reset) > self._limits.closed_stream_memory:
             oldest = next(iter(self._reset))

@@ -75,13 +75,14 @@ class Action(IntEnum):
     OUR_MISTAKE = 5  # the connection must not ask for this: a bug of ours
 
 
-IDLE: Final = State.IDLE
-OPEN: Final = State.OPEN
-HALF_CLOSED_REMOTE: Final = State.HALF_CLOSED_REMOTE
-HALF_CLOSED_LOCAL: Final = State.HALF_CLOSED_LOCAL
-CLOSED: Final = State.CLOSED
-WE_RESET: Final = State.WE_RESET
-PEER_RESET: Final = State.PEER_RESET
+# Plain numbers, small enough for CPython to share them without counting references: see ``wire``.
+IDLE: Final = int(State.IDLE)
+OPEN: Final = int(State.OPEN)
+HALF_CLOSED_REMOTE: Final = int(State.HALF_CLOSED_REMOTE)
+HALF_CLOSED_LOCAL: Final = int(State.HALF_CLOSED_LOCAL)
+CLOSED: Final = int(State.CLOSED)
+WE_RESET: Final = int(State.WE_RESET)
+PEER_RESET: Final = int(State.PEER_RESET)
 
 ACCEPT: Final = Action.ACCEPT
 IGNORE: Final = Action.IGNORE
@@ -93,7 +94,7 @@ OUR_MISTAKE: Final = Action.OUR_MISTAKE
 #: Rows by State, columns by Input:
 #:    RECV_HEADERS  RECV_DATA  RECV_END_STREAM  RECV_RST_STREAM  RECV_WINDOW_UPDATE  SEND_END_STREAM  SEND_RST_STREAM
 #: RECV_HEADERS on an open stream is a trailer section, which has to end it; that is checked where it is decoded.
-TRANSITIONS: Final[tuple[tuple[tuple[Action, State], ...], ...]] = (
+TRANSITIONS: Final[tuple[tuple[tuple[Action, int], ...], ...]] = (
     (  # IDLE: only HEADERS may come first
         (ACCEPT, OPEN),
         (CONNECTION_PROTOCOL_ERROR, IDLE),

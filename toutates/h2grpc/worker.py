@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pickle
 import select
 import socket
 import threading
@@ -42,6 +43,7 @@ from toutates.h2grpc.sender import Sender
 from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, LARGE_READ_BYTES, Transport
+from toutates.h2grpc.wire import Wire
 
 __all__ = ["Worker"]
 
@@ -110,6 +112,7 @@ class Worker:
         self._in_round = False
         self._eventfd = -1
         self._epoll: select.epoll
+        self._wire: Wire
         #: whether this round gave a task of Trio's something to do
         self._trio_has_work = False
         self._nursery: trio.Nursery | None = None
@@ -175,6 +178,9 @@ class Worker:
         Returns:
             How many calls were cut off because the drain's grace was over.
         """
+        self._wire = Wire()
+        # A copy of the worker's own, down to the numbers, for the same reason.
+        self._limits = pickle.loads(pickle.dumps(self._limits))
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._eventfd, EPOLLIN)
@@ -383,7 +389,7 @@ class Worker:
 
     def _add_connection(self, sock: socket.socket, address: tuple[object, ...] | str) -> None:
         connection = ServerConnection(
-            self.methods, self._limits, self._dirty, response_encoding=self._response_encoding
+            self.methods, self._limits, self._dirty, response_encoding=self._response_encoding, wire=self._wire
         )
         peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
         try:

@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.batching.lane import PackedLane
 from toutates.batching.result import BatchResult
-from toutates.batching.submitter import Submitter
+from toutates.batching.submitter import LaneWriter, Submitter
 from toutates.errors import Overloaded, RequestError
 from toutates.h2grpc import Buffer, Call, GrpcError, Worker
 from toutates.models.table import ModelTable, ServedVersion
@@ -54,9 +53,11 @@ class InferService:
         self._number = number
         self._get_table = get_table
         self._table = get_table()
+        #: the round in which the table was last looked at; see ``toutates.h2grpc.wire`` for why not for every request
+        self._looked_ns = worker.now_ns
         self._plans: dict[bytes, Plan] = {}
         #: by length of the message, what the last one of that length turned out to be
-        self._latest: dict[int, tuple[Layout, Plan, PackedLane]] = {}
+        self._latest: dict[int, tuple[Layout, Plan, LaneWriter]] = {}
         self._submitters: dict[ServedVersion, Submitter] = {}
 
     def infer(self, call: Call) -> None:
@@ -68,20 +69,23 @@ class InferService:
         Raises:
             GrpcError: the request cannot be served.
         """
-        if self._get_table() is not self._table:
-            self._forget_plans()
+        now_ns = self._worker.now_ns
+        if now_ns is not self._looked_ns:
+            self._looked_ns = now_ns
+            if self._get_table() is not self._table:
+                self._forget_plans()
         buffer = call.buffer
         start = call.start
         end = call.end
         latest = self._latest.get(end - start)
         if latest is not None and buffer.startswith(latest[0].head, start):
-            layout, plan, lane = latest
+            layout, plan, writer = latest
             if layout.single:
-                self._pack(call, plan, lane, b"", buffer, (start + len(layout.head), end))
+                self._pack(call, plan, writer, b"", buffer, (start + len(layout.head), end))
                 return
             read = layout.read(buffer, start)
             if read is not None:
-                self._pack(call, plan, lane, read[0], buffer, read[1])
+                self._pack(call, plan, writer, read[0], buffer, read[1])
                 return
         self._infer_by_scan(call, buffer, start, end)
 
@@ -110,11 +114,11 @@ class InferService:
         self._pack(call, plan, plan.packed, id_field, buffer, spans)
 
     def _pack(
-        self, call: Call, plan: Plan, lane: PackedLane, id_field: bytes, buffer: bytes, spans: Sequence[int]
+        self, call: Call, plan: Plan, writer: LaneWriter, id_field: bytes, buffer: bytes, spans: Sequence[int]
     ) -> None:
         """Put rows that fit their plan into a batch."""
         try:
-            plan.submitter.add_packed(lane, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans)
+            plan.submitter.add_packed(writer, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans)
         except RequestError as error:
             raise _as_refusal(error, id_field) from None
 
@@ -186,7 +190,7 @@ class InferService:
 
     def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: list[bytes], identifier: str) -> None:
         ticket: Ticket = (call, plan, id_field, self._worker.now_ns)
-        if isinstance(plan.lane, PackedLane) and plan.rows:
+        if plan.writer is not None and plan.rows:
             spans: list[int] = []
             at = 0
             for content in contents:
@@ -194,7 +198,7 @@ class InferService:
                 at += len(content)
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
             with _refusals_as_statuses(id_field):
-                plan.submitter.add_packed(plan.lane, plan.rows, ticket, buffer, spans)
+                plan.submitter.add_packed(plan.writer, plan.rows, ticket, buffer, spans)
         else:
             arrays = _arrays(plan, contents, identifier)
             with _refusals_as_statuses(id_field):

@@ -28,15 +28,18 @@ class Plan:
         request: what was validated.
         submitter: this worker's way into the version's SuperTensor.
         lane: of the request's row shapes.
-        packed: the lane again, if the request can take the short way: all its data is raw and of fixed size.
+        writer: into the lane, if that is a packed one.
+        packed: the writer again, if the request can take the short way: all its data is raw and of fixed size.
         span_count: length of the list of spans that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
         in_order: whether the raw contents come in the lane's order, and none is left over.
         layouts: by length, how messages of this kind are laid out that can take the shortest way.
         shapes, template: the row shapes of the outputs that ``template`` was last made for.
+        fixed_template: the template, once it is known to hold for all outputs of the lane.
     """
 
     __slots__ = (
+        "fixed_template",
         "in_order",
         "lane",
         "layouts",
@@ -49,6 +52,7 @@ class Plan:
         "submitter",
         "template",
         "version",
+        "writer",
     )
 
     def __init__(self, version: ServedVersion, request: ValidatedRequest, submitter: Submitter) -> None:
@@ -60,12 +64,12 @@ class Plan:
         self.sizes = request.sizes
         self.span_count = 2 * request.raw_count
         self.in_order = request.sources == tuple(range(request.raw_count))
-        self.packed: PackedLane | None = None
-        if isinstance(self.lane, PackedLane) and None not in request.sources and self.rows:
-            self.packed = self.lane
+        self.writer = submitter.writer(self.lane) if isinstance(self.lane, PackedLane) else None
+        self.packed = self.writer if None not in request.sources and self.rows else None
         self.layouts: dict[int, Layout] = {}
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
+        self.fixed_template: ResponseTemplate | None = None
 
     def layout_of(self, buffer: bytes, start: int, end: int) -> Layout | None:
         """The layout of a request of this kind whose contents fit the plan; None once there are too many.
@@ -109,4 +113,6 @@ class Plan:
             request.outputs,
             sizes,
         )
+        if outputs.fixed:
+            self.fixed_template = self.template
         return self.template
