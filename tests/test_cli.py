@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from toutates import cli
 from toutates.cli import main, parse_options
 from toutates.errors import ConfigurationError
 from toutates.flags import server_parser
-from toutates.h2grpc import Limits
+from toutates.h2grpc import Allowance, Limits
 from toutates.options import Address, Options, parse_address
 from toutates.topology import format_cpu_list
 
@@ -51,6 +52,17 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--max-concurrent-streams", "8", "limits", Limits(max_concurrent_streams=8)),
     ("--max-frame-size", "16384", "limits", Limits(max_frame_size=16_384)),
     ("--max-message-size", "9", "limits", Limits(max_message_size=9)),
+    ("--max-decompressed-size", "9", "limits", Limits(max_decompressed_size=9)),
+    ("--max-connection-buffered-bytes", "9", "limits", Limits(max_buffered_bytes=9)),
+    ("--max-buffered-bytes", "9", "max_buffered_bytes", 9),
+    ("--max-resets-per-second", "7", "limits", Limits(resets=Allowance(35, 7, 0.5))),
+    ("--handshake-timeout", "5", "limits", Limits(handshake_timeout_s=5)),
+    ("--stall-timeout", "0", "limits", Limits(stall_timeout_s=math.inf)),
+    ("--max-connection-idle", "5", "limits", Limits(max_idle_s=5)),
+    ("--max-connection-age", "5", "limits", Limits(max_age_s=5)),
+    ("--max-connection-age-grace", "5", "limits", Limits(max_age_grace_s=5)),
+    ("--keepalive-time", "0", "limits", Limits(keepalive_time_s=math.inf)),
+    ("--keepalive-timeout", "5", "limits", Limits(keepalive_timeout_s=5)),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
@@ -104,6 +116,7 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
         [*REQUIRED, f"--cpu-pinning={CPU},8000-8002,8010"],
         ["--cpu-pinning", "may not use CPU 8000-8002,8010", ALLOWED],
     ),
+    "time too short": ([*REQUIRED, "--max-connection-age=0.0001"], ["--max-connection-age", "0.0001", "0.001..inf"]),
     "no number": ([*REQUIRED, "--processing-cores", "two"], ["--processing-cores", "'two'", "a whole number"]),
     "zero": ([*REQUIRED, "--ort-intra-threads", "0"], ["--ort-intra-threads", "'0'", "from 1 up"]),
     "negative": ([*REQUIRED, "--ort-inter-threads=-1"], ["--ort-inter-threads", "'-1'", "from 1 up"]),

@@ -5,6 +5,8 @@ Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or conf
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from toutates.errors import ConfigurationError
 from toutates.flags import Parser, seconds, server_parser
-from toutates.h2grpc import Limits
+from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, parse_address
 from toutates.topology import allowed_cpus, format_cpu_list, parse_cpu_list
@@ -101,16 +103,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
             key="--sqpoll-enabled",
             remedy="leave the --sqpoll flags out",
         )
-    try:
-        limits = Limits(
-            max_concurrent_streams=flags.max_concurrent_streams,
-            max_frame_size=flags.max_frame_size,
-            max_message_size=flags.max_message_size,
-        )
-    except ValueError as error:
-        # "max_frame_size is 1, but must be ...": the field is called like the flag
-        name, _, problem = str(error).partition(" ")
-        raise ConfigurationError(problem, key="--" + name.replace("_", "-")) from None
     return Options(
         model_repository=Path(flags.model_repository),
         load_models=_names(flags.load_models, "--load-models"),
@@ -125,12 +117,38 @@ def parse_options(arguments: Sequence[str]) -> Options:
         executor_cores=flags.executor_cores,
         cpu_pinning=_cpus(flags.cpu_pinning, "--cpu-pinning"),
         max_concurrent_connections=flags.max_concurrent_connections,
-        limits=limits,
+        max_buffered_bytes=flags.max_buffered_bytes,
+        limits=_limits(flags),
         grpc_compression="" if flags.grpc_compression == "none" else flags.grpc_compression,
         server_id=flags.server_id,
         shutdown_grace_s=flags.shutdown_grace,
         log_level=flags.log_level,
     )
+
+
+def _limits(flags: argparse.Namespace) -> Limits:
+    try:
+        return Limits(
+            max_concurrent_streams=flags.max_concurrent_streams,
+            max_frame_size=flags.max_frame_size,
+            max_message_size=flags.max_message_size,
+            max_decompressed_size=flags.max_decompressed_size,
+            max_buffered_bytes=flags.max_connection_buffered_bytes,
+            resets=Allowance(5 * flags.max_resets_per_second, flags.max_resets_per_second, per_call=0.5),
+            handshake_timeout_s=flags.handshake_timeout or math.inf,
+            stall_timeout_s=flags.stall_timeout or math.inf,
+            max_idle_s=flags.max_connection_idle or math.inf,
+            max_age_s=flags.max_connection_age or math.inf,
+            max_age_grace_s=flags.max_connection_age_grace or math.inf,
+            keepalive_time_s=flags.keepalive_time or math.inf,
+            keepalive_timeout_s=flags.keepalive_timeout or math.inf,
+        )
+    except ValueError as error:
+        # "max_frame_size is 1, but must be ...": the flag is called like the field, all but a few
+        name, _, problem = str(error).partition(" ")
+        renamed = {"max_idle_s": "max_connection_idle", "max_age_s": "max_connection_age"}
+        flag = renamed.get(name, name).removesuffix("_s")
+        raise ConfigurationError(problem, key="--" + flag.replace("_", "-")) from None
 
 
 def _names(text: str | None, flag: str) -> tuple[str, ...] | None:

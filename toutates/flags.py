@@ -134,6 +134,35 @@ def server_parser() -> Parser:
         help="requests that clients may send (default: 2147483647)",
     )
     grpc.add_argument(
+        "--max-decompressed-size",
+        type=_positive,
+        default=67_108_864,
+        metavar="BYTES",
+        help="what a compressed request may become (default: 67108864)",
+    )
+    grpc.add_argument(
+        "--max-connection-buffered-bytes",
+        type=_positive,
+        default=2**31 - 1,
+        metavar="BYTES",
+        help="requests under way that one connection may have held (default: 2147483647)",
+    )
+    grpc.add_argument(
+        "--max-buffered-bytes",
+        type=_positive,
+        metavar="BYTES",
+        help="requests under way and unread responses that the server holds for all its clients (default: half of the "
+        "memory that the process may use)",
+    )
+    grpc.add_argument(
+        "--max-resets-per-second",
+        type=_positive,
+        default=200,
+        metavar="N",
+        help="calls that a connection may cancel in the long run beyond one of two; five times as many at once "
+        "(default: 200)",
+    )
+    grpc.add_argument(
         "--grpc-compression",
         default="none",
         choices=["none", "gzip", "deflate"],
@@ -147,6 +176,57 @@ def server_parser() -> Parser:
         default=30.0,
         metavar="SECONDS",
         help="time for calls under way to end after SIGTERM; a second signal ends it (default: 30)",
+    )
+
+    times = parser.add_argument_group("times of a connection, in seconds; 0 is never")
+    times.add_argument(
+        "--handshake-timeout",
+        type=seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="from accepting it to the end of the HTTP/2 handshake (default: 20)",
+    )
+    times.add_argument(
+        "--stall-timeout",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="without progress of a request that has begun, or of responses that wait to be read (default: 60)",
+    )
+    times.add_argument(
+        "--max-connection-idle",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="without a call, until the client is told to leave (default: 0)",
+    )
+    times.add_argument(
+        "--max-connection-age",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="until the client is told to leave, 10%% more or less; its calls may end (default: 0)",
+    )
+    times.add_argument(
+        "--max-connection-age-grace",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="for calls under way, once a client was told to leave (default: 0)",
+    )
+    times.add_argument(
+        "--keepalive-time",
+        type=seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="of silence, until the client is asked whether it is there (default: 300)",
+    )
+    times.add_argument(
+        "--keepalive-timeout",
+        type=seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="for its answer; then the connection is closed (default: 20)",
     )
     for flag in ("--sqpoll-enabled", "--sqpoll-idle-ms"):
         parser.add_argument(flag, nargs="?", const=True, help=argparse.SUPPRESS)

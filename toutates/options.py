@@ -53,6 +53,7 @@ class Options:
         processing_cores: how many workers; None leaves it to ``toutates.placement``.
         executor_cores: how many models load at the same time, and how many CPUs executors share when pinned.
         cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
+        max_buffered_bytes: what all connections may hold for slow clients; None leaves it to ``toutates.memory``.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         shutdown_grace_s: seconds.
     """
@@ -70,6 +71,7 @@ class Options:
     executor_cores: int = 1
     cpu_pinning: tuple[int, ...] | None = None
     max_concurrent_connections: int = 100_000
+    max_buffered_bytes: int | None = None
     limits: Limits = field(default_factory=Limits)
     grpc_compression: str = ""
     server_id: str = "triton"

@@ -31,6 +31,7 @@ from toutates.batching.session import SessionOptions
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
+from toutates.memory import available_memory
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan
 from toutates.options import EXIT_FAILURE, EXIT_OK, Options
@@ -280,10 +281,12 @@ class Server:
 
     def _add_worker(self, manager: ModelManager, number: int) -> None:
         options = self._options
+        buffer_bytes = options.max_buffered_bytes or available_memory() // 2
         worker = Worker(
             f"worker-{number}",
             options.limits,
             max_connections=max(1, options.max_concurrent_connections // self._placement.processing_cores),
+            buffer_bytes=max(1, buffer_bytes // self._placement.processing_cores),
             response_encoding=options.grpc_compression,
         )
         readiness = Readiness(serving=manager.table.ready)

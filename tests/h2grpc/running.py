@@ -30,8 +30,16 @@ class Running:
         cut_off: what ``Worker.run`` returned, once stopped.
     """
 
-    def __init__(self, limits: Limits, max_connections: int, response_encoding: str, *more: Method) -> None:
-        self.worker = Worker("test", limits, max_connections=max_connections, response_encoding=response_encoding)
+    def __init__(
+        self, limits: Limits, max_connections: int, buffer_bytes: int | None, response_encoding: str, *more: Method
+    ) -> None:
+        self.worker = Worker(
+            "test",
+            limits,
+            max_connections=max_connections,
+            buffer_bytes=buffer_bytes,
+            response_encoding=response_encoding,
+        )
         self.held: list[Call] = []
         self.streams_ended: list[str] = []
         self.worker.methods = method_table(
@@ -110,6 +118,7 @@ class Running:
         assert not worker._transports
         assert not worker._by_connection
         assert not worker._closing
+        assert not worker._leaving
         assert not worker._timed
         assert not worker._streams
         assert self.listener.fileno() == -1
@@ -131,6 +140,7 @@ def running(
     limits: Limits | None = None,
     *more: Method,
     max_connections: int = 100,
+    buffer_bytes: int | None = None,
     response_encoding: str = "",
     count_descriptors: bool = True,
 ) -> Iterator[Running]:
@@ -139,7 +149,7 @@ def running(
     ``count_descriptors`` is off where a client library opens and closes some as it likes.
     """
     before = len(os.listdir("/proc/self/fd"))
-    server = Running(limits or Limits(), max_connections, response_encoding, *more)
+    server = Running(limits or Limits(), max_connections, buffer_bytes, response_encoding, *more)
     try:
         yield server
     except BaseException:

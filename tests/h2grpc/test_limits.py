@@ -26,11 +26,21 @@ from toutates.h2grpc import Limits
         ("max_preface_bytes", 23),
         ("max_queued_bytes", 0),
         ("max_unsent_bytes", -1),
+        ("max_decompressed_size", 0),
+        ("max_buffered_bytes", 0),
+        ("max_settings", 0),
+        ("handshake_timeout_s", 0),
+        ("stall_timeout_s", 0),
+        ("max_idle_s", 0),
+        ("max_age_s", 0),
+        ("max_age_grace_s", -1),
+        ("keepalive_time_s", 0),
+        ("keepalive_timeout_s", 0),
     ],
 )
 def test_limits_refuse_what_makes_no_sense(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value}, must lie in"):
-        Limits(**{name: value})
+        Limits(**{name: value})  # type: ignore[arg-type]  # one of the fields that are numbers
 
 
 def test_every_limit_has_its_reason_and_a_test_in_which_it_matters() -> None:

@@ -22,13 +22,13 @@ def feed_all(assembler: MessageAssembler, octets: bytes, size: int) -> list[byte
 
 @given(st.lists(st.binary(max_size=50), max_size=10), st.integers(1, 60))
 def test_assembler_gives_the_same_messages_however_they_are_cut(bodies: list[bytes], size: int) -> None:
-    assembler = MessageAssembler("identity", 100)
+    assembler = MessageAssembler("identity", 100, 100)
     assert feed_all(assembler, b"".join(message(body) for body in bodies), size) == bodies
     assert assembler.pending_bytes == 0
 
 
 def test_assembler_counts_what_it_holds_of_an_unfinished_message() -> None:
-    assembler = MessageAssembler("identity", 100)
+    assembler = MessageAssembler("identity", 100, 100)
     assert assembler.feed(memoryview(message(b"whole") + message(b"half")[:7])) == [b"whole"]
     assert assembler.pending_bytes == 7
 
@@ -37,7 +37,7 @@ def test_assembler_counts_what_it_holds_of_an_unfinished_message() -> None:
 def test_assembler_decompresses_what_is_flagged_and_nothing_else(encoding: str) -> None:
     wbits = {"gzip": 31, "deflate": 15}[encoding]
     packed = zlib.compress(b"x" * 1_000, wbits=wbits)
-    assembler = MessageAssembler(encoding, 1_000)
+    assembler = MessageAssembler(encoding, 1_000, 1_000)
     assert assembler.feed(memoryview(message(packed, 1) + message(b"plain"))) == [b"x" * 1_000, b"plain"]
 
 
@@ -65,19 +65,19 @@ def test_compressed_messages_come_back(encoding: str, body: bytes) -> None:
 )
 def test_assembler_refuses(octets: bytes, encoding: str, status: Status, text: str) -> None:
     with pytest.raises(GrpcError, match=text) as caught:
-        MessageAssembler(encoding, 100).feed(memoryview(octets))
+        MessageAssembler(encoding, 100, 100).feed(memoryview(octets))
     assert caught.value.status is status
 
 
 def test_assembler_refuses_an_oversized_message_at_its_prefix() -> None:
     with pytest.raises(GrpcError, match="larger than max"):
-        MessageAssembler("identity", 100).feed(memoryview(message(bytes(101))[:5]))
+        MessageAssembler("identity", 100, 100).feed(memoryview(message(bytes(101))[:5]))
 
 
 def test_message_of_exactly_the_limit_is_accepted_before_and_after_decompression() -> None:
-    assert MessageAssembler("identity", 100).feed(memoryview(message(bytes(100)))) == [bytes(100)]
+    assert MessageAssembler("identity", 100, 100).feed(memoryview(message(bytes(100)))) == [bytes(100)]
     packed = zlib.compress(bytes(100_000), wbits=31)
-    assert MessageAssembler("gzip", 100_000).feed(memoryview(message(packed, 1))) == [bytes(100_000)]
+    assert MessageAssembler("gzip", 100_000, 100_000).feed(memoryview(message(packed, 1))) == [bytes(100_000)]
 
 
 def test_bomb_costs_the_limit_and_not_its_size() -> None:
@@ -95,7 +95,7 @@ def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
     def seconds(size: int) -> float:
         octets = message(bytes(size))
         started = time.process_time()
-        assert len(feed_all(MessageAssembler("identity", size), octets, 16)[0]) == size
+        assert len(feed_all(MessageAssembler("identity", size, size), octets, 16)[0]) == size
         return time.process_time() - started
 
     seconds(100_000)

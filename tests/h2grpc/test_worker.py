@@ -19,6 +19,7 @@ from tests.h2grpc.support import (
     ACK,
     DATA,
     END_STREAM,
+    ENHANCE_YOUR_CALM,
     GOAWAY,
     HEADERS,
     OPENING,
@@ -666,3 +667,77 @@ def test_worker_logs_why_a_connection_ended(caplog: pytest.LogCaptureFixture) ->
         sock.sendall(OPENING + data(0))
         read_all(sock)
         assert "DATA on stream 0 (PROTOCOL_ERROR)" in caplog.text
+
+
+# --- limits of time and memory ---------------------------------------------------------------------------------------
+
+
+def ended(client: RawClient) -> tuple[int, bytes]:
+    """Code and debug data of the GOAWAY with which the server ended the connection."""
+    goaway = [one for one in client if one.type == GOAWAY][-1]
+    return goaway.code, goaway.payload[8:]
+
+
+def test_handshake_that_does_not_come_ends_the_connection_and_others_go_on() -> None:
+    with running(Limits(handshake_timeout_s=0.2)) as server, RawClient(server) as good:
+        started = time.monotonic()
+        with RawClient(server, PREFACE[:5]) as slow:
+            assert ended(slow) == (ENHANCE_YOUR_CALM, b"the connection preface did not come in time")
+        assert time.monotonic() - started < 5
+        assert server.worker.limit_hits["handshake_timeout"] == 1
+        good.send(unary(1))
+        assert good.until(DATA).payload == message(b"hello")
+
+
+def test_request_that_does_not_go_on_and_response_that_is_not_read_end_their_connections() -> None:
+    limits = Limits(stall_timeout_s=0.2)
+    with running(limits) as server, RawClient(server) as slow, RawClient(server) as deaf, RawClient(server) as good:
+        slow.send(headers(1, block(request())))
+        deaf.send(settings((4, 0)) + unary(1))
+        assert ended(slow) == (ENHANCE_YOUR_CALM, b"the rest of a request did not come in time")
+        assert ended(deaf) == (ENHANCE_YOUR_CALM, b"responses were not read in time")
+        assert server.worker.limit_hits["stall_timeout"] == 2
+        good.send(unary(1))
+        assert good.until(DATA).payload == message(b"hello")
+
+
+def test_silent_connection_is_pinged_and_stays_while_it_answers() -> None:
+    limits = Limits(keepalive_time_s=0.1, keepalive_timeout_s=0.2)
+    with running(limits) as server, RawClient(server) as alive, RawClient(server) as dead:
+        for _ in range(6):
+            alive.send(frame(PING, ACK, 0, alive.until(PING).payload))
+        assert [one.type for one in dead][-1] == PING  # then the server closed it
+        assert server.worker.limit_hits["keepalive_timeout"] == 1
+        assert server.call(lambda: server.worker.connections) == 1
+
+
+@pytest.mark.parametrize("limits", [Limits(max_idle_s=0.2), Limits(max_age_s=0.2)], ids=["idle", "old"])
+def test_idle_and_old_connections_are_told_to_leave_without_an_error(limits: Limits) -> None:
+    with running(limits) as server, RawClient(server) as client:
+        assert [one.code for one in client if one.type == GOAWAY] == [0, 0]
+        name = "connection_idle" if limits.max_idle_s == 0.2 else "connection_age"
+        assert server.worker.limit_hits[name] == 1
+        with RawClient(server) as again:
+            again.send(unary(1))
+            assert again.until(DATA).payload == message(b"hello")
+
+
+def test_old_connection_ends_its_calls_first_and_is_cut_off_after_its_grace() -> None:
+    with running(Limits(max_age_s=0.2, max_age_grace_s=0.5)) as server, RawClient(server) as client:
+        client.send(HOLD)
+        started = time.monotonic()
+        assert ended(client) == (ENHANCE_YOUR_CALM, b"calls did not end in time on an old connection")
+        assert time.monotonic() - started >= 0.6
+        assert server.worker.limit_hits["connection_age_grace"] == 1
+
+
+def test_connection_that_leaves_most_unread_is_dropped_when_memory_runs_out() -> None:
+    limits = Limits(stall_timeout_s=0.2)  # so that visits are frequent
+    large = Method("/test.Echo/Large", unary=lambda call: call.reply(bytes(16_000_000)))
+    ask = headers(1, block(request("/test.Echo/Large"))) + data(1, message(b""), END_STREAM)
+    with running(limits, large, buffer_bytes=3_000_000) as server, RawClient(server) as good:
+        with RawClient(server, WIDE, receive_buffer=4_096) as deaf:
+            deaf.send(ask)
+            server.until(lambda: server.worker.limit_hits["server_buffer"] == 1)
+        good.send(unary(1))
+        assert good.until(DATA).payload == message(b"hello")

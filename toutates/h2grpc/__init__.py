@@ -14,6 +14,7 @@ Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specifica
 
 from __future__ import annotations
 
+from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.call import Buffer, Call
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.events import (
@@ -26,17 +27,19 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method, StreamHandler, UnaryHandler, method_table
-from toutates.h2grpc.status import GrpcError, Metadata, Status
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.worker import Worker
 
 __all__ = [
+    "Allowance",
     "Buffer",
     "Call",
     "CallCancelled",
     "ConnectionTerminated",
     "Event",
     "GrpcError",
+    "LimitExceeded",
     "Limits",
     "MessageReceived",
     "Metadata",

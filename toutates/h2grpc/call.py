@@ -54,6 +54,8 @@ class Call:
     messages: int = 0
     #: bytes of complete messages of a stream that its handler has not taken yet
     unread_bytes: int = 0
+    #: bytes of the request that count as buffered
+    held_bytes: int = 0
     headers_sent: bool = False
     #: DATA that waits for window, and the trailers that follow it
     outbox: deque[memoryview] | None = None

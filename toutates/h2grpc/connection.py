@@ -32,6 +32,7 @@ from toutates.h2grpc.frames import (
     HEADERS,
     MAX_STREAM_ID,
     MAX_WINDOW,
+    PADDED,
     PING,
     PREFACE,
     PRIORITY,
@@ -53,9 +54,10 @@ from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.preface import HTTP1_ANSWER, Opening, recognise
 from toutates.h2grpc.receiver import Receiver, cancel_stream
+from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import Status
 from toutates.h2grpc.streams import HALF_CLOSED_REMOTE, IDLE, OPEN
-from toutates.h2grpc.wire import MESSAGE_HEAD_SIZE, Wire
+from toutates.h2grpc.wire import MESSAGE_HEAD_SIZE
 
 __all__ = ["ServerConnection"]
 
@@ -63,6 +65,9 @@ _unpack_uint32 = UINT32.unpack_from
 
 #: The PING that follows the first GOAWAY of a graceful shutdown; its ACK shows that the peer has read the GOAWAY.
 SHUTDOWN_PING = b"goodbye!"
+KEEPALIVE_PING = b"are you?"
+#: What the record of a call takes, about.
+CALL_BYTES = 1_024
 
 
 class ServerConnection(Receiver):
@@ -73,7 +78,7 @@ class ServerConnection(Receiver):
         limits: bounds; also what SETTINGS advertise.
         dirty: where the connection puts itself once it has output for the driver to send.
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
-        wire: the driver's thread's; None makes one for this connection alone.
+        shared: what the connections of one driver share; None makes one for this connection alone.
     """
 
     __slots__ = (
@@ -93,9 +98,9 @@ class ServerConnection(Receiver):
         dirty: list[Any],
         *,
         response_encoding: str = "",
-        wire: Wire | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        super().__init__(methods, limits, dirty, response_encoding=response_encoding, wire=wire)
+        super().__init__(methods, limits, dirty, response_encoding=response_encoding, shared=shared)
         #: received bytes that do not make a whole frame yet, and how many it takes to go on
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -124,16 +129,19 @@ class ServerConnection(Receiver):
                 return []
             data = b"".join(self._held)
             self._held = []
+            self._held_bytes = 0
         events: list[Event] = []
         try:
             start = 0 if self._preface_seen else self._receive_preface(data, events)
             if start is not None:
                 self._receive_frames(data, start, now_ns, events)
         except ConnectionFault as fault:
-            self._terminate(fault.code, str(fault), events)
+            self._terminate(fault.code, str(fault), events, fault.limit)
         except HeaderBlockError as error:
-            code = ErrorCodes.ENHANCE_YOUR_CALM if error.hostile else ErrorCodes.COMPRESSION_ERROR
-            self._terminate(code, str(error), events)
+            if error.hostile:
+                self._terminate(ErrorCodes.ENHANCE_YOUR_CALM, str(error), events, "header_list_size")
+            else:
+                self._terminate(ErrorCodes.COMPRESSION_ERROR, str(error), events)
         return events
 
     def connection_lost(self) -> list[Event]:
@@ -163,13 +171,57 @@ class ServerConnection(Receiver):
     def message_read(self, call: Call, size: int) -> None:
         """The handler of a streaming call has taken a message of ``size`` bytes: its window goes back to the peer."""
         call.unread_bytes -= size + PREFIX_SIZE
+        if call.held_bytes:
+            self._hold_request(call, call.held_bytes - size - PREFIX_SIZE)
         if call.stream_id in self.streams and call.state is OPEN:
             self._return_stream_window(call)
 
     def refuse(self, reason: str) -> None:
         """Turn the connection away before it begins; the driver then closes it."""
         self._send_preface()
-        self._terminate(ErrorCodes.NO_ERROR, reason, [])
+        self._terminate(ErrorCodes.NO_ERROR, reason, [], "connections")
+
+    def end(self, code: ErrorCodes, reason: str, limit: str) -> list[Event]:
+        """End the connection because of a limit that the driver keeps.
+
+        Args:
+            code: of the GOAWAY.
+            reason: its debug data.
+            limit: of ``limits.LIMIT_NAMES``.
+        """
+        events: list[Event] = []
+        if not self.closed:
+            self._terminate(code, reason, events, limit)
+        return events
+
+    def ping(self) -> None:
+        """Ask whether the peer is there; anything that it sends is an answer."""
+        self._write(pack_frame(PING, 0, 0, KEEPALIVE_PING))
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer has sent its preface, SETTINGS included."""
+        return self._settings_seen
+
+    @property
+    def calls_begun(self) -> int:
+        """Calls of the connection so far, as the peer counts them."""
+        return self._last_stream_id + 1 >> 1
+
+    @property
+    def awaits_request(self) -> bool:
+        """Whether a frame, a header block or a unary request has begun that is not whole yet."""
+        return bool(self._held) or self._open_block is not None or any(map(_awaits_request, self.streams.values()))
+
+    @property
+    def awaits_window(self) -> int:
+        """Bytes of responses that wait for the peer's windows."""
+        return self._queued_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes the connection's calls take: requests under way, responses that wait, and records."""
+        return self._held_bytes + self._request_bytes + self._queued_bytes + CALL_BYTES * len(self.streams)
 
     def begin_shutdown(self) -> None:
         """Say goodbye: calls begun and under way are answered, new ones belong elsewhere (RFC 9113 section 6.8).
@@ -259,7 +311,8 @@ class ServerConnection(Receiver):
             word, flags, stream_id = unpack_frame_head(data, at)
             length = word >> 8
             if length > largest:
-                raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, f"frame of {length} bytes, at most {largest}")
+                text = f"frame of {length} bytes, at most {largest}"
+                raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, text, "frame_size")
             payload = at + FRAME_HEAD_SIZE
             end = payload + length
             if end > end_of_data:
@@ -356,7 +409,7 @@ class ServerConnection(Receiver):
             try:
                 self._receive_frame(frame_type, flags, stream_id & MAX_STREAM_ID, data, payload, end, now_ns, events)
             except StreamFault as fault:
-                self._reset_stream(fault.stream_id, fault.code, events)
+                self._give_up_stream(fault, now_ns, events)
         if at < end_of_data:
             self._hold(data[at:], FRAME_HEAD_SIZE)
 
@@ -365,7 +418,14 @@ class ServerConnection(Receiver):
         try:
             self._open_stream(END_HEADERS, stream_id, head, now_ns, events)
         except StreamFault as fault:
-            self._reset_stream(fault.stream_id, fault.code, events)
+            self._give_up_stream(fault, now_ns, events)
+
+    def _give_up_stream(self, fault: StreamFault, now_ns: int, events: list[Event]) -> None:
+        """Reset a stream for the peer's mistake. Its work may go on: a way to overload a server (CVE-2025-8671)."""
+        if fault.limit:
+            self._limit_hits[fault.limit] += 1
+        self._reset_stream(fault.stream_id, fault.code, events)
+        self._spend("resets", "mistakes that reset streams", now_ns)
 
     def _receive_frame(
         self,
@@ -383,30 +443,39 @@ class ServerConnection(Receiver):
         if self._open_block is not None and (frame_type != CONTINUATION or stream_id != self._open_block[0]):
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "header block interrupted by another frame")
         if frame_type > CONTINUATION:
+            self._spend("other_frames", "frames of unknown types", now_ns)
             return  # RFC 9113 section 4.1: unknown types are ignored
         if (stream_id == 0) is not (frame_type in _ON_CONNECTION) and frame_type != WINDOW_UPDATE:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, f"{FrameType(frame_type).name} on stream {stream_id}")
         if frame_type == DATA:
+            if not flags & END_STREAM and (start == end or (flags & PADDED and data[start] == end - start - 1)):
+                self._spend("empty_frames", "empty DATA frames", now_ns)
             self._receive_data_frame(flags, stream_id, memoryview(data)[start:end], events)
         elif frame_type == HEADERS:
             self._receive_headers(flags, stream_id, data[start:end], now_ns, events)
         elif frame_type == CONTINUATION:
             self._receive_continuation(flags, data[start:end], now_ns, events)
         elif frame_type == WINDOW_UPDATE:
+            self._spend("window_updates", "WINDOW_UPDATE frames for what they let us send", now_ns)
             self._receive_window_update(stream_id, data[start:end])
         elif frame_type == RST_STREAM:
+            self._spend("resets", "RST_STREAM frames for the calls made", now_ns)
             self._receive_rst_stream(stream_id, data[start:end], events)
         elif frame_type == SETTINGS:
+            self._spend("settings", "SETTINGS frames", now_ns)
             self._receive_settings(flags, data[start:end])
         elif frame_type == PING:
+            self._spend("pings", "PING frames for the calls made", now_ns)
             self._receive_ping(flags, data[start:end])
         elif frame_type == PRIORITY:
+            self._spend("other_frames", "PRIORITY frames", now_ns)
             if end - start != 5:
                 text = "PRIORITY is not 5 bytes long"
                 if self._state(stream_id) is IDLE:  # which cannot be reset
                     raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, text)
                 raise StreamFault(stream_id, ErrorCodes.FRAME_SIZE_ERROR, text)
         elif frame_type == GOAWAY:
+            self._spend("other_frames", "GOAWAY frames", now_ns)
             if end - start < 8:
                 raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, "GOAWAY is shorter than 8 bytes")
         else:
@@ -422,7 +491,9 @@ class ServerConnection(Receiver):
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def _terminate(self, code: ErrorCodes, text: str, events: list[Event]) -> None:
+    def _terminate(self, code: ErrorCodes, text: str, events: list[Event], limit: str = "") -> None:
+        if limit:
+            self._limit_hits[limit] += 1
         # The number must not grow from one GOAWAY to the next (RFC 9113 section 6.8).
         self._write(pack_goaway(min(self._last_stream_id, self._highest_accepted_id), code, text))
         self.closed = True
@@ -434,6 +505,11 @@ class ServerConnection(Receiver):
         for call in list(self.streams.values()):
             cancel_stream(call, events)
             self._forget(call)
+
+
+def _awaits_request(call: Call) -> bool:
+    method = call.head.method
+    return call.state == OPEN and (method is None or method.unary is not None)
 
 
 _ON_CONNECTION = frozenset((SETTINGS, PING, GOAWAY))

@@ -8,17 +8,29 @@ __all__ = ["ConnectionFault", "StreamFault"]
 
 
 class ConnectionFault(Exception):
-    """The peer broke the protocol beyond one stream: GOAWAY with this code, and the end."""
+    """The peer broke the protocol beyond one stream: GOAWAY with this code, and the end.
 
-    def __init__(self, code: ErrorCodes, text: str) -> None:
+    Args:
+        code: of the GOAWAY.
+        text: the reason, for its debug data and the log.
+        limit: the one that the peer met, of ``limits.LIMIT_NAMES``, or "".
+    """
+
+    def __init__(self, code: ErrorCodes, text: str, limit: str = "") -> None:
         super().__init__(text)
         self.code = code
+        self.limit = limit
 
 
 class StreamFault(Exception):
-    """The peer broke the protocol on one stream: RST_STREAM with this code."""
+    """The peer broke the protocol on one stream: RST_STREAM with this code.
 
-    def __init__(self, stream_id: int, code: ErrorCodes, text: str) -> None:
+    Args:
+        limit: as in ConnectionFault.
+    """
+
+    def __init__(self, stream_id: int, code: ErrorCodes, text: str, limit: str = "") -> None:
         super().__init__(text)
         self.stream_id = stream_id
         self.code = code
+        self.limit = limit

@@ -15,11 +15,10 @@ from hpack.table import HeaderTable
 
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.huffman import decode_huffman
+from toutates.h2grpc.limits import HEADER_TABLE_SIZE
 
 __all__ = ["HeaderBlockError", "HpackDecoder"]
 
-#: The dynamic table's size until the peer makes it smaller, and at most: our SETTINGS never say anything else.
-MAX_TABLE_SIZE: Final = 4_096
 #: Octets of an integer after its prefix: enough for 32 bits, and RFC 7541 section 5.1 wants some limit.
 MAX_INTEGER_OCTETS: Final = 5
 
@@ -59,7 +58,7 @@ class HpackDecoder:
         #: the dynamic table, newest first
         self._entries: deque[HeaderField] = deque()
         self._table_size = 0
-        self._max_table_size = MAX_TABLE_SIZE
+        self._max_table_size = HEADER_TABLE_SIZE  # until the peer makes it smaller
         self.table_changes = 0
 
     def decode(self, block: bytes) -> tuple[list[HeaderField], int]:
@@ -133,7 +132,7 @@ class HpackDecoder:
             self._evict()
 
     def _resize(self, max_size: int) -> None:
-        if max_size > MAX_TABLE_SIZE:
+        if max_size > HEADER_TABLE_SIZE:
             raise ValueError("Encoder exceeded max allowable table size")
         if max_size != self._max_table_size:
             self.table_changes += 1

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
+from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, DEFAULT_WINDOW, LARGEST_MAX_FRAME_SIZE, MAX_WINDOW, PREFACE
 
-__all__ = ["Limits"]
+__all__ = ["HEADER_TABLE_SIZE", "LIMIT_NAMES", "STALL_BYTES", "Limits"]
 
 MIB = 1024 * 1024
+
+#: The dynamic table that a peer's HPACK encoder may use, bytes: the protocol's default. Another size would have to be
+#: agreed on with every peer first (RFC 7541 section 4.2), to save 4 KiB of a connection that fills it.
+HEADER_TABLE_SIZE: Final = 4_096
+
+#: What a peer has to send or read in ``stall_timeout_s``.
+STALL_BYTES: Final = 65_536
+
+#: Every limit that is counted when a peer meets it (``Worker.limit_hits``): what is bounded, by the field above or the
+#: server's setting.
+LIMIT_NAMES: Final = (
+    "connections",
+    "file_descriptors",
+    "streams",
+    "frame_size",
+    "header_block_size",
+    "header_list_size",
+    "continuations",
+    "message_size",
+    "decompressed_size",
+    "connection_buffer",
+    "server_buffer",
+    "unread_responses",
+    "resets",
+    "pings",
+    "settings",
+    "empty_frames",
+    "window_updates",
+    "other_frames",
+    "handshake_timeout",
+    "stall_timeout",
+    "connection_idle",
+    "connection_age",
+    "connection_age_grace",
+    "keepalive_timeout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +62,9 @@ class Limits:
             throttled by a round trip per 64 KiB.
         connection_window: receive window of the whole connection, bytes. Several streams' worth, so that one slow
             upload does not stall the calls beside it.
-        max_message_size: largest gRPC message accepted, bytes, before and after decompression: a decompression bomb is
-            stopped at this size.
+        max_message_size: largest gRPC message accepted, bytes, as sent; Triton's default.
+        max_decompressed_size: largest message that a compressed one may become, bytes. 1 KiB of gzip can become 1 MiB,
+            and the worker inflates it while others wait, so the bound is lower than for plain messages.
         max_header_list_size: advertised bound of a decoded header list, bytes by RFC 9113 section 6.5.2. A list above
             it fails its call; one above twice that ends the connection, because decoding it further is the attack.
         max_header_block_size: largest encoded header block, HEADERS and its CONTINUATIONs together, bytes.
@@ -36,6 +76,26 @@ class Limits:
         max_queued_bytes: response bytes that may wait for the peer's windows before new streams are refused. Reading
             cannot pause for them, because the window updates they wait for have to be read.
         max_unsent_bytes: response bytes a peer may leave unread before the connection stops reading its requests.
+        max_buffered_bytes: bytes of requests under way, whole messages excepted that handlers have: as much as the
+            largest message, so that one connection cannot upload a hundred of them at once.
+        max_settings: settings in one SETTINGS frame; the protocol has seven.
+        resets: RST_STREAM of the peer, and those that its mistakes make us send. A reset frees the stream at once, and
+            so gets around ``max_concurrent_streams``; one for two calls is what a client under timeouts sends.
+        pings: PING and its ACK. C-core and grpc-go measure the connection with one per response at worst.
+        settings: SETTINGS and its ACK. Each may change the window of every stream that is open.
+        empty_frames: DATA without data or END_STREAM.
+        window_updates: WINDOW_UPDATE on streams whose responses wait for window; small ones make us send DATA in
+            pieces as small.
+        other_frames: PRIORITY, GOAWAY and frames of unknown types, which are read and ignored.
+        handshake_timeout_s: seconds from accepting a connection to the peer's SETTINGS, TLS included.
+        stall_timeout_s: seconds in which a peer has to send STALL_BYTES of a request it began, and to read as much of
+            the responses that wait for it; or all that is left.
+        max_idle_s: seconds without a call after which a connection is told to leave; inf for never.
+        max_age_s: seconds after which a connection is told to leave, 10 % more or less, so that clients look for new
+            servers now and then; inf for never.
+        max_age_grace_s: seconds that its calls may take to end then; inf for as long as they like.
+        keepalive_time_s: seconds of silence after which the peer is sent a PING; inf for never.
+        keepalive_timeout_s: seconds without an answer to it after which the peer is taken for dead.
     """
 
     max_concurrent_streams: int = 100_000
@@ -43,6 +103,7 @@ class Limits:
     stream_window: int = 4 * MIB
     connection_window: int = 16 * MIB
     max_message_size: int = 2**31 - 1
+    max_decompressed_size: int = 64 * MIB
     max_header_list_size: int = 16_384
     max_header_block_size: int = 32_768
     max_continuations: int = 16
@@ -51,6 +112,21 @@ class Limits:
     max_preface_bytes: int = 8_192
     max_queued_bytes: int = 512 * MIB
     max_unsent_bytes: int = 4 * MIB
+    max_buffered_bytes: int = 2**31 - 1
+    max_settings: int = 64
+    resets: Allowance = Allowance(burst=1_000, per_second=200, per_call=0.5)
+    pings: Allowance = Allowance(burst=1_000, per_second=200, per_call=1)
+    settings: Allowance = Allowance(burst=100, per_second=10, per_call=0)
+    empty_frames: Allowance = Allowance(burst=100, per_second=10, per_call=0)
+    window_updates: Allowance = Allowance(burst=10_000, per_second=2_000, per_call=4)
+    other_frames: Allowance = Allowance(burst=1_000, per_second=100, per_call=1)
+    handshake_timeout_s: float = 20.0
+    stall_timeout_s: float = 60.0
+    max_idle_s: float = math.inf
+    max_age_s: float = math.inf
+    max_age_grace_s: float = math.inf
+    keepalive_time_s: float = 300.0
+    keepalive_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
         bounds = {
@@ -61,12 +137,22 @@ class Limits:
             "max_message_size": (1, 2**31 - 1),
             "max_header_list_size": (1, MIB),
             "max_header_block_size": (1, MIB),
+            "max_decompressed_size": (1, 2**31 - 1),
             "max_continuations": (0, 1_000),
             "header_memory_entries": (1, 1_000_000),
             "closed_stream_memory": (1, 1_000_000),
             "max_preface_bytes": (len(PREFACE), MIB),
             "max_queued_bytes": (1, 2**63 - 1),
             "max_unsent_bytes": (0, 2**63 - 1),
+            "max_buffered_bytes": (1, 2**63 - 1),
+            "max_settings": (1, 10_000),
+            "handshake_timeout_s": (0.001, math.inf),
+            "stall_timeout_s": (0.001, math.inf),
+            "max_idle_s": (0.001, math.inf),
+            "max_age_s": (0.001, math.inf),
+            "max_age_grace_s": (0.0, math.inf),
+            "keepalive_time_s": (0.001, math.inf),
+            "keepalive_timeout_s": (0.001, math.inf),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)

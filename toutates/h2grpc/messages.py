@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from struct import Struct
 
-from toutates.h2grpc.status import GrpcError, Status
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 
 __all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "MessageAssembler", "compress", "decompress"]
 
@@ -30,13 +30,15 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
     """The message inside ``data``.
 
     Raises:
-        GrpcError: the caller's fault: INTERNAL for broken data, RESOURCE_EXHAUSTED above ``max_size`` bytes.
+        LimitExceeded: it is larger than ``max_size`` bytes.
+        GrpcError: INTERNAL for data that is broken.
     """
     decompressor = zlib.decompressobj(ENCODINGS[encoding])
     try:
         message = decompressor.decompress(data, max_size)
         if not decompressor.eof and decompressor.decompress(decompressor.unconsumed_tail, 1):
-            raise GrpcError(Status.RESOURCE_EXHAUSTED, f"message is larger than {max_size} bytes once decompressed")
+            text = f"message is larger than {max_size} bytes once decompressed"
+            raise LimitExceeded("decompressed_size", text)
     except zlib.error as error:
         raise GrpcError(Status.INTERNAL, f"message is not valid {encoding} data: {error}") from error
     if not decompressor.eof:
@@ -49,14 +51,16 @@ class MessageAssembler:
 
     Args:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
-        max_size: largest message, bytes, as sent and once decompressed.
+        max_size: largest message, bytes, as sent.
+        max_decompressed_size: largest message, bytes, once decompressed.
     """
 
-    __slots__ = ("_buffer", "_encoding", "_max_size", "_needed")
+    __slots__ = ("_buffer", "_encoding", "_max_decompressed_size", "_max_size", "_needed")
 
-    def __init__(self, encoding: str, max_size: int) -> None:
+    def __init__(self, encoding: str, max_size: int, max_decompressed_size: int) -> None:
         self._encoding = encoding
         self._max_size = max_size
+        self._max_decompressed_size = max_decompressed_size
         self._buffer = bytearray()
         self._needed = PREFIX_SIZE
 
@@ -84,9 +88,7 @@ class MessageAssembler:
         if flag > 1:
             raise GrpcError(Status.INTERNAL, f"message prefix has flag {flag}, expected 0 or 1")
         if length > self._max_size:
-            raise GrpcError(
-                Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {self._max_size})"
-            )
+            raise LimitExceeded("message_size", f"Received message larger than max ({length} vs. {self._max_size})")
         if flag and self._encoding == "identity":
             raise GrpcError(Status.INTERNAL, "message is marked compressed, but the call names no grpc-encoding")
         total = PREFIX_SIZE + length
@@ -98,4 +100,4 @@ class MessageAssembler:
             message = bytes(view[PREFIX_SIZE:total])
         del self._buffer[:total]
         self._needed = PREFIX_SIZE
-        return decompress(message, self._encoding, self._max_size) if flag else message
+        return decompress(message, self._encoding, self._max_decompressed_size) if flag else message

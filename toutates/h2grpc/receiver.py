@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from toutates.h2grpc.allowances import Meter
 from toutates.h2grpc.call import NEVER, Call
 from toutates.h2grpc.events import CallCancelled, Event, MessageReceived, RequestEnded, StreamOpened
 from toutates.h2grpc.faults import ConnectionFault, StreamFault
@@ -34,7 +35,8 @@ from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.sender import Sender
-from toutates.h2grpc.status import GrpcError, Status
+from toutates.h2grpc.shared import Shared
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 from toutates.h2grpc.streams import (
     ACCEPT,
     CLOSED,
@@ -48,7 +50,6 @@ from toutates.h2grpc.streams import (
     Input,
     State,
 )
-from toutates.h2grpc.wire import Wire
 
 __all__ = ["Receiver"]
 
@@ -65,12 +66,14 @@ class Receiver(Sender):
         limits: bounds; also what SETTINGS advertise.
         dirty: where the connection puts itself once it has output for the driver to send.
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
+        shared: what the connections of one driver share; None makes one for this connection alone.
     """
 
     __slots__ = (
         "_header_reader",
         "_highest_accepted_id",
         "_last_stream_id",
+        "_meters",
         "_open_block",
         "_receive_window",
         "_remembered",
@@ -86,12 +89,14 @@ class Receiver(Sender):
         dirty: list[Any],
         *,
         response_encoding: str = "",
-        wire: Wire | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        super().__init__(limits, dirty, wire)
+        super().__init__(limits, dirty, shared)
         self._header_reader = HeaderReader(methods, limits, response_encoding)
         self._remembered = self._header_reader.memory
         self._settings_seen = False
+        #: what is left of the peer's allowances, by limit; of those that it has used
+        self._meters: dict[str, Meter] = {}
         self._last_stream_id = 0
         #: (low, high) numbers between which the peer skipped streams, so that they are not taken for closed ones
         self._skipped: deque[tuple[int, int]] = deque(maxlen=64)
@@ -102,6 +107,21 @@ class Receiver(Sender):
         self._receive_window = limits.connection_window
         #: the earliest moment at which ``expire`` may have something to do
         self.next_deadline_ns = NEVER
+
+    # --- allowances --------------------------------------------------------------------------------------------------
+
+    def _spend(self, limit: str, frames: str, now_ns: int) -> None:
+        """One more of the frames that a peer has an allowance of, the field ``limit`` of ``Limits``.
+
+        Raises:
+            ConnectionFault: there were too many of ``frames``.
+        """
+        work = (self._last_stream_id >> 1) + self._sent_kib
+        meter = self._meters.get(limit)
+        if meter is None:
+            meter = self._meters[limit] = Meter(getattr(self._limits, limit), now_ns, work)
+        if not meter.take(now_ns, work):
+            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, f"too many {frames}", limit)
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
@@ -171,9 +191,10 @@ class Receiver(Sender):
         stream_id, first_flags, fragments = self._open_block
         fragments.append(payload)
         if len(fragments) > self._limits.max_continuations + 1:
-            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block in too many CONTINUATION frames")
+            text = "header block in too many CONTINUATION frames"
+            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, text, "continuations")
         if sum(map(len, fragments)) > self._limits.max_header_block_size:
-            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block is too large")
+            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block is too large", "header_block_size")
         if flags & END_HEADERS:
             self._open_block = None
             self._receive_block(first_flags, stream_id, b"".join(fragments), now_ns, events)
@@ -182,7 +203,7 @@ class Receiver(Sender):
         """A whole header block: a request, or the trailer section of one."""
         state = self._state(stream_id)
         if len(block) > self._limits.max_header_block_size:
-            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block is too large")
+            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block is too large", "header_block_size")
         if state is IDLE:
             if not stream_id & 1:
                 raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, f"stream {stream_id} has a server's number")
@@ -206,8 +227,9 @@ class Receiver(Sender):
 
     def _max_streams(self) -> int:
         """How many streams the peer may have open now: none more while it leaves too many responses queued."""
-        limits = self._limits
-        return limits.max_concurrent_streams if self._queued_bytes <= limits.max_queued_bytes else 0
+        if self._queued_bytes and (self._queued_bytes > self._limits.max_queued_bytes or self._budget.exceeded):
+            return 0
+        return self._limits.max_concurrent_streams
 
     def _open_stream(self, flags: int, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
         if stream_id > self._last_stream_id + 2:
@@ -216,7 +238,8 @@ class Receiver(Sender):
         if stream_id > self._highest_accepted_id:
             return  # it crossed our last GOAWAY; its caller tries elsewhere (RFC 9113 section 6.8)
         if len(self.streams) >= self._max_streams():
-            raise StreamFault(stream_id, ErrorCodes.REFUSED_STREAM, "too many concurrent streams")
+            limit = "unread_responses" if self._queued_bytes and not self._max_streams() else "streams"
+            raise StreamFault(stream_id, ErrorCodes.REFUSED_STREAM, "too many concurrent streams", limit)
         if head.malformed:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, head.malformed)
         call = Call(self, stream_id, head, self._peer_stream_window, self._limits.stream_window)
@@ -229,7 +252,7 @@ class Receiver(Sender):
             self._half_close(call)
             self._complete_request(call, events)
         elif head.error is not None:
-            call.fail(head.error.status, head.error.text, head.error.metadata)
+            self._refuse(call, head.error)
 
     # --- DATA --------------------------------------------------------------------------------------------------------
 
@@ -266,7 +289,9 @@ class Receiver(Sender):
     def _assemble(self, call: Call, body: memoryview, events: list[Event]) -> None:
         """Add DATA to the call's message; a unary call's waits here for END_STREAM, a stream's is an event."""
         if call.assembler is None:
-            call.assembler = MessageAssembler(call.head.encoding, self._limits.max_message_size)
+            limits = self._limits
+            decompressed_size = min(limits.max_message_size, limits.max_decompressed_size)
+            call.assembler = MessageAssembler(call.head.encoding, limits.max_message_size, decompressed_size)
         assert call.head.method is not None
         try:
             messages = call.assembler.feed(body)
@@ -280,9 +305,34 @@ class Receiver(Sender):
                 call.buffer = messages[0]
                 if call.messages > 1:
                     raise GrpcError(Status.INTERNAL, "a unary call takes one message, got more")
+            self._hold_request(call, call.assembler.pending_bytes + call.unread_bytes)
         except GrpcError as error:
-            call.fail(error.status, error.text, error.metadata)
+            self._refuse(call, error)
             cancel_stream(call, events)
+
+    def _hold_request(self, call: Call, size: int) -> None:
+        """Account for ``size`` bytes of a call's request that have to be kept.
+
+        Raises:
+            LimitExceeded: the connection, or the server, holds too much.
+        """
+        growth = size - call.held_bytes
+        call.held_bytes = size
+        self._request_bytes += growth
+        self._budget.used += growth
+        if growth <= 0:
+            return
+        if self._request_bytes > self._limits.max_buffered_bytes:
+            text = f"the connection has {self._request_bytes} bytes of requests under way"
+            raise LimitExceeded("connection_buffer", f"{text}, and {self._limits.max_buffered_bytes} is the most")
+        if self._budget.exceeded:
+            text = f"the server holds {self._budget.used} bytes for slow peers, and {self._budget.limit} is the most"
+            raise LimitExceeded("server_buffer", text)
+
+    def _refuse(self, call: Call, error: GrpcError) -> None:
+        if isinstance(error, LimitExceeded):
+            self._limit_hits[error.limit] += 1
+        call.fail(error.status, error.text, error.metadata)
 
     def _half_close(self, call: Call) -> None:
         """The peer's END_STREAM."""
@@ -298,7 +348,7 @@ class Receiver(Sender):
         if head.not_grpc:
             self._refuse_plain_http(call)
         elif head.error is not None:
-            call.fail(head.error.status, head.error.text, head.error.metadata)
+            self._refuse(call, head.error)
         elif call.assembler is not None and call.assembler.pending_bytes:
             call.fail(Status.INTERNAL, "the request ended in the middle of a message")
             cancel_stream(call, events)
@@ -356,6 +406,9 @@ class Receiver(Sender):
             return
         if len(payload) % 6:
             raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, "SETTINGS is not a multiple of 6 bytes long")
+        if len(payload) > 6 * self._limits.max_settings:
+            text = f"SETTINGS frame with {len(payload) // 6} settings, at most {self._limits.max_settings}"
+            raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, text, "settings")
         self._settings_seen = True
         window = self._peer_stream_window
         for at in range(0, len(payload), 6):

@@ -17,7 +17,7 @@ from toutates.h2grpc.header_field import TIMEOUT, HeaderField, Pair, complaint
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import ENCODINGS
 from toutates.h2grpc.method import Method
-from toutates.h2grpc.status import GrpcError, Status, parse_timeout
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Status, parse_timeout
 
 __all__ = ["RequestHead", "RequestJudge", "trailers_complaint"]
 
@@ -143,7 +143,7 @@ class RequestJudge:
         limit = self._limits.max_header_list_size
         if list_size > limit:
             text = f"received metadata size exceeds the limit ({list_size} vs. {limit})"
-            return _refused(verdict, fields, GrpcError(Status.RESOURCE_EXHAUSTED, text))
+            return _refused(verdict, fields, LimitExceeded("header_list_size", text))
         if timeout_at < 0:
             return verdict.with_fields(fields, None)
         value = fields[timeout_at].value

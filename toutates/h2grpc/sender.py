@@ -28,9 +28,9 @@ from toutates.h2grpc.frames import (
 from toutates.h2grpc.headers import OK_TRAILERS, error_block, plain_http_block, response_block
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX, compress
+from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import Metadata, Status
 from toutates.h2grpc.streams import CLOSED, HALF_CLOSED_REMOTE, TRANSITIONS, WE_RESET, Input
-from toutates.h2grpc.wire import Wire
 
 __all__ = ["Sender"]
 
@@ -46,22 +46,26 @@ class Sender:
     Args:
         limits: bounds of the connection.
         dirty: where the connection puts itself once it has output; the driver flushes what is there.
-        wire: the driver's thread's; None makes one for this connection alone.
+        shared: what the connections of one driver share; None makes one for this connection alone.
     """
 
     # With the halves below it, more attributes than CPython keeps in line in an object (30): as a dictionary they cost
     # 8 % of a request on 3.14t. Slots save as much again.
     __slots__ = (
         "_blocked",
+        "_budget",
         "_dirty",
         "_forgotten_id",
+        "_limit_hits",
         "_limits",
         "_out",
         "_peer_frame_size",
         "_peer_stream_window",
         "_queued_bytes",
+        "_request_bytes",
         "_reset",
         "_send_window",
+        "_sent_kib",
         "_short_reply_limit",
         "_table_update_due",
         "_wire",
@@ -70,9 +74,12 @@ class Sender:
         "streams",
     )
 
-    def __init__(self, limits: Limits, dirty: list[Any], wire: Wire | None = None) -> None:
+    def __init__(self, limits: Limits, dirty: list[Any], shared: Shared | None = None) -> None:
+        shared = shared or Shared()
         self._limits = limits
-        self._wire = wire or Wire()
+        self._wire = shared.wire
+        self._budget = shared.budget
+        self._limit_hits = shared.limit_hits
         self._dirty = dirty
         #: open and half-closed streams, by number
         self.streams: dict[int, Call] = {}
@@ -91,6 +98,10 @@ class Sender:
         self._blocked: OrderedDict[Call, None] = OrderedDict()
         #: bytes in all outboxes
         self._queued_bytes = 0
+        #: bytes held of all calls' requests
+        self._request_bytes = 0
+        #: KiB of responses that were too large for the short way, sent so far
+        self._sent_kib = 0
         #: how streams were closed that were not closed by END_STREAM; the latest ``closed_stream_memory`` of them
         self._reset: dict[int, int] = {}
         #: the highest stream number dropped from ``_reset``
@@ -175,6 +186,10 @@ class Sender:
             flag, buffers = 1, [compress(b"".join(buffers), call.head.response_encoding)]
         buffers.insert(0, PREFIX.pack(flag, sum(map(len, buffers))))
         self._queue_data(call, _coalesce(buffers))
+        if call.outbox and self._budget.exceeded:
+            self._limit_hits["server_buffer"] += 1
+            text = f"the server holds {self._budget.used} bytes for slow peers, and {self._budget.limit} is the most"
+            self.fail(call, Status.RESOURCE_EXHAUSTED, text)
 
     def finish(self, call: Call, metadata: Metadata = ()) -> None:
         """Status OK, sent once everything queued before it is."""
@@ -210,6 +225,7 @@ class Sender:
     def _close(self, call: Call) -> None:
         """Our END_STREAM is out. A caller that has not sent its own is told to stop (RFC 9113 section 8.1)."""
         call.open = False
+        self._release_request(call)
         stream_id = call.stream_id
         self.streams.pop(stream_id, None)
         call.state = TRANSITIONS[call.state][Input.SEND_END_STREAM][1]
@@ -230,13 +246,22 @@ class Sender:
     def _forget(self, call: Call) -> None:
         """Drop a call that no answer can reach any more."""
         call.open = False
+        self._release_request(call)
         self._empty_outbox(call)
         call.trailers = None
         self._blocked.pop(call, None)
         self.streams.pop(call.stream_id, None)
 
+    def _release_request(self, call: Call) -> None:
+        """What was held of a call's request is of no more use."""
+        call.assembler = None
+        self._request_bytes -= call.held_bytes
+        self._budget.used -= call.held_bytes
+        call.held_bytes = 0
+
     def _empty_outbox(self, call: Call) -> None:
         self._queued_bytes -= call.outbox_bytes
+        self._budget.used -= call.outbox_bytes
         call.outbox = None
         call.outbox_bytes = 0
 
@@ -272,6 +297,7 @@ class Sender:
             call.outbox.append(view)
             call.outbox_bytes += len(view)
             self._queued_bytes += len(view)
+            self._budget.used += len(view)
         self._pump(call)
 
     def _pump(self, call: Call, max_frames: int = MAX_WINDOW) -> None:
@@ -306,6 +332,8 @@ class Sender:
         call.send_window -= size
         call.outbox_bytes -= size
         self._queued_bytes -= size
+        self._budget.used -= size
+        self._sent_kib += size >> 10
         self.bulky = self.bulky or size >= BULKY_BYTES
         self._write(FRAME_HEAD.pack(size << 8 | DATA, END_STREAM if end_stream else 0, call.stream_id), chunk)
 

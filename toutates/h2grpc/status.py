@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from enum import IntEnum
 
-__all__ = ["GrpcError", "Metadata", "Status", "encode_message", "parse_timeout"]
+__all__ = ["GrpcError", "LimitExceeded", "Metadata", "Status", "encode_message", "parse_timeout"]
 
 #: Names and values of custom metadata; values of names that end in ``-bin`` are bytes.
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -55,6 +55,19 @@ class GrpcError(Exception):
         self.status = status
         self.text = text
         self.metadata = metadata
+
+
+class LimitExceeded(GrpcError):
+    """RESOURCE_EXHAUSTED, because the caller met a limit.
+
+    Args:
+        limit: which, one of ``limits.LIMIT_NAMES``.
+        text: as in GrpcError.
+    """
+
+    def __init__(self, limit: str, text: str) -> None:
+        super().__init__(Status.RESOURCE_EXHAUSTED, text)
+        self.limit = limit
 
 
 def encode_message(text: str) -> bytes:

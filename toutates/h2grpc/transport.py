@@ -33,6 +33,7 @@ class Transport:
         peer: for logs.
         epoll: watches the socket; registered here.
         max_unsent_bytes: above it the peer's requests are not read until it has read what they were answered.
+        now_ns: monotonic.
 
     Raises:
         OSError: the socket or the epoll refused.
@@ -46,8 +47,12 @@ class Transport:
         "closing",
         "connection",
         "fd",
+        "last_read_ns",
+        "opened_ns",
         "peer",
         "read_bytes",
+        "received_bytes",
+        "sent_bytes",
         "sock",
         "unsent",
         "unsent_bytes",
@@ -60,12 +65,17 @@ class Transport:
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
+        now_ns: int,
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.connection = connection
         self.peer = peer
         self.read_bytes = READ_BYTES
+        # Written by the driver where it reads, because a call for them would cost more than they do.
+        self.opened_ns = self.last_read_ns = now_ns
+        self.received_bytes = 0
+        self.sent_bytes = 0
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         #: our side has said its last; what the peer still sends is read only so that it gets our last bytes
@@ -101,6 +111,7 @@ class Transport:
             sent = 0
         except OSError:
             return False
+        self.sent_bytes += sent
         if sent < len(data):
             self._queue([memoryview(data)[sent:]])
             return self._watch()
@@ -123,6 +134,7 @@ class Transport:
                 break
             except OSError:
                 return False
+            self.sent_bytes += sent
             self.unsent_bytes -= sent
             while unsent and sent >= len(unsent[0]):
                 sent -= len(unsent.popleft())

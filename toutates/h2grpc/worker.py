@@ -18,10 +18,12 @@ import errno
 import logging
 import os
 import pickle
+import random
 import select
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -37,13 +39,16 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
-from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.frames import ErrorCodes
+from toutates.h2grpc.housekeeping import Duty, Housekeeper
+from toutates.h2grpc.limits import LIMIT_NAMES, Limits
 from toutates.h2grpc.method import Method
+from toutates.h2grpc.quiet_log import QuietLog
 from toutates.h2grpc.sender import Sender
+from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, LARGE_READ_BYTES, Transport
-from toutates.h2grpc.wire import Wire
 
 __all__ = ["Worker"]
 
@@ -63,6 +68,8 @@ ACCEPT_PAUSE_NS: Final = 100_000_000
 ACCEPT_OVERLOAD: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: Connections accepted per round, so that a storm of them does not stop requests.
 ACCEPTS_PER_ROUND: Final = 32
+#: The ages of connections vary by so much, so that those made together do not all come back together.
+AGE_FACTORS: Final = (0.9, 1.1)
 #: Looking at the deadlines of all connections pauses for so many times as long as it took, so that it costs 2 % at most
 #: however many there are; a call with a deadline is then cut off that much late.
 DEADLINE_PAUSE: Final = 50
@@ -75,11 +82,18 @@ class Worker:
         name: for logs.
         limits: bounds of every connection.
         max_connections: connections above it are turned away.
+        buffer_bytes: what connections may hold for slow peers, together; None for as much as they like.
         response_encoding: compression of compressible methods' responses, or "".
     """
 
     def __init__(
-        self, name: str, limits: Limits, *, max_connections: int = 100_000, response_encoding: str = ""
+        self,
+        name: str,
+        limits: Limits,
+        *,
+        max_connections: int = 100_000,
+        buffer_bytes: int | None = None,
+        response_encoding: str = "",
     ) -> None:
         self.name = name
         #: the methods served; set before ``run``, usually with handlers that know this worker
@@ -87,12 +101,17 @@ class Worker:
         #: the time of the current round, monotonic nanoseconds
         self.now_ns = time.monotonic_ns()
         self._limits = limits
+        #: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it
+        self.limit_hits: Counter[str] = Counter(dict.fromkeys(LIMIT_NAMES, 0))
         self._max_connections = max_connections
+        self._buffer_bytes = buffer_bytes
         self._response_encoding = response_encoding
         self._transports: dict[int, Transport] = {}
         self._by_connection: dict[Sender, Transport] = {}
         #: transports that are closing, in the order in which their time is over
         self._closing: dict[Transport, None] = {}
+        #: those whose peers were told to leave; they are closed once their calls have ended
+        self._leaving: dict[Transport, None] = {}
         self._streams: dict[Call, ServerStream] = {}
         self._dirty: list[ServerConnection] = []
         self._round_end: list[Callable[[], None]] = []
@@ -112,7 +131,9 @@ class Worker:
         self._in_round = False
         self._eventfd = -1
         self._epoll: select.epoll
-        self._wire: Wire
+        self._shared: Shared
+        self._housekeeper: Housekeeper
+        self._log = QuietLog(logger, name)
         #: whether this round gave a task of Trio's something to do
         self._trio_has_work = False
         self._nursery: trio.Nursery | None = None
@@ -147,7 +168,7 @@ class Worker:
                 continue
             if not transport.flush():
                 self._drop(transport)
-            elif self._drain_until_ns is not None:
+            elif self._leaving:
                 self._close_if_drained(transport)
 
     def congested(self, connection: ServerConnection) -> bool:
@@ -178,9 +199,10 @@ class Worker:
         Returns:
             How many calls were cut off because the drain's grace was over.
         """
-        self._wire = Wire()
-        # A copy of the worker's own, down to the numbers, for the same reason.
+        self._shared = Shared(self._buffer_bytes, self.limit_hits)
+        # A copy of the worker's own, down to the numbers, for the reason that ``Wire`` has.
         self._limits = pickle.loads(pickle.dumps(self._limits))
+        self._housekeeper = Housekeeper(self._limits, self._shared.budget)
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._eventfd, EPOLLIN)
@@ -212,8 +234,7 @@ class Worker:
             self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
             self._stop_listening()
             for transport in list(self._transports.values()):
-                transport.connection.begin_shutdown()
-                self._close_if_drained(transport)
+                self._tell_to_leave(transport)
             self._plan_wake_up(self._goodbye_ns)
         self._drain_until_ns = min(self._drain_until_ns, until_ns)
         self._plan_wake_up(self._drain_until_ns)
@@ -229,6 +250,7 @@ class Worker:
             self._asleep = False
             self._callbacks = []
         self._round_end = []
+        self._log.flush(NEVER)
         self._epoll.close()
         os.close(self._eventfd)
 
@@ -296,11 +318,14 @@ class Worker:
         if self._dirty:
             self.flush()
 
+    def _log_bug(self, what: str, error: Exception) -> None:
+        self._log.log(logging.ERROR, f"failures of the {what}", self.now_ns, "%s failed", what, error=error)
+
     def _run(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception:
-            logger.exception("%s: callback failed", self.name)
+        except Exception as error:
+            self._log_bug("callback", error)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -323,6 +348,9 @@ class Worker:
         self._tick_deadlines(now_ns)
         if self._drain_until_ns is not None:
             self._tick_drain(now_ns, self._drain_until_ns)
+        if now_ns >= self._housekeeper.next_ns:
+            self._keep_house(now_ns)
+        self._plan_wake_up(self._housekeeper.next_ns)
         for transport in list(self._closing):
             if transport.close_at_ns > now_ns:
                 self._plan_wake_up(transport.close_at_ns)
@@ -358,6 +386,27 @@ class Worker:
         self._plan_wake_up(self._goodbye_ns)
         self._plan_wake_up(drain_until_ns)
 
+    def _keep_house(self, now_ns: int) -> None:
+        """See ``housekeeping``."""
+        for link, finding in self._housekeeper.visit(now_ns):
+            assert isinstance(link, Transport)
+            connection = link.connection
+            if finding.duty is Duty.PING:
+                connection.ping()
+            elif finding.duty is Duty.LEAVE:
+                self.limit_hits[finding.limit] += 1
+                self._tell_to_leave(link)
+            elif finding.duty is Duty.FINISH_LEAVING:
+                connection.finish_shutdown()
+                self._close_if_drained(link)
+            elif finding.duty is Duty.END:
+                self._dispatch_all(connection.end(ErrorCodes.ENHANCE_YOUR_CALM, finding.text, finding.limit), link)
+            else:
+                self.limit_hits[finding.limit] += 1
+                self._log_end(link, finding.text)
+                self._drop(link)
+        self._log.flush(now_ns)
+
     # --- accepting ---------------------------------------------------------------------------------------------------
 
     def _listen(self, listener: socket.socket) -> None:
@@ -379,7 +428,9 @@ class Worker:
                 return
             except OSError as error:
                 if error.errno in ACCEPT_OVERLOAD:
-                    logger.warning("%s: accepting pauses: %s", self.name, error.strerror)
+                    self.limit_hits["file_descriptors"] += 1
+                    text = "accepting pauses: %s"
+                    self._log.log(logging.WARNING, "pauses of accepting", self.now_ns, text, error.strerror)
                     self._epoll.unregister(listener.fileno())
                     self._accept_again_ns = self.now_ns + ACCEPT_PAUSE_NS
                     self._plan_wake_up(self._accept_again_ns)
@@ -389,17 +440,22 @@ class Worker:
 
     def _add_connection(self, sock: socket.socket, address: tuple[object, ...] | str) -> None:
         connection = ServerConnection(
-            self.methods, self._limits, self._dirty, response_encoding=self._response_encoding, wire=self._wire
+            self.methods, self._limits, self._dirty, response_encoding=self._response_encoding, shared=self._shared
         )
         peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
         try:
-            transport = Transport(sock, connection, peer, self._epoll, self._limits.max_unsent_bytes)
+            transport = Transport(sock, connection, peer, self._epoll, self._limits.max_unsent_bytes, self.now_ns)
         except OSError as error:
-            logger.warning("%s: connection from %s could not be taken: %s", self.name, peer, error.strerror)
+            text = "connection from %s could not be taken: %s"
+            self._log.log(
+                logging.WARNING, "connections that could not be taken", self.now_ns, text, peer, error.strerror
+            )
             sock.close()
             return
         self._transports[transport.fd] = transport
         self._by_connection[connection] = transport
+        self._housekeeper.add(transport, self.now_ns, random.uniform(*AGE_FACTORS))
+        self._plan_wake_up(self._housekeeper.next_ns)
         if len(self._transports) - len(self._closing) > self._max_connections:
             connection.refuse("too many connections")
             self._close_gently(transport)
@@ -424,6 +480,8 @@ class Worker:
             transport.read_bytes = LARGE_READ_BYTES
         if transport.closing:
             return
+        transport.last_read_ns = self.now_ns
+        transport.received_bytes += len(data)
         connection = transport.connection
         for event in connection.receive_data(data, self.now_ns):
             if event.__class__ is Call:
@@ -435,7 +493,7 @@ class Worker:
         if connection.next_deadline_ns != NEVER:
             self._timed[connection] = None
             self._plan_deadline(connection.next_deadline_ns)
-        if self._drain_until_ns is not None:
+        if self._leaving:
             self._close_if_drained(transport)  # its last call may have ended without an answer
 
     def _start_unary(self, call: Call) -> None:
@@ -444,13 +502,17 @@ class Worker:
                 call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
             except GrpcError as error:
                 call.fail(error.status, error.text, error.metadata)
-        except Exception:
-            logger.exception("%s: handler of %s failed", self.name, _path(call))
+        except Exception as error:
+            self._log_bug(f"handler of {_path(call)}", error)
             call.fail(Status.INTERNAL, "internal error")
 
-    def _dispatch_all(self, events: list[Event]) -> None:
+    def _dispatch_all(self, events: list[Event], ended: Transport | None = None) -> None:
+        """Events that no received data brought; those of ``ended`` may say that the connection has."""
         for event in events:
-            self._dispatch(event)
+            if ended is not None and isinstance(event, ConnectionTerminated):
+                self._connection_terminated(ended, event)
+            else:
+                self._dispatch(event)
 
     def _dispatch(self, event: Event) -> None:
         """Events of streaming calls."""
@@ -473,7 +535,7 @@ class Worker:
 
     async def _run_stream(self, stream: ServerStream) -> None:
         def log(error: Exception) -> None:
-            logger.error("%s: handler of %s failed", self.name, _path(stream.call), exc_info=error)
+            self._log_bug(f"handler of {_path(stream.call)}", error)
 
         try:
             await stream.run(log)
@@ -488,16 +550,31 @@ class Worker:
     def _send_unsent(self, transport: Transport) -> None:
         if not transport.send_unsent():
             self._drop(transport)
-        elif self._drain_until_ns is not None:
+        elif self._leaving:
             self._close_if_drained(transport)
 
     def _connection_terminated(self, transport: Transport, event: ConnectionTerminated) -> None:
-        logger.info("%s: connection from %s ended: %s (%s)", self.name, transport.peer, event.text, event.code.name)
+        self._log_end(transport, f"{event.text} ({event.code.name})")
         self._close_gently(transport)
+
+    def _log_end(self, transport: Transport, text: str) -> None:
+        self._log.log(
+            logging.INFO,
+            "connections that ended early",
+            self.now_ns,
+            "connection from %s ended: %s",
+            transport.peer,
+            text,
+        )
+
+    def _tell_to_leave(self, transport: Transport) -> None:
+        self._leaving[transport] = None
+        transport.connection.begin_shutdown()
+        self._close_if_drained(transport)
 
     def _close_if_drained(self, transport: Transport) -> None:
         done = transport.connection.drained and not transport.unsent and not transport.connection.has_output
-        if self._drain_until_ns is not None and done and not transport.closing:
+        if transport in self._leaving and done and not transport.closing:
             self._close_gently(transport)
 
     def _close_gently(self, transport: Transport) -> None:
@@ -515,6 +592,8 @@ class Worker:
         connection = transport.connection
         del self._by_connection[connection]
         self._closing.pop(transport, None)
+        self._leaving.pop(transport, None)
+        self._housekeeper.remove(transport)
         self._timed.pop(connection, None)
         transport.close()
         self._dispatch_all(connection.connection_lost())

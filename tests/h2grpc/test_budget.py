@@ -1,0 +1,144 @@
+"""What is held for slow peers: of requests that are not whole yet, and of responses that nobody reads."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from tests.h2grpc.support import (
+    COMPRESSIBLE,
+    DATA,
+    END_STREAM,
+    HEADERS,
+    REQUEST_BLOCK,
+    STREAM_BLOCK,
+    UNARY,
+    Server,
+    block,
+    data,
+    headers,
+    message,
+    request,
+    rst_stream,
+    unary,
+    window_update,
+)
+from toutates.h2grpc import Limits
+from toutates.h2grpc.shared import Shared
+
+
+def statuses(server: Server) -> list[tuple[int, bytes]]:
+    """(stream, block) of the trailers that the server sent."""
+    return [(f.stream_id, f.payload) for f in server.frames() if f.type == HEADERS and f.flags & END_STREAM]
+
+
+def started(stream_id: int, size: int, sent: int) -> bytes:
+    """A request of ``size`` bytes of which ``sent`` are here."""
+    body = message(bytes(size))[:sent]
+    return headers(stream_id, REQUEST_BLOCK) + b"".join(
+        data(stream_id, body[at : at + 30_000]) for at in range(0, sent, 30_000)
+    )
+
+
+def test_requests_under_way_are_counted_until_they_are_whole() -> None:
+    server = Server.opened()
+    budget = server.connection._budget
+    server.receive(started(1, 50_000, 40_000))
+    assert (budget.used, server.connection.held_bytes) == (40_000, 40_000 + 1_024)
+    assert server.connection.awaits_request
+    server.call(data(1, bytes(10_005), END_STREAM)).reply(b"answer")
+    assert (budget.used, server.connection.held_bytes) == (0, 0)
+    assert not server.connection.awaits_request
+
+
+@pytest.mark.parametrize("end", ["reset", "loss", "deadline"])
+def test_requests_that_never_become_whole_are_given_back(end: str) -> None:
+    server = Server.opened()
+    timed = headers(1, block(request(UNARY, ("grpc-timeout", "1S"))))
+    server.receive(timed + data(1, message(bytes(9_000))[:5_000]))
+    assert server.connection._budget.used == 5_000
+    if end == "reset":
+        server.receive(rst_stream(1))
+    elif end == "loss":
+        server.connection.connection_lost()
+    else:
+        server.connection.expire(2 * 10**9)
+    assert server.connection._budget.used == 0
+    assert server.connection._request_bytes == 0
+
+
+def test_connection_that_uploads_too_much_at_once_loses_the_call_and_lives() -> None:
+    server = Server.opened(Limits(max_buffered_bytes=100_000))
+    server.receive(started(1, 90_000, 80_000))
+    assert statuses(server) == []
+    server.receive(started(3, 90_000, 30_000))
+    [(stream_id, trailers)] = statuses(server)
+    assert stream_id == 3
+    assert b"the connection has 110000 bytes of requests under way, and 100000 is the most" in trailers
+    assert server.connection._limit_hits == {"connection_buffer": 1}
+    assert server.connection._budget.used == 80_000
+    assert server.call(data(1, bytes(10_005), END_STREAM)).end == 90_000
+    assert server.alive
+
+
+def two_connections(limit: int) -> tuple[Server, Server]:
+    """Servers whose connections share a budget."""
+    shared = Shared(limit)
+    servers = Server.opened(), Server.opened()
+    for server in servers:
+        server.connection._budget = shared.budget
+    return servers
+
+
+def test_server_that_holds_too_much_refuses_large_requests_of_all_connections_but_no_small_ones() -> None:
+    one, other = two_connections(100_000)
+    one.receive(started(1, 2_000_000, 90_000))
+    other.receive(started(1, 2_000_000, 30_000))
+    [(_, trailers)] = statuses(other)
+    assert b"the server holds 120000 bytes for slow peers, and 100000 is the most" in trailers
+    assert other.connection._limit_hits == {"server_buffer": 1}
+    one.receive(data(1, bytes(9_000)))
+    one.call(unary(3)).reply(b"answer")
+    other.call(unary(3)).reply(b"answer")
+    assert len(statuses(other)) == len(statuses(one)) == 1
+
+
+def test_responses_that_wait_for_window_are_counted_and_refused_when_there_is_no_memory_for_them() -> None:
+    one, other = two_connections(100_000)
+    one.call(unary(1)).reply(bytes(90_000))
+    assert one.connection.awaits_window == 90_005 - 65_535
+    assert one.connection._budget.used == 90_005 - 65_535
+    other.call(unary(1)).reply(bytes(190_000))
+    frames = other.frames()
+    assert sum(len(f.payload) for f in frames if f.type == DATA) == 65_535
+    assert (frames[-1].type, frames[-1].flags & END_STREAM) == (HEADERS, END_STREAM)
+    assert b"bytes for slow peers" in frames[-1].payload
+    assert other.connection._limit_hits == {"server_buffer": 1}
+    one.receive(window_update(1, 10**6) + window_update(0, 10**6))
+    assert one.connection._budget.used == 0
+    assert other.connection._budget is one.connection._budget
+
+
+def test_messages_of_streams_are_counted_until_their_handler_has_them() -> None:
+    server = Server.opened()
+    call = server.call(headers(1, STREAM_BLOCK))
+    server.receive(data(1, message(bytes(995))) + data(1, message(bytes(995)) + b"\0"))
+    assert server.connection._budget.used == 2_001
+    server.connection.message_read(call, 995)
+    assert server.connection._budget.used == 1_001
+    assert not server.connection.awaits_request  # a stream may be silent as long as it likes
+    server.receive(rst_stream(1))
+    assert server.connection._budget.used == 0
+
+
+def test_decompressed_size_is_bounded_apart_from_the_size_as_sent() -> None:
+    limits = Limits(max_message_size=100_000, max_decompressed_size=50_000)
+    compressed = block(request(COMPRESSIBLE, ("grpc-encoding", "deflate")))
+    for size, refused in ((50_000, False), (50_001, True)):
+        server = Server.opened(limits)
+        server.receive(headers(1, compressed) + data(1, message(zlib.compress(bytes(size)), 1), END_STREAM))
+        assert bool(statuses(server)) is refused
+        assert server.connection._limit_hits == ({"decompressed_size": 1} if refused else {})
+    server = Server.opened(limits)
+    assert server.call(unary(1, bytes(20_000))).end

@@ -1,0 +1,60 @@
+"""How many frames of a kind a peer may send that bring no call any further: a token bucket per kind and connection.
+
+Frames like PING, SETTINGS or RST_STREAM are cheap to send and make the receiver work; the attacks of CVE-2019-9511 to
+9518, CVE-2023-44487 (rapid reset) and CVE-2025-8671 (made you reset) are floods of them. A correct peer sends them too,
+the more of them the more calls it makes, so a bucket fills with time and with work: one call opened, or one KiB of a
+large response taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Allowance", "Meter"]
+
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a peer may send of one kind of frame.
+
+    Attributes:
+        burst: frames at once.
+        per_second: frames in the long run, of a peer that makes no calls.
+        per_call: frames that each call, or KiB of a large response, allows besides.
+    """
+
+    burst: int
+    per_second: float
+    per_call: float
+
+    def __post_init__(self) -> None:
+        if self.burst < 1 or self.per_second < 0 or self.per_call < 0:
+            raise ValueError(f"{self} must have a burst of 1 or more, and no negative rate")
+
+
+class Meter:
+    """What is left of one connection's allowance. Starts full."""
+
+    __slots__ = ("_allowance", "_at_ns", "_left", "_work")
+
+    def __init__(self, allowance: Allowance, now_ns: int, work: int) -> None:
+        self._allowance = allowance
+        self._left = float(allowance.burst)
+        self._at_ns = now_ns
+        self._work = work
+
+    def take(self, now_ns: int, work: int) -> bool:
+        """Whether one more frame is allowed, which it then uses up.
+
+        Args:
+            now_ns: the time, monotonic.
+            work: all the calls and KiB that the connection has seen so far.
+        """
+        allowance = self._allowance
+        earned = (now_ns - self._at_ns) * allowance.per_second / _NS_PER_S + (work - self._work) * allowance.per_call
+        self._at_ns = now_ns
+        self._work = work
+        self._left = min(self._left + earned, float(allowance.burst)) - 1
+        return self._left >= 0

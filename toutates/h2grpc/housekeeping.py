@@ -1,0 +1,231 @@
+"""What time does to connections: handshakes that are late, peers that stall or are gone, old and idle connections.
+
+Nothing here is looked at for each request. Every connection is visited every few seconds, and what happened to it
+since the last visit says what is due: so a limit of 60 seconds may take effect after 62.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from toutates.h2grpc.budget import MemoryBudget
+from toutates.h2grpc.call import NEVER
+from toutates.h2grpc.connection import ServerConnection
+from toutates.h2grpc.limits import STALL_BYTES, Limits
+
+__all__ = ["Duty", "Finding", "Housekeeper", "Link"]
+
+NS_PER_S: Final = 1_000_000_000
+#: A round of visits begins so often, or four times in the shortest of the times to keep.
+LONGEST_INTERVAL_NS: Final = 2 * NS_PER_S
+SHORTEST_INTERVAL_NS: Final = 50_000_000
+#: Connections visited in one go, which takes half a millisecond.
+VISITS_AT_ONCE: Final = 500
+#: A peer that was told to leave has so long to answer the PING that follows; see ``begin_shutdown``.
+GOODBYE_NS: Final = NS_PER_S
+
+
+class Link(Protocol):
+    """What the housekeeper knows of a connection and its socket."""
+
+    connection: ServerConnection
+    #: when the connection was accepted, and when something was last received on it
+    opened_ns: int
+    last_read_ns: int
+    #: all bytes so far
+    received_bytes: int
+    sent_bytes: int
+    #: response bytes that wait for the socket
+    unsent_bytes: int
+    #: whether it is being closed
+    closing: bool
+
+
+class Duty(Enum):
+    """What has to be done to a connection."""
+
+    PING = "send a PING"
+    LEAVE = "tell the peer to leave once its calls have ended"
+    FINISH_LEAVING = "answer no more new calls"
+    END = "send GOAWAY and close"
+    DROP = "close at once"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A duty, and why: the limit's name as in ``limits.LIMIT_NAMES``, or "", and a text for peer and log."""
+
+    duty: Duty
+    limit: str = ""
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What earlier visits found."""
+
+    age_ns: int
+    idle_since_ns: int
+    calls: int = 0
+    #: since when the peer owes us a request, or room for responses, and what it had sent and read by then
+    owes_request_ns: int = NEVER
+    received_bytes: int = 0
+    owes_room_ns: int = NEVER
+    sent_bytes: int = 0
+    ping_ns: int = 0
+    left_ns: int = 0
+    finished_leaving: bool = False
+
+
+class Housekeeper:
+    """Visits the connections of one worker, on its thread.
+
+    Args:
+        limits: the times to keep.
+        budget: what the connections together may hold.
+    """
+
+    def __init__(self, limits: Limits, budget: MemoryBudget) -> None:
+        self._handshake_ns = _nanoseconds(limits.handshake_timeout_s)
+        self._stall_ns = _nanoseconds(limits.stall_timeout_s)
+        self._idle_ns = _nanoseconds(limits.max_idle_s)
+        self._age_s = limits.max_age_s
+        self._age_grace_ns = _nanoseconds(limits.max_age_grace_s)
+        self._keepalive_ns = _nanoseconds(limits.keepalive_time_s)
+        self._keepalive_timeout_ns = _nanoseconds(limits.keepalive_timeout_s)
+        self._budget = budget
+        times = (
+            limits.handshake_timeout_s,
+            limits.stall_timeout_s,
+            limits.max_idle_s,
+            limits.max_age_s,
+            limits.max_age_grace_s or math.inf,
+            limits.keepalive_time_s,
+            limits.keepalive_timeout_s,
+        )
+        quarter_ns = _nanoseconds(min(times) / 4)
+        self._interval_ns = max(SHORTEST_INTERVAL_NS, min(LONGEST_INTERVAL_NS, quarter_ns))
+        self._notes: dict[Link, _Notes] = {}
+        self._to_visit: list[Link] = []
+        self._round_began_ns = 0
+        self._pause_ns = 0
+        #: of this round: bytes held by all, and the connection that holds most of them
+        self._held_bytes = 0
+        self._largest: tuple[int, Link] | None = None
+        #: when ``visit`` has something to do
+        self.next_ns = NEVER
+
+    def add(self, link: Link, now_ns: int, age_factor: float = 1.0) -> None:
+        """A connection was accepted, which may get ``age_factor`` times as old as the limit says."""
+        self._notes[link] = _Notes(age_ns=_nanoseconds(self._age_s * age_factor), idle_since_ns=now_ns)
+        if self.next_ns == NEVER:
+            self.next_ns = now_ns + self._interval_ns
+
+    def remove(self, link: Link) -> None:
+        """A connection is gone."""
+        self._notes.pop(link, None)
+
+    def visit(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
+        """Look at the next few connections; yields what has to be done. ``next_ns`` says when to come again."""
+        if not self._to_visit:
+            self._to_visit = list(self._notes)
+            self._round_began_ns = now_ns
+            self._pause_ns = self._interval_ns // (len(self._to_visit) // VISITS_AT_ONCE + 1)
+            self._held_bytes = 0
+            self._largest = None
+        visited, self._to_visit = self._to_visit[:VISITS_AT_ONCE], self._to_visit[VISITS_AT_ONCE:]
+        yield from self._findings(visited, now_ns)
+        if not self._to_visit and self._held_bytes > self._budget.limit and self._largest is not None:
+            largest_bytes, link = self._largest
+            if link in self._notes:
+                text = f"{largest_bytes} of {self._held_bytes} bytes held for slow peers, {self._budget.limit} allowed"
+                yield link, Finding(Duty.DROP, "server_buffer", text)
+        self.next_ns = now_ns + self._pause_ns if self._notes else NEVER
+
+    def _findings(self, links: Iterable[Link], now_ns: int) -> Iterator[tuple[Link, Finding]]:
+        for link in links:
+            notes = self._notes.get(link)
+            if notes is None or link.closing:
+                continue
+            held_bytes = link.connection.held_bytes + link.unsent_bytes
+            self._held_bytes += held_bytes
+            if self._largest is None or held_bytes > self._largest[0]:
+                self._largest = held_bytes, link
+            finding = self._judge(link, notes, now_ns)
+            if finding is not None:
+                yield link, finding
+
+    def _judge(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+        connection = link.connection
+        if not connection.established:
+            if now_ns - link.opened_ns < self._handshake_ns:
+                return None
+            return Finding(Duty.END, "handshake_timeout", "the connection preface did not come in time")
+        return (
+            self._judge_stall(link, notes, now_ns)
+            or self._judge_silence(link, notes, now_ns)
+            or self._judge_leaving(link, notes, now_ns)
+            or self._judge_age(link, notes, now_ns)
+        )
+
+    def _judge_stall(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+        """The slow readers and writers: who owes something has to get on with it."""
+        if not link.connection.awaits_request:
+            notes.owes_request_ns = NEVER
+        elif notes.owes_request_ns == NEVER or link.received_bytes - notes.received_bytes >= STALL_BYTES:
+            notes.owes_request_ns = now_ns
+            notes.received_bytes = link.received_bytes
+        elif now_ns - notes.owes_request_ns >= self._stall_ns:
+            return Finding(Duty.END, "stall_timeout", "the rest of a request did not come in time")
+        if not (link.connection.awaits_window or link.unsent_bytes):
+            notes.owes_room_ns = NEVER
+        elif notes.owes_room_ns == NEVER or link.sent_bytes - notes.sent_bytes >= STALL_BYTES:
+            notes.owes_room_ns = now_ns
+            notes.sent_bytes = link.sent_bytes
+        elif now_ns - notes.owes_room_ns >= self._stall_ns:
+            return Finding(Duty.END, "stall_timeout", "responses were not read in time")
+        return None
+
+    def _judge_silence(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+        """Peers that went away without a word: their machine is off, or a router between us forgot the connection."""
+        if notes.ping_ns > link.last_read_ns:
+            if now_ns - notes.ping_ns >= self._keepalive_timeout_ns:
+                return Finding(Duty.DROP, "keepalive_timeout", "the peer does not answer")
+        elif now_ns - link.last_read_ns >= self._keepalive_ns:
+            notes.ping_ns = now_ns
+            return Finding(Duty.PING)
+        return None
+
+    def _judge_leaving(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+        if not notes.left_ns:
+            return None
+        if now_ns - notes.left_ns >= self._age_grace_ns:
+            return Finding(Duty.END, "connection_age_grace", "calls did not end in time on an old connection")
+        if not notes.finished_leaving and now_ns - notes.left_ns >= GOODBYE_NS:
+            notes.finished_leaving = True
+            return Finding(Duty.FINISH_LEAVING)
+        return None
+
+    def _judge_age(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+        connection = link.connection
+        calls = connection.calls_begun
+        if connection.open_calls or calls != notes.calls:
+            notes.idle_since_ns = now_ns
+            notes.calls = calls
+        if notes.left_ns:
+            return None
+        if now_ns - link.opened_ns >= notes.age_ns:
+            notes.left_ns = now_ns
+            return Finding(Duty.LEAVE, "connection_age", "the connection has reached its maximum age")
+        if now_ns - notes.idle_since_ns >= self._idle_ns:
+            notes.left_ns = now_ns
+            return Finding(Duty.LEAVE, "connection_idle", "the connection is idle")
+        return None
+
+
+def _nanoseconds(seconds: float) -> int:
+    return NEVER if seconds * NS_PER_S >= NEVER else int(seconds * NS_PER_S)
