@@ -363,14 +363,16 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             super().__init__(name, limits, **more)
 
     monkeypatch.setattr(server_module, "Worker", Seen)
-    options = options_of(repository, processing_cores=2, max_concurrent_connections=11, grpc_compression="gzip")
+    options = options_of(
+        repository, processing_cores=2, max_concurrent_connections=11, max_buffered_bytes=25, grpc_compression="gzip"
+    )
 
     async def main() -> None:
         async with started(options) as running:
             running.server.stop()
 
     run(main)
-    given = {"max_connections": 5, "response_encoding": "gzip"}
+    given = {"max_connections": 5, "buffer_bytes": 12, "response_encoding": "gzip"}
     assert seen == [("worker-0", options.limits, given), ("worker-1", options.limits, given)]
 
 

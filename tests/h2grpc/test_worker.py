@@ -741,3 +741,11 @@ def test_connection_that_leaves_most_unread_is_dropped_when_memory_runs_out() ->
             server.until(lambda: server.worker.limit_hits["server_buffer"] == 1)
         good.send(unary(1))
         assert good.until(DATA).payload == message(b"hello")
+
+
+def test_call_that_is_reset_in_the_same_read_is_not_begun() -> None:
+    with running() as server, RawClient(server) as client:
+        cancelled = HOLD + rst_stream(1)
+        client.send(cancelled + unary(3))
+        assert client.until(DATA).stream_id == 3
+        assert server.call(lambda: len(server.held)) == 0

@@ -497,6 +497,8 @@ class Worker:
             self._close_if_drained(transport)  # its last call may have ended without an answer
 
     def _start_unary(self, call: Call) -> None:
+        if not call.open:
+            return  # reset by what came right behind it: a rapid reset shall not cost us the work (CVE-2023-44487)
         try:
             try:
                 call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
