@@ -111,30 +111,25 @@ class Housekeeper:
         self._interval_ns = max(SHORTEST_INTERVAL_NS, min(LONGEST_INTERVAL_NS, quarter_ns))
         self._notes: dict[Link, _Notes] = {}
         self._to_visit: list[Link] = []
-        self._round_began_ns = 0
-        self._pause_ns = 0
         #: of this round: bytes held by all, and the connection that holds most of them
         self._held_bytes = 0
         self._largest: tuple[int, Link] | None = None
-        #: when ``visit`` has something to do
-        self.next_ns = NEVER
+        #: how long to wait until the next ``visit``
+        self.pause_ns = self._interval_ns
 
     def add(self, link: Link, now_ns: int, age_factor: float = 1.0) -> None:
         """A connection was accepted, which may get ``age_factor`` times as old as the limit says."""
         self._notes[link] = _Notes(age_ns=_nanoseconds(self._age_s * age_factor), idle_since_ns=now_ns)
-        if self.next_ns == NEVER:
-            self.next_ns = now_ns + self._interval_ns
 
     def remove(self, link: Link) -> None:
         """A connection is gone."""
         self._notes.pop(link, None)
 
     def visit(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
-        """Look at the next few connections; yields what has to be done. ``next_ns`` says when to come again."""
+        """Look at the next few connections; yields what has to be done. ``pause_ns`` says when to come again."""
         if not self._to_visit:
             self._to_visit = list(self._notes)
-            self._round_began_ns = now_ns
-            self._pause_ns = self._interval_ns // (len(self._to_visit) // VISITS_AT_ONCE + 1)
+            self.pause_ns = self._interval_ns // (len(self._to_visit) // VISITS_AT_ONCE + 1)
             self._held_bytes = 0
             self._largest = None
         visited, self._to_visit = self._to_visit[:VISITS_AT_ONCE], self._to_visit[VISITS_AT_ONCE:]
@@ -144,7 +139,6 @@ class Housekeeper:
             if link in self._notes:
                 text = f"{largest_bytes} of {self._held_bytes} bytes held for slow peers, {self._budget.limit} allowed"
                 yield link, Finding(Duty.DROP, "server_buffer", text)
-        self.next_ns = now_ns + self._pause_ns if self._notes else NEVER
 
     def _findings(self, links: Iterable[Link], now_ns: int) -> Iterator[tuple[Link, Finding]]:
         for link in links:

