@@ -24,7 +24,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from toutates.h2grpc import Limits
+from toutates.h2grpc import Allowance, Limits
 from toutates.h2grpc.shared import Shared
 
 
@@ -142,3 +142,17 @@ def test_decompressed_size_is_bounded_apart_from_the_size_as_sent() -> None:
         assert server.connection._limit_hits == ({"decompressed_size": 1} if refused else {})
     server = Server.opened(limits)
     assert server.call(unary(1, bytes(20_000))).end
+
+
+def test_bombs_of_all_clients_are_bounded_together() -> None:
+    limits = Limits(inflation=Allowance(burst=1_500, per_second=1, per_call=0))
+    shared = Shared(inflation=limits.inflation)
+    compressed = block(request(COMPRESSIBLE, ("grpc-encoding", "deflate")))
+    bomb = headers(1, compressed) + data(1, message(zlib.compress(bytes(1_000_000)), 1), END_STREAM)
+    servers = [Server.opened(limits) for _ in range(3)]
+    for server in servers:
+        server.connection._inflater = shared.inflater
+        server.receive(bomb)
+    assert [bool(statuses(server)) for server in servers] == [False, True, True]
+    assert servers[2].connection._limit_hits == {"inflation": 1}
+    assert servers[2].alive

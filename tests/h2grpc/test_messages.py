@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.h2grpc.support import message
-from toutates.h2grpc import GrpcError, Status
-from toutates.h2grpc.messages import MessageAssembler, compress, decompress
+from toutates.h2grpc import Allowance, GrpcError, LimitExceeded, Status
+from toutates.h2grpc.messages import Inflater, MessageAssembler, compress, decompress
+
+
+def assembler_of(encoding: str, max_size: int) -> MessageAssembler:
+    return MessageAssembler(encoding, max_size, lambda data: decompress(data, encoding, max_size))
 
 
 def feed_all(assembler: MessageAssembler, octets: bytes, size: int) -> list[bytes]:
@@ -22,13 +26,13 @@ def feed_all(assembler: MessageAssembler, octets: bytes, size: int) -> list[byte
 
 @given(st.lists(st.binary(max_size=50), max_size=10), st.integers(1, 60))
 def test_assembler_gives_the_same_messages_however_they_are_cut(bodies: list[bytes], size: int) -> None:
-    assembler = MessageAssembler("identity", 100, 100)
+    assembler = assembler_of("identity", 100)
     assert feed_all(assembler, b"".join(message(body) for body in bodies), size) == bodies
     assert assembler.pending_bytes == 0
 
 
 def test_assembler_counts_what_it_holds_of_an_unfinished_message() -> None:
-    assembler = MessageAssembler("identity", 100, 100)
+    assembler = assembler_of("identity", 100)
     assert assembler.feed(memoryview(message(b"whole") + message(b"half")[:7])) == [b"whole"]
     assert assembler.pending_bytes == 7
 
@@ -37,7 +41,7 @@ def test_assembler_counts_what_it_holds_of_an_unfinished_message() -> None:
 def test_assembler_decompresses_what_is_flagged_and_nothing_else(encoding: str) -> None:
     wbits = {"gzip": 31, "deflate": 15}[encoding]
     packed = zlib.compress(b"x" * 1_000, wbits=wbits)
-    assembler = MessageAssembler(encoding, 1_000, 1_000)
+    assembler = assembler_of(encoding, 1_000)
     assert assembler.feed(memoryview(message(packed, 1) + message(b"plain"))) == [b"x" * 1_000, b"plain"]
 
 
@@ -65,19 +69,19 @@ def test_compressed_messages_come_back(encoding: str, body: bytes) -> None:
 )
 def test_assembler_refuses(octets: bytes, encoding: str, status: Status, text: str) -> None:
     with pytest.raises(GrpcError, match=text) as caught:
-        MessageAssembler(encoding, 100, 100).feed(memoryview(octets))
+        assembler_of(encoding, 100).feed(memoryview(octets))
     assert caught.value.status is status
 
 
 def test_assembler_refuses_an_oversized_message_at_its_prefix() -> None:
     with pytest.raises(GrpcError, match="larger than max"):
-        MessageAssembler("identity", 100, 100).feed(memoryview(message(bytes(101))[:5]))
+        assembler_of("identity", 100).feed(memoryview(message(bytes(101))[:5]))
 
 
 def test_message_of_exactly_the_limit_is_accepted_before_and_after_decompression() -> None:
-    assert MessageAssembler("identity", 100, 100).feed(memoryview(message(bytes(100)))) == [bytes(100)]
+    assert assembler_of("identity", 100).feed(memoryview(message(bytes(100)))) == [bytes(100)]
     packed = zlib.compress(bytes(100_000), wbits=31)
-    assert MessageAssembler("gzip", 100_000, 100_000).feed(memoryview(message(packed, 1))) == [bytes(100_000)]
+    assert assembler_of("gzip", 100_000).feed(memoryview(message(packed, 1))) == [bytes(100_000)]
 
 
 def test_bomb_costs_the_limit_and_not_its_size() -> None:
@@ -95,8 +99,28 @@ def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
     def seconds(size: int) -> float:
         octets = message(bytes(size))
         started = time.process_time()
-        assert len(feed_all(MessageAssembler("identity", size, size), octets, 16)[0]) == size
+        assert len(feed_all(assembler_of("identity", size), octets, 16)[0]) == size
         return time.process_time() - started
 
     seconds(100_000)
     assert seconds(3_200_000) < 40 * max(seconds(200_000), 0.001)
+
+
+def test_messages_that_grow_modestly_are_inflated_without_end_and_others_as_far_as_is_allowed() -> None:
+    inflater = Inflater(Allowance(burst=100, per_second=10, per_call=0))
+    random = bytes(range(256)) * 100
+    modest, bomb = zlib.compress(random), zlib.compress(bytes(90_000))
+    assert len(random) < 100 * len(modest)
+    for _ in range(100):
+        assert inflater.inflate(modest, "deflate", 10**6, 0) == random
+    excess = 90_000 - 100 * len(bomb)
+    for _ in range(100 * 1_024 // excess):
+        assert len(inflater.inflate(bomb, "deflate", 10**6, 0)) == 90_000
+    with pytest.raises(LimitExceeded, match="more than 100 times as large come too often") as info:
+        inflater.inflate(bomb, "deflate", 10**6, 0)
+    assert info.value.limit == "inflation"
+    assert inflater.inflate(modest, "deflate", 10**6, 0) == random
+    assert len(inflater.inflate(bomb, "deflate", 10**6, 10**10)) == 90_000
+    with pytest.raises(LimitExceeded, match="larger than 1000 bytes once decompressed") as info:
+        inflater.inflate(bomb, "deflate", 1_000, 10**10)
+    assert info.value.limit == "decompressed_size"

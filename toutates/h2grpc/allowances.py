@@ -45,16 +45,22 @@ class Meter:
         self._at_ns = now_ns
         self._work = work
 
-    def take(self, now_ns: int, work: int) -> bool:
+    def take(self, now_ns: int, work: int, cost: float = 1) -> bool:
         """Whether one more frame is allowed, which it then uses up.
 
         Args:
             now_ns: the time, monotonic.
             work: all the calls and KiB that the connection has seen so far.
+            cost: how many frames it counts for.
         """
         allowance = self._allowance
         earned = (now_ns - self._at_ns) * allowance.per_second / _NS_PER_S + (work - self._work) * allowance.per_call
         self._at_ns = now_ns
         self._work = work
-        self._left = min(self._left + earned, float(allowance.burst)) - 1
+        self._left = min(self._left + earned, float(allowance.burst)) - cost
         return self._left >= 0
+
+    @property
+    def left(self) -> float:
+        """What was left at the last ``take``; negative if that was too much."""
+        return self._left

@@ -122,6 +122,7 @@ class ServerConnection(Receiver):
         """
         if self.closed:
             return []
+        self._now_ns = now_ns
         if self._held:
             self._held.append(data)
             self._held_bytes += len(data)

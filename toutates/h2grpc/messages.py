@@ -6,11 +6,14 @@ Source: the gRPC-over-HTTP/2 specification, "Length-Prefixed-Message", and gRPC'
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from struct import Struct
 
+from toutates.h2grpc.allowances import Allowance, Meter
+from toutates.h2grpc.limits import MODEST_RATIO
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 
-__all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "MessageAssembler", "compress", "decompress"]
+__all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Inflater", "MessageAssembler", "compress", "decompress"]
 
 #: (compressed flag, message length)
 PREFIX = Struct(">BI")
@@ -24,6 +27,38 @@ def compress(message: bytes, encoding: str) -> bytes:
     """``message`` in the format of ``encoding``, one of ENCODINGS, at zlib's fastest level."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, ENCODINGS[encoding])
     return compressor.compress(message) + compressor.flush()
+
+
+class Inflater:
+    """Decompresses the messages of all a worker's clients, as far as they may make it work.
+
+    Args:
+        allowance: KiB that messages may become beyond MODEST_RATIO times what was sent.
+    """
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._meter = Meter(allowance, 0, 0)
+
+    def inflate(self, data: bytes, encoding: str, max_size: int, now_ns: int) -> bytes:
+        """The message inside ``data``.
+
+        Raises:
+            LimitExceeded: it is larger than ``max_size`` bytes, or clients have used up what they may have inflated.
+            GrpcError: INTERNAL for data that is broken.
+        """
+        modest = MODEST_RATIO * len(data)
+        self._meter.take(now_ns, 0, 0)
+        allowed = modest + max(0, int(self._meter.left * 1_024))
+        try:
+            message = decompress(data, encoding, min(max_size, allowed))
+        except LimitExceeded as error:
+            if allowed >= max_size:
+                raise
+            self._meter.take(now_ns, 0, max(0, allowed - modest) / 1_024)
+            text = f"messages that become more than {MODEST_RATIO} times as large come too often; do not compress them"
+            raise LimitExceeded("inflation", text) from error
+        self._meter.take(now_ns, 0, max(0, len(message) - modest) / 1_024)
+        return message
 
 
 def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
@@ -52,15 +87,15 @@ class MessageAssembler:
     Args:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
         max_size: largest message, bytes, as sent.
-        max_decompressed_size: largest message, bytes, once decompressed.
+        inflate: what a compressed message is, given its bytes.
     """
 
-    __slots__ = ("_buffer", "_encoding", "_max_decompressed_size", "_max_size", "_needed")
+    __slots__ = ("_buffer", "_encoding", "_inflate", "_max_size", "_needed")
 
-    def __init__(self, encoding: str, max_size: int, max_decompressed_size: int) -> None:
+    def __init__(self, encoding: str, max_size: int, inflate: Callable[[bytes], bytes]) -> None:
         self._encoding = encoding
         self._max_size = max_size
-        self._max_decompressed_size = max_decompressed_size
+        self._inflate = inflate
         self._buffer = bytearray()
         self._needed = PREFIX_SIZE
 
@@ -100,4 +135,4 @@ class MessageAssembler:
             message = bytes(view[PREFIX_SIZE:total])
         del self._buffer[:total]
         self._needed = PREFIX_SIZE
-        return decompress(message, self._encoding, self._max_decompressed_size) if flag else message
+        return self._inflate(message) if flag else message

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from toutates.h2grpc.allowances import Meter
@@ -74,6 +75,7 @@ class Receiver(Sender):
         "_highest_accepted_id",
         "_last_stream_id",
         "_meters",
+        "_now_ns",
         "_open_block",
         "_receive_window",
         "_remembered",
@@ -95,6 +97,8 @@ class Receiver(Sender):
         self._header_reader = HeaderReader(methods, limits, response_encoding)
         self._remembered = self._header_reader.memory
         self._settings_seen = False
+        #: the time of what is being received
+        self._now_ns = 0
         #: what is left of the peer's allowances, by limit; of those that it has used
         self._meters: dict[str, Meter] = {}
         self._last_stream_id = 0
@@ -294,9 +298,8 @@ class Receiver(Sender):
     def _assemble(self, call: Call, body: memoryview, events: list[Event]) -> None:
         """Add DATA to the call's message; a unary call's waits here for END_STREAM, a stream's is an event."""
         if call.assembler is None:
-            limits = self._limits
-            decompressed_size = min(limits.max_message_size, limits.max_decompressed_size)
-            call.assembler = MessageAssembler(call.head.encoding, limits.max_message_size, decompressed_size)
+            inflate = partial(self._inflate, call.head.encoding)
+            call.assembler = MessageAssembler(call.head.encoding, self._limits.max_message_size, inflate)
         assert call.head.method is not None
         try:
             messages = call.assembler.feed(body)
@@ -314,6 +317,10 @@ class Receiver(Sender):
         except GrpcError as error:
             self._refuse(call, error)
             cancel_stream(call, events)
+
+    def _inflate(self, encoding: str, data: bytes) -> bytes:
+        max_size = min(self._limits.max_message_size, self._limits.max_decompressed_size)
+        return self._inflater.inflate(data, encoding, max_size, self._now_ns)
 
     def _hold_request(self, call: Call, size: int) -> None:
         """Account for ``size`` bytes of a call's request that have to be kept.

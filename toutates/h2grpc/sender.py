@@ -56,6 +56,7 @@ class Sender:
         "_budget",
         "_dirty",
         "_forgotten_id",
+        "_inflater",
         "_limit_hits",
         "_limits",
         "_out",
@@ -80,6 +81,7 @@ class Sender:
         self._wire = shared.wire
         self._budget = shared.budget
         self._limit_hits = shared.limit_hits
+        self._inflater = shared.inflater
         self._dirty = dirty
         #: open and half-closed streams, by number
         self.streams: dict[int, Call] = {}

@@ -199,7 +199,7 @@ class Worker:
         Returns:
             How many calls were cut off because the drain's grace was over.
         """
-        self._shared = Shared(self._buffer_bytes, self.limit_hits)
+        self._shared = Shared(self._buffer_bytes, self.limit_hits, self._limits.inflation)
         # A copy of the worker's own, down to the numbers, for the reason that ``Wire`` has.
         self._limits = pickle.loads(pickle.dumps(self._limits))
         self._housekeeper = Housekeeper(self._limits, self._shared.budget)
