@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "placement": {"errors", "topology"},
     "interpreter": set(),
     "memory": set(),
+    "standard_streams": set(),
     "startup_table": {"interpreter", "models", "placement", "protocol", "topology"},
     "server": {
         "batching",
@@ -45,13 +46,14 @@ ALLOWED: dict[str, set[str]] = {
         "placement",
         "providers",
         "service",
+        "standard_streams",
         "startup_table",
         "topology",
         "version",
     },
     "version": set(),
     "flags": {"errors", "version"},
-    "cli": {"errors", "flags", "h2grpc", "interpreter", "options", "probe", "server", "topology"},
+    "cli": {"errors", "flags", "h2grpc", "interpreter", "options", "probe", "server", "standard_streams", "topology"},
     "__main__": {"cli"},
 }
 

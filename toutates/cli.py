@@ -17,6 +17,7 @@ from toutates.flags import Parser, seconds, server_parser
 from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, parse_address
+from toutates.standard_streams import standard_streams
 from toutates.topology import allowed_cpus, format_cpu_list, parse_cpu_list
 
 __all__ = ["main", "parse_options"]
@@ -46,7 +47,8 @@ def _serve(options: Options) -> int:
     _require_onnxruntime()
     from toutates.server import run
 
-    return run(options)
+    with standard_streams():
+        return run(options)
 
 
 def _require_onnxruntime() -> None:

@@ -40,6 +40,7 @@ from toutates.providers import choose_providers
 from toutates.service.answers import is_wanted
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
+from toutates.standard_streams import LogHandler, say
 from toutates.startup_table import placement_table, startup_table
 from toutates.topology import allowed_cpus, read_topology
 from toutates.version import package_version
@@ -58,7 +59,9 @@ def run(options: Options) -> int:
         ConfigurationError: the options or the repository cannot be used.
     """
     logging.basicConfig(
-        level=options.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+        level=options.log_level.upper(),
+        handlers=[LogHandler(sys.stderr)],
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     try:
         return trio.run(Server(options).run)
@@ -166,7 +169,7 @@ class Server:
                 is_wanted=is_wanted,
                 placement=self._placement,
             )
-            manager = ModelManager(load_options, executors)
+            manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager))
             try:
                 if await self._load(manager, folders):
                     await self._run_workers(manager, listeners, task_status)
@@ -231,8 +234,8 @@ class Server:
         if not manager.table.models:
             logger.warning("the model repository %s has no models", self._options.model_repository)
         providers = [name for name, _ in self._providers]
-        print(startup_table(manager.table, providers, time.monotonic() - started))
-        print(placement_table(self._placement, manager.table, self._options.ort_intra_threads), flush=True)
+        say(startup_table(manager.table, providers, time.monotonic() - started))
+        say(placement_table(self._placement, manager.table, self._options.ort_intra_threads))
         self._warn_of_gil()  # again, for what was imported while models were loaded
         return True
 
@@ -300,18 +303,30 @@ class Server:
     ) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
 
-        def run() -> int:
-            with running_on(cpus, self._placement.anywhere):
-                return trio.run(worker.run, listener)
+        def run() -> int | BaseException:
+            try:
+                with running_on(cpus, self._placement.anywhere):
+                    return trio.run(worker.run, listener)
+            except BaseException as error:  # of any kind: none may pass for this thread's cancellation
+                return error
 
         try:
-            cut_off = await trio.to_thread.run_sync(run, limiter=limiter, thread_name=worker.name)
-            # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
-            self._cut_off_calls += cut_off
-        except Exception:
-            logger.exception("%s failed; the server stops", worker.name)
+            outcome = await trio.to_thread.run_sync(run, limiter=limiter, thread_name=worker.name)
+        except RuntimeError as error:  # the system has no thread left for us
+            outcome = error
+        if isinstance(outcome, BaseException):
+            logger.critical("%s failed; the server stops", worker.name, exc_info=outcome)
             self._failed = True
             self._stopping.set()
+        else:
+            # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
+            self._cut_off_calls += outcome
+
+    def _show_readiness(self, manager: ModelManager) -> None:
+        """The table of models has changed."""
+        for worker, readiness in zip(self._workers, self._readiness, strict=True):
+            worker.call_soon(partial(readiness.update, serving=manager.table.ready))
+            worker.call_soon(worker.task_woken)
 
     def _drain(self, grace_s: float) -> None:
         for worker, readiness in zip(self._workers, self._readiness, strict=True):
@@ -329,7 +344,7 @@ class Server:
 
 def _progress_line() -> Callable[[int, int, str], None]:
     """Shows loading: one line that is rewritten on a terminal, a log line per version elsewhere."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return lambda done, total, name: logger.info("loaded %d of %d: %s", done, total, name)
 
     def rewrite(done: int, total: int, name: str) -> None:

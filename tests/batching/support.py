@@ -223,7 +223,7 @@ class Rig:
             sessions.append(onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
         self.signature = read_signature(sessions[0], settings or ModelSettings(), source=Path("config.yaml"))
         self.sessions = [
-            ModelSession(session, self.signature, profile_batches=profile[1] if profile else None)
+            ModelSession(session, self.signature, "m", profile_batches=profile[1] if profile else None)
             for session in sessions
         ]
         self.supertensor = SuperTensor(
@@ -243,9 +243,10 @@ class Rig:
         #: the thread that each of them ran in
         self.ran_in: list[threading.Thread] = []
         self.counters = [ExecutorCounters() for _ in self.sessions]
-        self.threads = [threading.Thread(target=self._execute, args=(number,)) for number in range(executors)]
+        self.executors = [self._executor(number) for number in range(executors)]
+        self.threads = [threading.Thread(target=executor.run) for executor in self.executors]
 
-    def _execute(self, number: int) -> None:
+    def _executor(self, number: int) -> Executor:
         def is_wanted(ticket: Any) -> bool:
             assert self.gate.wait(PATIENCE_S)
             return ticket not in self.unwanted
@@ -255,7 +256,7 @@ class Rig:
             self.ran_in.append(threading.current_thread())
             self.counters[number].add(rows, requests, timing)
 
-        Executor(self.supertensor, self.sessions[number], number, is_wanted=is_wanted, on_batch=on_batch).run()
+        return Executor(self.supertensor, self.sessions[number], number, is_wanted=is_wanted, on_batch=on_batch)
 
     @property
     def worker(self) -> TestWorker:

@@ -1,6 +1,11 @@
 """An executor: one thread's loop that takes batches, runs them in its own session, and hands them back.
 
 While it is idle a worker may borrow it, and run a quick batch on the worker's thread (``supertensor``, "Loans").
+
+**Faults.** Whatever goes wrong with a batch, each of its callers is told, its memory is free again, and the executor is
+idle or has the next batch. What a run raises fails the requests that raise it by themselves, and no others. What is no
+``Exception`` also ends the executor's thread, for then nobody knows what state it is in; the manager starts another.
+On loan it does not: the thread is a worker's, which has more to do than this batch.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ Deliver = Callable[[int, BatchResult], None]
 
 #: Batches that a worker runs at most before it goes on with its round: its own, and those that came meanwhile.
 MAX_LOAN_BATCHES: Final = 4
+#: How long an executor says nothing of further errors of its own, which may come with every batch.
+SILENCE_NS: Final = 10_000_000_000
 
 
 class Executor:
@@ -40,6 +47,8 @@ class Executor:
 
     Attributes:
         inbox: where its thread waits for the next batch while the executor is idle; None ends it.
+        waits_for_inbox: whether it is idle, on loan, or has something in its inbox. For the SuperTensor alone, whose
+            lock guards the change to True; back to False it is changed by the executor's own thread.
     """
 
     def __init__(
@@ -56,17 +65,32 @@ class Executor:
         self._number = number
         self._is_wanted = is_wanted
         self._on_batch = on_batch
+        self._silent_until_ns = 0
         self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self.waits_for_inbox = False
 
     def run(self) -> None:
-        """Run batches until there will be no more. No failure of a batch ends the loop."""
+        """Run batches until there will be no more. No ``Exception`` of a batch ends the loop.
+
+        Raises:
+            BaseException: what ended it nevertheless. To be called again then, in another thread.
+        """
         supertensor = self._supertensor
         clock_ns = time.thread_time_ns if self._session.one_thread else time.monotonic_ns
         while (batch := supertensor.take(self)) is not None:
-            outcomes = self._run(batch, clock_ns)
+            fatal: BaseException | None = None
+            try:
+                outcomes = self._run(batch, clock_ns)
+            except BaseException as error:
+                outcomes = self._fail(batch, error)
+                if not isinstance(error, Exception):
+                    fatal = error
+            batch.drop_waiters()
             # Not after the delivery: whoever hears that the ring is free again must find it so.
             supertensor.release(batch)
             _deliver(outcomes, supertensor.deliver)
+            if fatal is not None:
+                raise fatal
         self._session.end_profiling()
 
     def lend(self, batch: Batch, deliver: Deliver) -> None:
@@ -76,7 +100,11 @@ class Executor:
         while following is not None:
             batch = following
             left -= 1
-            outcomes = self._run(batch, time.monotonic_ns)
+            try:
+                outcomes = self._run(batch, time.monotonic_ns)
+            except BaseException as error:
+                outcomes = self._fail(batch, error)
+            batch.drop_waiters()
             following = self._supertensor.end_loan(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
 
@@ -89,10 +117,10 @@ class Executor:
                 there, a run of 5 us may wait a thousand times as long for the GIL before it can say that it is over.
 
         Returns:
-            What the callers get.
+            What the callers get. They stay in the batch until ``Batch.drop_waiters``, for the case that this raises.
         """
         taken_ns = time.monotonic_ns()
-        waiters = batch.take_waiters()
+        waiters = batch.waiters
         if not any(self._is_wanted(waiter[0]) for own in waiters for waiter in own):
             return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         session = self._session
@@ -100,7 +128,7 @@ class Executor:
         try:
             outputs = batch.lane.run(batch, session, self._number)
         except Exception as error:
-            return self._run_one_by_one(batch, waiters, _as_failure(error), taken_ns)
+            return self._run_one_by_one(batch, waiters, self._as_failure(error), taken_ns)
         rows = batch.rows
         timing = Timing(taken_ns, session.started_ns, session.ended_ns, time.monotonic_ns())
         if session.on_cpu:
@@ -112,7 +140,8 @@ class Executor:
         self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
     ) -> list[Outcome]:
         """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
-        alone = sum(map(len, waiters)) == 1
+        # Beside the rows of a single request there may be those of one that was reserved and could not be written.
+        alone = [rows for own in waiters for _, _, rows, _ in own] == [batch.rows]
         outcomes: list[Outcome] = []
         for worker, own in enumerate(waiters):
             for ticket, first, rows, part in own:
@@ -134,7 +163,23 @@ class Executor:
         try:
             return batch.lane.run_rows(batch, first, rows, self._session), None
         except Exception as error:
-            return None, _as_failure(error)
+            return None, self._as_failure(error)
+
+    def _fail(self, batch: Batch, error: BaseException) -> list[Outcome]:
+        """The outcome of a batch that raised where nothing should: all callers get the same error."""
+        now_ns = time.monotonic_ns()
+        return [(batch.waiters, None, self._as_failure(error), Timing(now_ns, now_ns, now_ns, now_ns))]
+
+    def _as_failure(self, error: BaseException) -> RequestError:
+        if isinstance(error, RequestError):
+            return error
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._silent_until_ns:
+            self._silent_until_ns = now_ns + SILENCE_NS
+            logger.error(
+                "running a batch of model '%s' failed outside ONNX Runtime", self._supertensor.name, exc_info=error
+            )
+        return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
 
 
 #: Waiters by worker, and what they get: outputs, or an error.
@@ -145,14 +190,20 @@ def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
     for waiters, outputs, error, timing in outcomes:
         for worker, own in enumerate(waiters):
             if own:
-                deliver(worker, BatchResult(own, outputs, error, timing))
+                try:
+                    deliver(worker, BatchResult(own, outputs, error, timing))
+                except Exception:
+                    logger.exception("handing a batch's outcome to worker %d failed", worker)
+                    _deliver_failure(worker, own, timing, deliver)
+
+
+def _deliver_failure(worker: int, own: list[Waiter], timing: Timing, deliver: Deliver) -> None:
+    """Once more, with less: an error needs no memory of the outputs."""
+    try:
+        deliver(worker, BatchResult(own, None, _UNDELIVERED, timing))
+    except Exception:
+        logger.exception("handing an error to worker %d failed; %d requests wait for nothing", worker, len(own))
 
 
 _ABANDONED: Final = ExecutionFailed("every caller of the batch has left")
-
-
-def _as_failure(error: Exception) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    logger.error("running a batch failed outside ONNX Runtime", exc_info=error)
-    return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
+_UNDELIVERED: Final = ExecutionFailed("internal error")

@@ -69,10 +69,9 @@ class Batch:
         #: GatheredLane: (first row, rows, arrays by position), in order of arrival
         self.pieces: list[tuple[int, int, Sequence[npt.NDArray[Any]]]] = []
 
-    def take_waiters(self) -> list[list[Waiter]]:
-        """The waiters, leaving the batch without any."""
-        waiters, self.waiters = self.waiters, [[] for _ in self.waiters]
-        return waiters
+    def drop_waiters(self) -> None:
+        """The batch is to be used again, without those who waited for it."""
+        self.waiters = [[] for _ in self.waiters]
 
 
 class Lane:
@@ -205,7 +204,7 @@ class PackedLane(Lane):
     def _run_unbound(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
         """The way on a device: there, ONNX Runtime copies an input when it is bound, so that no binding can be kept."""
         inputs = self._inputs(batch, self._part(first, rows))
-        return pack_outputs(session.run_arrays(inputs), self._whole(rows), self.signature)
+        return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)
 
     def _part(self, first: int, rows: int) -> Any:
         """The index of rows in the buffers, which takes the leading dimension off where the model has no batch."""
@@ -223,7 +222,7 @@ class PackedLane(Lane):
     ) -> Outputs:
         known = self._known_outputs
         if known is None or batch.outputs is None:
-            return pack_outputs(session.run_bound_dynamic(binding), self._whole(rows), self.signature)
+            return pack_outputs(session.run_bound_dynamic(binding), self._whole(rows), session)
         session.run_bound(binding)
         # One copy frees the buffer for the next batch at once, whatever becomes of the responses.
         data = tuple([array[first : first + rows].tobytes() for array in batch.outputs])
@@ -255,4 +254,4 @@ class GatheredLane(Lane):
         for at, (index, _) in enumerate(self.row_shapes):
             arrays = [piece[at] for piece in pieces]
             inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        return pack_outputs(session.run_arrays(inputs), self._whole(rows), self.signature)
+        return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)

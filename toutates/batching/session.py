@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,12 @@ import onnxruntime
 
 from toutates.batching.result import Outputs
 from toutates.errors import ExecutionFailed, ModelLoadError
-from toutates.protocol.signature import Signature
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
 
 __all__ = ["ModelSession", "Provider", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
+
+logger = logging.getLogger(__name__)
 
 #: Name of an execution provider, as ONNX Runtime has it, and its options.
 Provider = tuple[str, dict[str, str]]
@@ -139,14 +144,21 @@ class ModelSession:
     Args:
         session: the loaded session.
         signature: the model's tensors.
+        model: its name, for errors.
         profile_batches: after so many runs the profile is written; None where the session was loaded without one.
     """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, signature: Signature, *, profile_batches: int | None = None
+        self,
+        session: onnxruntime.InferenceSession,
+        signature: Signature,
+        model: str,
+        *,
+        profile_batches: int | None = None,
     ) -> None:
         self.session = session
         self.signature = signature
+        self.model = model
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
         self.started_ns = 0
@@ -244,11 +256,29 @@ class ModelSession:
             self.end_profiling()
 
     def end_profiling(self) -> str | None:
-        """Write the profile now; returns its path, or None if there is none to write or it was written before."""
+        """Write the profile now; returns its path, or None if there is none to write or it was written before.
+
+        A profile that could not be written is an error in the log, and none of the requests'.
+        """
         if self._profile_batches_left is None:
             return None
         self._profile_batches_left = None
-        return str(self.session.end_profiling())
+        try:
+            path = str(self.session.end_profiling())
+            problem = _problem_of_profile(path)
+        except Exception as error:
+            path, problem = "", _first_lines(error)
+        if problem:
+            logger.error("the profile of model '%s' could not be written: %s", self.model, problem)
+            return None
+        return path
+
+
+def _problem_of_profile(path: str) -> str:
+    """ONNX Runtime writes profiles without looking at what becomes of them; "" if this one is whole."""
+    with open(path, "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 2, 0))
+        return "" if file.read() == b"]\n" else f"'{path}' is cut short"
 
 
 def _as_ort_value(array: npt.NDArray[Any], tensor: Any) -> onnxruntime.OrtValue:
@@ -271,27 +301,31 @@ def _as_array(value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
 _BFLOAT16: Final = 16
 
 
-def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, signature: Signature) -> Outputs:
+def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, session: ModelSession) -> Outputs:
     """Outputs in the form that responses are cut from.
 
     Args:
         arrays: what a run returned, in the signature's order.
         rows: rows of the batch, the size every output's first dimension must have; None where nothing is batched.
-        signature: the model's tensors.
+        session: that ran.
 
     Raises:
-        ExecutionFailed: an output does not have one row per row of the batch.
+        ExecutionFailed: an output is not what the model promised: of another type, without one row per row of the
+            batch, or of a size that differs from what its graph or config.yaml fixes.
     """
     data: list[bytes | npt.NDArray[Any]] = []
     in_arrays = False
     row_bytes: list[int] = []
     row_shapes: list[tuple[int, ...]] = []
-    for array, tensor in zip(arrays, signature.outputs, strict=True):
-        if rows is not None and array.shape[:1] != (rows,):
-            raise ExecutionFailed(
-                f"onnx runtime error 1: output '{tensor.name}' has shape {list(array.shape)} for a batch of {rows} rows"
-            )
-        row_shapes.append(array.shape if rows is None else array.shape[1:])
+    for array, tensor in zip(arrays, session.signature.outputs, strict=True):
+        row_shape = array.shape if rows is None else array.shape[1:]
+        if (
+            array.dtype != tensor.datatype.numpy
+            or (rows is not None and array.shape[:1] != (rows,))
+            or (row_shape != tensor.shape and not _fits(row_shape, tensor, rows))
+        ):
+            raise _wrong_output(array, tensor, rows, session.model)
+        row_shapes.append(row_shape)
         if array.dtype.hasobject:
             data.append(array)
             row_bytes.append(0)
@@ -302,3 +336,24 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, signature
         data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
         in_arrays |= large
     return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
+
+
+def _fits(row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
+    """Whether an output has the dimensions that are fixed, and as many as it should."""
+    expected = () if tensor.squeezed else tensor.shape
+    if rows is None and not expected:
+        return True  # a scalar, or of a rank that the graph leaves open
+    return len(row_shape) == len(expected) and all(
+        size in (-1, actual) for size, actual in zip(expected, row_shape, strict=True)
+    )
+
+
+def _wrong_output(array: npt.NDArray[Any], tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
+    shape = () if tensor.squeezed else tensor.shape
+    expected = list(shape if rows is None else (rows, *shape))
+    found = next((type_.name for type_ in BY_NAME.values() if type_.numpy == array.dtype), str(array.dtype))
+    return ExecutionFailed(
+        f"model '{model}' returned output '{tensor.name}' as {found} {list(array.shape)}, "
+        f"expected {tensor.datatype.name} {expected}"
+        + (f" for a batch of {rows} row{'' if rows == 1 else 's'}" if rows is not None else "")
+    )

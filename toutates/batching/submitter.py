@@ -164,20 +164,24 @@ class Submitter:
 
     def _add_split(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         try:
-            for part in self._reserve_parts(lane, rows, ticket):
+            parts = self._reserve_parts(lane, rows)
+            for part in parts:
                 self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
+            self._enter(parts, ticket)
         finally:
             self._after_adding(full=True)
 
     def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
         try:
-            for part in self._reserve_parts(lane, rows, ticket):
+            parts = self._reserve_parts(lane, rows)
+            for part in parts:
                 # Appended without the lock: a list takes appends of several threads on every build of CPython.
                 whole = part.rows == rows
                 rows_of_part = slice(part.offset, part.offset + part.rows)
                 own = arrays if whole else [array[rows_of_part] for array in arrays]
                 part.batch.pieces.append((part.first, part.rows, own))
+            self._enter(parts, ticket)
         finally:
             self._after_adding(full=True)
 
@@ -224,8 +228,8 @@ class Submitter:
         if end >= batch.lane.batch_rows:
             self._supertensor.seal(batch)
 
-    def _reserve_parts(self, lane: Lane, rows: int, ticket: Any) -> list[Part]:
-        """Reserve rows in as many batches as it takes, all or none, and enter the ticket in each."""
+    def _reserve_parts(self, lane: Lane, rows: int) -> list[Part]:
+        """Reserve rows in as many batches as it takes, all or none unless memory runs out."""
         parts: list[Part] = []
         with self._lock:
             self._supertensor.check_room(lane, rows)
@@ -237,11 +241,17 @@ class Submitter:
                 self._reserve(batch, first + taken)
                 parts.append(Part(batch, first, taken, offset))
                 offset += taken
+        return parts
+
+    def _enter(self, parts: Sequence[Part], ticket: Any) -> None:
+        """Enter a ticket in each of its batches, once all of its rows are there: without it nobody gets what they hold.
+
+        A batch may run on this worker's thread, and be answered, before an error of the copy has reached the caller.
+        """
         split = Split(len(parts)) if len(parts) > 1 else None
         for index, part in enumerate(parts):
             waiter = (ticket, part.first, part.rows, (split, index) if split is not None else None)
             part.batch.waiters[self._worker].append(waiter)
-        return parts
 
     def _copy(
         self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int

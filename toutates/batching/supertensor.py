@@ -180,7 +180,13 @@ class SuperTensor:
             batch = lane.spare.pop()
             self._spare_bytes -= lane.batch_bytes
         else:
-            batch = lane.new_batch(self.workers)
+            try:
+                batch = lane.new_batch(self.workers)
+            except MemoryError:
+                raise Overloaded(
+                    f"model '{self.name}': no memory for one more batch of {lane.batch_rows} rows, which takes "
+                    f"{lane.batch_bytes} bytes; try again later, or lower 'batch_size' or 'capacity' in its config.yaml"
+                ) from None
         self._in_flight += 1
         return batch
 
@@ -252,14 +258,23 @@ class SuperTensor:
         return None
 
     def take(self, executor: Executor) -> Batch | None:
-        """The next batch for an executor; blocks until there is one. None: the executor ends."""
+        """The next batch for an executor; blocks until there is one. None: the executor ends.
+
+        An executor whose last thread ended while it waited is idle, on loan or provided for still, and waits on.
+        """
         with self.lock:
-            batch = self._next(seal_busy=False)
-            if batch is None and self._closed and not self._in_flight:
-                return None
-            if batch is None:
-                self._idle.append(executor)
-        return executor.inbox.get() if batch is None else batch
+            batch = None
+            if not executor.waits_for_inbox:
+                batch = self._next(seal_busy=False)
+                if batch is None and self._closed and not self._in_flight:
+                    return None
+                if batch is None:
+                    self._idle.append(executor)
+                    executor.waits_for_inbox = True
+        if batch is None:
+            batch = executor.inbox.get()
+            executor.waits_for_inbox = False
+        return batch
 
     def release(self, batch: Batch) -> None:
         """An executor is done with a batch: its memory is free for others."""

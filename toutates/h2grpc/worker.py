@@ -506,6 +506,8 @@ class Worker:
                 call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
             except GrpcError as error:
                 call.fail(error.status, error.text, error.metadata)
+            except MemoryError:  # which comes with every request then: no traceback for each
+                call.fail(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
         except Exception as error:
             self._log_bug(f"handler of {_path(call)}", error)
             call.fail(Status.INTERNAL, "internal error")

@@ -2,6 +2,11 @@
 
 Loading a version blocks in ONNX Runtime, so it happens in threads; executors are threads of the manager's nursery,
 which therefore ends only after each of them has. Only the manager writes ``table``; everybody reads it.
+
+An executor whose thread dies, or cannot be started, gets another one: at once the first time, then after a pause that
+doubles, up to MAX_PAUSE_S, until one has lived for FORGET_S. A version of which no executor is left meanwhile is not
+ready: its new requests are refused as UNAVAILABLE, and those that wait in its SuperTensor already wait for the next
+thread.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -33,7 +39,14 @@ __all__ = ["LoadOptions", "ModelManager"]
 logger = logging.getLogger(__name__)
 
 #: Profiles end at unloading where config.yaml gives no number of batches.
-_NEVER_STOP = 2**62
+_NEVER_STOP: Final = 2**62
+#: Pauses before an executor's thread is replaced; none before the first time, then from FIRST_PAUSE_S, doubled.
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 10.0
+#: A thread that has lived for so long died of something new.
+FORGET_S: Final = 60.0
+#: How often a thread is replaced once no worker is left to wait for what it does.
+MAX_DEATHS_AT_THE_END: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +72,24 @@ class ModelManager:
     Args:
         options: see LoadOptions.
         nursery: where the executors' threads live.
+        on_change: called when ``table`` has been replaced after the initial load.
     """
 
-    def __init__(self, options: LoadOptions, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, options: LoadOptions, nursery: trio.Nursery, on_change: Callable[[], None] = lambda: None
+    ) -> None:
         #: read by every thread, replaced as a whole by the manager alone
         self.table = ModelTable({}, complete=False)
+        self._on_change = on_change
+        #: what the initial load has found, once it is over
+        self._models: list[ModelEntry] = []
+        #: by version, the numbers of its executors that have no thread
+        self._dead: dict[ServedVersion, set[int]] = {}
         self._options = options
         self._nursery = nursery
         #: of every version whose executors run, in the table or not yet
         self._supertensors: list[SuperTensor] = []
-        self._stopped = False
+        self._stopped = trio.Event()
         self._executor_threads = trio.CapacityLimiter(math.inf)
         self._loader_threads = trio.CapacityLimiter(options.placement.executor_cores)
         self._executor_turns = Turns(options.placement.executors)
@@ -102,12 +123,24 @@ class ModelManager:
             for folder in folders:
                 for version in folder.versions:
                     nursery.start_soon(load_one, folder, version)
+        self._models = [
+            ModelEntry(folder.name, dict(sorted(entries[folder.name].items())), folder.problem) for folder in folders
+        ]
+        self._publish()
+
+    def _publish(self) -> None:
+        """Replace the table: what was loaded, less what has no executor left."""
         self.table = ModelTable(
             {
-                folder.name: ModelEntry(folder.name, dict(sorted(entries[folder.name].items())), folder.problem)
-                for folder in folders
+                model.name: replace(model, versions={n: self._as_it_is(entry) for n, entry in model.versions.items()})
+                for model in self._models
             }
         )
+
+    def _as_it_is(self, entry: VersionEntry) -> VersionEntry:
+        if entry.served is None or self._has_executor(entry.served):
+            return entry
+        return replace(entry, state=ModelState.UNAVAILABLE, reason="Internal: its executors died and are replaced")
 
     async def _load(self, model: str, version: VersionFolder) -> VersionEntry:
         try:
@@ -125,7 +158,7 @@ class ModelManager:
             logger.exception("loading model '%s' version %d failed unexpectedly", model, version.number)
             return self._failed(model, version, f"{type(error).__name__}: {error}")
         self._supertensors.append(served.supertensor)
-        if self._stopped:
+        if self._stopped.is_set():
             served.supertensor.close(workers_ended=True)
         for number, session in enumerate(sessions):
             executor = Executor(
@@ -135,18 +168,69 @@ class ModelManager:
                 is_wanted=self._options.is_wanted,
                 on_batch=served.counters.executors[number].add,
             )
-            self._nursery.start_soon(self._run_executor, executor, f"executor-{number} {model}")
+            self._nursery.start_soon(self._keep_running, executor, served, number)
         return VersionEntry(version.number, ModelState.READY, served=served)
 
-    async def _run_executor(self, executor: Executor, name: str) -> None:
+    async def _keep_running(self, executor: Executor, served: ServedVersion, number: int) -> None:
+        """An executor's threads, one after the other should they die, until its SuperTensor is closed."""
+        name = f"executor-{number} {served.model}"
         cpus = self._executor_turns.take(1)
+        deaths = deaths_at_the_end = 0
+        while True:
+            started = trio.current_time()
+            death = await self._run_executor(executor, name, cpus)
+            if death is None:
+                return
+            deaths = 1 if trio.current_time() - started >= FORGET_S else deaths + 1
+            pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
+            logger.error(
+                "%s of version %d died, %s; it is replaced %s",
+                name,
+                served.number,
+                "for the first time" if deaths == 1 else f"the {deaths}th time in a row",
+                f"in {pause_s:g} s" if pause_s else "at once",
+                exc_info=death,
+            )
+            if self._stopped.is_set():
+                deaths_at_the_end += 1
+                if deaths_at_the_end == MAX_DEATHS_AT_THE_END:
+                    return
+            self._mark(served, number, dead=True)
+            with trio.move_on_after(pause_s):
+                await self._stopped.wait()
+            self._mark(served, number, dead=False)
 
-        def run() -> None:
-            with running_on(cpus, self._options.placement.anywhere):
-                executor.run()
+    async def _run_executor(self, executor: Executor, name: str, cpus: tuple[int, ...]) -> BaseException | None:
+        """One thread of an executor; returns what it died of, or that it could not be started for."""
 
-        # Not abandoned on cancellation: `stop` ends the thread, and the nursery waits for that.
-        await trio.to_thread.run_sync(run, limiter=self._executor_threads, thread_name=name)
+        def run() -> BaseException | None:
+            try:
+                with running_on(cpus, self._options.placement.anywhere):
+                    executor.run()
+            except BaseException as death:
+                return death
+            return None
+
+        try:
+            # Not abandoned on cancellation: `stop` ends the thread, and the nursery waits for that.
+            return await trio.to_thread.run_sync(run, limiter=self._executor_threads, thread_name=name)
+        except (RuntimeError, OSError, MemoryError) as error:  # the system has no thread left for us
+            return error
+
+    def _mark(self, served: ServedVersion, number: int, *, dead: bool) -> None:
+        """Note that an executor has no thread, or has one again."""
+        numbers = self._dead.setdefault(served, set())
+        had_executor = self._has_executor(served)
+        if dead:
+            numbers.add(number)
+        else:
+            numbers.discard(number)
+        if self._models and self._has_executor(served) is not had_executor:
+            self._publish()
+            self._on_change()
+
+    def _has_executor(self, served: ServedVersion) -> bool:
+        return len(self._dead.get(served, ())) < len(served.counters.executors)
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
         logger.error("model '%s' version %d cannot be served: %s", model, version.number, reason)
@@ -182,7 +266,9 @@ class ModelManager:
             load_session(version.model_path, self._session_options(), profile_prefix=prefix) for prefix in prefixes[1:]
         ]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
-        sessions = [ModelSession(session, signature, profile_batches=profile_batches) for session in (first, *others)]
+        sessions = [
+            ModelSession(session, signature, model, profile_batches=profile_batches) for session in (first, *others)
+        ]
         return self._describe(model, version, settings, signature, sessions, first.get_providers()), sessions
 
     def _session_options(self) -> SessionOptions:
@@ -222,7 +308,7 @@ class ModelManager:
 
     def stop(self) -> None:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
-        self._stopped = True
+        self._stopped.set()
         for supertensor in self._supertensors:
             supertensor.close(workers_ended=True)
 

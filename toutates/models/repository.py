@@ -11,6 +11,7 @@ deployments swap repositories by them; hidden entries are passed over, because K
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -29,6 +30,8 @@ MODEL_FILENAME: Final = "model.onnx"
 _FLAG: Final = "--model-repository"
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
 _GREATEST_VERSION: Final = 2**63 - 1  # versions are int64 in the protocol
+#: Errors of a link to nothing or to itself, and of an entry that has just been removed.
+_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})  # Triton's own sub-directories of a model
 
 
@@ -149,7 +152,12 @@ def _version(model: Path, number: int) -> VersionFolder:
 
 def _directories(path: Path) -> list[str]:
     """Names of the directories in a directory, links to directories included and hidden ones left out, sorted."""
-    # os.path.isdir, because the methods of DirEntry raise for a link that leads to itself.
-    return sorted(
-        name for name in os.listdir(path) if not name.startswith(".") and os.path.isdir(os.path.join(path, name))
-    )
+    return sorted(name for name in os.listdir(path) if not name.startswith(".") and _is_directory(path / name))
+
+
+def _is_directory(path: Path) -> bool:
+    """Also what a failing disk does not tell: such an entry is shown with its problem, not taken for absent."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError as exc:
+        return exc.errno not in _NOTHING_THERE

@@ -30,7 +30,7 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedVersion:
-    """A model version that answers requests.
+    """A model version that has been loaded.
 
     Attributes:
         model: name of the model.
@@ -50,7 +50,7 @@ class ServedVersion:
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
-    """One version of the repository. ``served`` is given when and only when it is READY."""
+    """One version of the repository. ``served`` is given once it has loaded; it may lose its executors later."""
 
     number: int
     state: ModelState
@@ -66,8 +66,8 @@ class ModelEntry:
     versions: Mapping[int, VersionEntry] = field(default_factory=dict)
     problem: str = ""
 
-    def ready(self) -> list[ServedVersion]:
-        """The versions that answer, ascending."""
+    def served(self) -> list[ServedVersion]:
+        """The versions that were loaded, whatever has become of their executors, ascending."""
         return [entry.served for entry in self.versions.values() if entry.served is not None]
 
 
@@ -120,17 +120,18 @@ class ModelTable:
         if model is None:
             raise UnknownModel(f"Request for unknown model: '{name}' is not found")
         if number is None:
-            ready = model.ready()
-            if not ready:
+            loaded = model.served()
+            if not loaded:
                 raise UnknownModel(f"Request for unknown model: '{name}' has no available versions")
-            return ready[-1]
+            # The newest, even if it cannot answer just now: an older one would give other answers for a moment.
+            number = loaded[-1].number
         entry = model.versions.get(number)
         if entry is None:
             raise UnknownModel(f"Request for unknown model: '{name}' version {number} is not found")
-        if entry.served is None:
+        if entry.served is None or entry.state is not ModelState.READY:
             raise ModelNotReady(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return entry.served
 
     def served(self) -> list[ServedVersion]:
-        """All versions that answer, by name and number."""
-        return [version for model in self.models.values() for version in model.ready()]
+        """All versions that were loaded, by name and number."""
+        return [version for model in self.models.values() for version in model.served()]

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 #: What waits for a batch: (call, plan, the request's id field as it goes into the response, arrival).
 Ticket = tuple[Call, Plan, bytes, int]
 
+_INTERNAL_ERROR: Final = ExecutionFailed("internal error")
 #: gRPC's own limit for a message.
 MAX_RESPONSE_BYTES: Final = 2**31 - 1
 
@@ -47,44 +48,48 @@ class Answers:
 
     def finish(self, result: BatchResult) -> None:
         """Answer every request of this worker that waited for a batch: 0.6 us each, framing included."""
-        outputs = result.outputs
-        if outputs is None:
-            self._fail(result)
-            return
         answered = arrivals = rows_answered = 0
-        data = outputs.data
-        row_bytes = outputs.row_bytes
-        row_shapes = outputs.row_shapes
-        for (call, plan, id_field, arrival), first, rows, part in result.waiters:
-            if not call.open:
-                self._count_cancelled(arrival, part)
-                continue
-            if part is not None:
-                if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
+        try:
+            outputs = result.outputs
+            if outputs is None:
+                self._fail(result)
+                return
+            data = outputs.data
+            row_bytes = outputs.row_bytes
+            row_shapes = outputs.row_shapes
+            for (call, plan, id_field, arrival), first, rows, part in result.waiters:
+                if not call.open:
+                    self._count_cancelled(arrival, part)
                     continue
-                rows = plan.rows
-            else:
-                template = plan.fixed_template
-                if template is None:
-                    template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
-                if template is None:
-                    if not self._write((call, plan, id_field, arrival), outputs, first, rows):
+                if part is not None:
+                    if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
                         continue
-                elif template.single >= 0:
-                    start = first * row_bytes[template.single]
-                    content = data[template.single][start : start + template.single_size]
-                    call.connection.reply(
-                        call, (template.before, id_field, template.after, content), template.length + len(id_field)
-                    )
+                    rows = plan.rows
                 else:
-                    parts: list[Any] = [template.before, id_field, template.after]
-                    for output in template.outputs:
-                        start = first * row_bytes[output.index]
-                        parts += (output.head, data[output.index][start : start + output.size])
-                    call.connection.reply(call, parts, template.length + len(id_field))
-            answered += 1
-            rows_answered += rows
-            arrivals += arrival
+                    template = plan.fixed_template
+                    if template is None:
+                        template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
+                    if template is None:
+                        if not self._write((call, plan, id_field, arrival), outputs, first, rows):
+                            continue
+                    elif template.single >= 0:
+                        start = first * row_bytes[template.single]
+                        content = data[template.single][start : start + template.single_size]
+                        call.connection.reply(
+                            call, (template.before, id_field, template.after, content), template.length + len(id_field)
+                        )
+                    else:
+                        parts: list[Any] = [template.before, id_field, template.after]
+                        for output in template.outputs:
+                            start = first * row_bytes[output.index]
+                            parts += (output.head, data[output.index][start : start + output.size])
+                        call.connection.reply(call, parts, template.length + len(id_field))
+                answered += 1
+                rows_answered += rows
+                arrivals += arrival
+        except Exception:
+            logger.exception("answering a batch failed")
+            self._fail_rest(result)
         if answered:
             self._count(result.timing, answered, rows_answered, arrivals)
 
@@ -109,6 +114,14 @@ class Answers:
             if part is not None:
                 part[0].error = result.error
             self._fail_one(call, arrival, result.error)
+
+    def _fail_rest(self, result: BatchResult) -> None:
+        """After an error of our own: those of a batch who have no answer yet wait for one."""
+        for (call, _, _, arrival), _, _, part in result.waiters:
+            if call.open:
+                if part is not None:
+                    part[0].error = _INTERNAL_ERROR
+                self._fail_one(call, arrival, _INTERNAL_ERROR)
 
     def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
         call.fail(STATUSES[type(error)], str(error))
@@ -181,7 +194,7 @@ class Answers:
         except Exception:
             # Those who share the batch wait for their answers.
             logger.exception("writing a response of model '%s' failed", plan.version.model)
-            self._fail_one(call, arrival, ExecutionFailed("internal error"))
+            self._fail_one(call, arrival, _INTERNAL_ERROR)
             return False
         call.reply_parts(pieces_out, length)
         return True

@@ -88,7 +88,7 @@ def build_methods(
 
     def metadata(request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         version = get_table().find(request.name, request.version)
-        ready = [served.number for served in get_table().models[request.name].ready()]
+        ready = [served.number for served in get_table().models[request.name].served()]
         return model_metadata(request.name, [version.number] if request.version else ready, version.signature)
 
     def config(request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:

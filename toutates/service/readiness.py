@@ -19,6 +19,11 @@ class Readiness:
         self.serving = AsyncValue(serving)
         self.exiting = AsyncValue(False)
 
+    def update(self, *, serving: bool) -> None:
+        """A model has become ready, or is no longer; too late once the server shuts down."""
+        if not self.exiting.value:
+            self.serving.value = serving
+
     def begin_exit(self) -> None:
         """The server is shutting down."""
         self.exiting.value = True

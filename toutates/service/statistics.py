@@ -31,10 +31,10 @@ def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[Serve
         return table.served()
     number = parse_version(request.version)
     model = table.models.get(request.name)
-    ready = model.ready() if model is not None else []
-    if not ready:
+    loaded = model.served() if model is not None else []
+    if not loaded:
         raise InvalidRequest(f"requested model '{request.name}' is not available")
-    chosen = [version for version in ready if number in (None, version.number)]
+    chosen = [version for version in loaded if number in (None, version.number)]
     if not chosen:
         raise InvalidRequest(f"requested model version is not available for model '{request.name}'")
     return chosen

@@ -1,0 +1,70 @@
+"""Standard output and standard error where they cannot be trusted: closed, a pipe that nobody reads, a full disk.
+
+The server prints its tables to the one and its log to the other. Neither is worth a request, nor an exit code: what
+cannot be written is lost, and the next line is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+__all__ = ["LogHandler", "say", "standard_streams"]
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes the log; lines that the stream refuses are dropped, without a word that it would refuse too."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Called by ``emit`` while it handles an exception."""
+        # ValueError is what a closed stream raises.
+        if not isinstance(sys.exc_info()[1], OSError | ValueError):
+            super().handleError(record)
+
+
+def say(text: str) -> None:
+    """Print to standard output, if it takes it."""
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError) as error:
+        logging.getLogger("toutates").warning("standard output cannot be written: %s", error)
+        _give_up(sys.stdout)
+
+
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """For the life of the process: something is open under the numbers 0 to 2, and the end does not fail for them.
+
+    Without the first, a socket would get the number, and what libraries print there would go to a client. Without the
+    second, what is still in a buffer at the end would turn exit code 0 into Python's 120.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # which takes the lowest number that is free
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except (OSError, ValueError):
+                _give_up(stream)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let a stream's buffer drain into nothing."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+    except (OSError, ValueError):
+        pass  # closed, or not a file at all
