@@ -159,6 +159,8 @@ class ModelSession:
         self.session = session
         self.signature = signature
         self.model = model
+        #: by output, the type and row shape that were last seen to be what was promised, for ``pack_outputs``
+        self.sound_forms: list[object] = [None] * len(signature.outputs)
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
         self.started_ns = 0
@@ -317,15 +319,15 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, session: 
     in_arrays = False
     row_bytes: list[int] = []
     row_shapes: list[tuple[int, ...]] = []
-    for array, tensor in zip(arrays, session.signature.outputs, strict=True):
-        row_shape = array.shape if rows is None else array.shape[1:]
-        if (
-            array.dtype != tensor.datatype.numpy
-            or (rows is not None and array.shape[:1] != (rows,))
-            or (row_shape != tensor.shape and not _fits(row_shape, tensor, rows))
-        ):
+    for index, (array, tensor) in enumerate(zip(arrays, session.signature.outputs, strict=True)):
+        form = array.dtype, (array.shape if rows is None else array.shape[1:])
+        if rows is not None and array.shape[:1] != (rows,):
             raise _wrong_output(array, tensor, rows, session.model)
-        row_shapes.append(row_shape)
+        if form != session.sound_forms[index]:
+            if not _is_sound(*form, tensor, rows):
+                raise _wrong_output(array, tensor, rows, session.model)
+            session.sound_forms[index] = form
+        row_shapes.append(form[1])
         if array.dtype.hasobject:
             data.append(array)
             row_bytes.append(0)
@@ -338,8 +340,10 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, session: 
     return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
 
 
-def _fits(row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
-    """Whether an output has the dimensions that are fixed, and as many as it should."""
+def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
+    """Whether an output has its type, the dimensions that are fixed, and as many as it should."""
+    if dtype != tensor.datatype.numpy:
+        return False
     expected = () if tensor.squeezed else tensor.shape
     if rows is None and not expected:
         return True  # a scalar, or of a rank that the graph leaves open
