@@ -237,6 +237,9 @@ class Server:
         say(startup_table(manager.table, providers, time.monotonic() - started))
         say(placement_table(self._placement, manager.table, self._options.ort_intra_threads))
         self._warn_of_gil()  # again, for what was imported while models were loaded
+        # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
+        # that fail come back as errors to those who asked for them.
+        onnxruntime.set_default_logger_severity(4)
         return True
 
     def _warn_of_gil(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -183,8 +184,8 @@ def test_a_size_that_the_graph_fixes_and_the_model_does_not_keep_is_named(batche
         helper.make_node("Slice", ["x", "start", "end", "axis"], ["y"]),
     ]
     shapes = tensor("x", [first, "k", 4]), tensor("y", [first, "k", 4])
-    constants = {"one": np.array([1]), "start": np.array([0]), "axis": np.array([2])}
-    rig = Rig(model(nodes, shapes[:1], shapes[1:], **constants))
+    one, start, axis = (np.array([number]) for number in (1, 0, 2))
+    rig = Rig(model(nodes, shapes[:1], shapes[1:], one=one, start=start, axis=axis))
     assert rig.signature.batched is batched
     with rig.running():
         lane = rig.lane((5, 4) if batched else (2, 5, 4))
@@ -396,6 +397,15 @@ def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(whe
 
 # --- profiles
 
+really_problem_of_profile = session_module._problem_of_profile
+
+
+def problem_of_half(path: str) -> str:
+    """What is said of a profile of which the disk took half."""
+    with open(path, "r+b") as file:
+        file.truncate(file.seek(0, os.SEEK_END) // 2)
+    return really_problem_of_profile(path)
+
 
 @pytest.mark.parametrize("fault", ["cut short", "missing", "raises"])
 def test_a_profile_that_cannot_be_written_takes_no_request_down(
@@ -404,7 +414,7 @@ def test_a_profile_that_cannot_be_written_takes_no_request_down(
     prefix = tmp_path / ("missing/profile" if fault == "missing" else "profile")
     rig = Rig(gather(), profile=(prefix, 2))
     if fault == "cut short":
-        monkeypatch.setattr(session_module.os, "SEEK_END", session_module.os.SEEK_SET)  # as if it were empty
+        monkeypatch.setattr(session_module, "_problem_of_profile", problem_of_half)
     if fault == "raises":
         monkeypatch.setattr(rig.sessions[0].session, "end_profiling", raising(OSError("No space left on device")))
     with rig.running():

@@ -75,7 +75,11 @@ class ServerProcess:
 
 @contextmanager
 def running(
-    repository: Path, folder: Path, flags: Sequence[str] = (), start: Sequence[str] = ("-m", "toutates")
+    repository: Path,
+    folder: Path,
+    flags: Sequence[str] = (),
+    start: Sequence[str] = ("-m", "toutates"),
+    port: int = 0,
 ) -> Iterator[ServerProcess]:
     """A server that has become ready, and ends with the block if it has not ended by then.
 
@@ -84,9 +88,10 @@ def running(
         folder: an empty one, for its log.
         flags: beside the repository and the address.
         start: what the interpreter is told to run.
+        port: where it listens; 0 lets the system choose.
     """
     log_path = folder / "log"
-    arguments = ["--model-repository", str(repository), "--grpc-addr", "127.0.0.1:0", *flags]
+    arguments = ["--model-repository", str(repository), "--grpc-addr", f"127.0.0.1:{port}", *flags]
     with log_path.open("wb") as log:
         process = subprocess.Popen([PYTHON, *start, *arguments], stdout=log, stderr=log, env=environment())
     try:

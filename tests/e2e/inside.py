@@ -1,0 +1,112 @@
+"""A server in this process, for faults that have to be put into it, and for a look at what a client leaves behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.batching.support import wait_until
+from toutates import server as server_module
+from toutates.batching.supertensor import SuperTensor
+from toutates.h2grpc import Worker
+from toutates.models.manager import ModelManager
+from toutates.models.table import ServedVersion
+from toutates.options import Address, Options
+from toutates.server import Server
+
+__all__ = ["Inside", "serve"]
+
+
+@dataclass
+class Inside:
+    """A server that serves."""
+
+    server: Server
+    manager: ModelManager
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self.server.address is not None
+        return self.server.address[1]
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Its workers. They run: look, and do not touch."""
+        return self.server._workers
+
+    def version(self, model: str) -> ServedVersion:
+        """The newest version of a model."""
+        return self.manager.table.models[model].served()[-1]
+
+    def supertensor(self, model: str) -> SuperTensor:
+        """The same's SuperTensor."""
+        return self.version(model).supertensor
+
+    def open_streams(self) -> int:
+        """Streams that are not closed, on all connections."""
+        return sum(
+            transport.connection.open_calls
+            for worker in self.workers
+            for transport in list(worker._transports.values())
+        )
+
+    def wait_quiet(self) -> None:
+        """Wait until nothing is left of any request: no stream, no bytes for one, no batch."""
+        supertensors = [version.supertensor for version in self.manager.table.served()]
+
+        def is_quiet() -> bool:
+            connections = [
+                transport.connection for worker in self.workers for transport in list(worker._transports.values())
+            ]
+            return (
+                not self.open_streams()
+                and not any(connection._queued_bytes or connection._blocked for connection in connections)
+                and not any(worker._streams for worker in self.workers)
+                and not any(supertensor.occupancy().in_flight for supertensor in supertensors)
+            )
+
+        wait_until(is_quiet)
+
+
+def serve(repository: Path, visit: Callable[[Inside], None], **options: Any) -> int | None:
+    """Run a server in this thread and ``visit`` in another; returns the server's exit code.
+
+    The server is stopped when the visit is over, unless it has ended by itself before.
+    """
+    managers: list[ModelManager] = []
+
+    class Kept(ModelManager):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            managers.append(self)
+
+    settings = Options(repository, grpc_addr=Address("127.0.0.1", 0), **options)
+    code: list[int] = []
+
+    async def main() -> None:
+        server = Server(settings)
+
+        async def run(*, task_status: trio.TaskStatus[None]) -> None:
+            code.append(await server.run(task_status=task_status))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(run)
+                await trio.to_thread.run_sync(visit, Inside(server, managers[0]))
+                if not code:
+                    server.stop()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_module, "ModelManager", Kept)
+        try:
+            trio.run(main)
+        finally:
+            gc.unfreeze()  # the server freezes what the collector knows
+    return code[0] if code else None
