@@ -184,10 +184,10 @@ class ModelManager:
             deaths = 1 if trio.current_time() - started >= FORGET_S else deaths + 1
             pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
             logger.error(
-                "%s of version %d died, %s; it is replaced %s",
+                "%s of version %d died (%d in a row); it is replaced %s",
                 name,
                 served.number,
-                "for the first time" if deaths == 1 else f"the {deaths}th time in a row",
+                deaths,
                 f"in {pause_s:g} s" if pause_s else "at once",
                 exc_info=death,
             )
