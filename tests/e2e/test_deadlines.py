@@ -1,0 +1,491 @@
+"""Calls that end before their answer does: by their deadline, by their caller, by the loss of their connection.
+
+A test per stage of a request's way, on the wire; docs/architecture.md has the table. Whatever the stage: the caller hears
+of a deadline at once, nobody hears anything afterwards, those who shared the batch have their answers, and nothing of
+the call is left.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from h2.settings import SettingCodes
+
+from tests.batching.support import wait_until
+from tests.e2e.inside import Inside, serve
+from tests.e2e.process import ServerProcess
+from tests.e2e.wire import Answer, Client, client_of, framed
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
+WATCH: Final = "/grpc.health.v1.Health/Watch"
+DEADLINE_EXCEEDED: Final = ("4", "Deadline Exceeded")
+CANCEL: Final = 8
+
+WAYS: Final = ["deadline", "reset", "loss"]
+#: Long enough for what comes before the deadline, on a machine with other things to do.
+SOON: Final = ("grpc-timeout", "300m")
+#: Of about a millisecond each: long enough to be seen while they run.
+STEPS: Final = 1_500
+
+
+@pytest.fixture
+def models(repository: Path, tmp_path: Path) -> Path:
+    """Two models: one that takes as long as it is told to, in batches of two rows, and one of rows of any length."""
+    for name in ("slow", "dynamic"):
+        os.symlink(repository / name, tmp_path / name)
+    return tmp_path
+
+
+def slow(steps: int, rows: int = 1) -> bytes:
+    """A request that takes about a millisecond per step."""
+    message = ModelInferRequest(model_name="slow", id=str(steps))
+    message.inputs.add(name="INPUT", datatype="INT64", shape=[rows, 1])
+    message.raw_input_contents.append(np.full(rows, steps, np.int64).tobytes())
+    return message.SerializeToString()
+
+
+def dynamic(length: int) -> bytes:
+    """A request whose response is as large as itself: ``length`` numbers of four bytes."""
+    message = ModelInferRequest(model_name="dynamic")
+    message.inputs.add(name="INPUT", datatype="FP32", shape=[1, length])
+    message.raw_input_contents.append(bytes(4 * length))
+    return message.SerializeToString()
+
+
+def begin(client: Client, message: bytes, *headers: tuple[str, str]) -> int:
+    """Start a call and send all of its request."""
+    stream = client.start(INFER, headers)
+    client.send(stream, framed(message))
+    return stream
+
+
+def assert_answered(answer: Answer, steps: int) -> None:
+    assert answer.status == ("0", "")
+    response = ModelInferResponse.FromString(answer.data[5:])
+    assert response.id == str(steps)
+    assert response.raw_output_contents[0] == steps.to_bytes(8, "little")
+
+
+def assert_connected(client: Client) -> None:
+    assert client.call(LIVE, b"").status == ("0", "")
+
+
+class Leaver:
+    """The client whose call ends early, in one of three ways.
+
+    Args:
+        client: its connection.
+        way: one of WAYS.
+    """
+
+    def __init__(self, client: Client, way: str) -> None:
+        self.client = client
+        self.way = way
+        #: for the headers of its call
+        self.headers: Sequence[tuple[str, str]] = [SOON] if way == "deadline" else []
+
+    def leave(self, stream: int) -> None:
+        """End the call; one with a deadline has its status when this returns."""
+        if self.way == "deadline":
+            assert self.client.answer(stream).status == DEADLINE_EXCEEDED
+            assert not self.client.answers[stream].data
+        elif self.way == "reset":
+            self.client.connection.reset_stream(stream, CANCEL)
+            self.client.flush()
+        else:
+            self.client.sock.close()
+
+    def assert_nothing_came(self, stream: int) -> None:
+        """No answer after the end, and the connection as it was."""
+        if self.way != "loss":
+            before = self.client.answers[stream].data
+            assert_connected(self.client)
+            assert self.client.answers[stream].data == before
+            assert self.client.terminated is None
+
+
+@contextmanager
+def leaver_of(inside: Inside, way: str) -> Iterator[Leaver]:
+    with client_of(inside.port) as client:
+        yield Leaver(client, way)
+
+
+def counts(inside: Inside, model: str = "slow") -> tuple[int, int, int]:
+    """Requests that were answered, that failed, and whose callers left."""
+    counters = inside.version(model).counters.requests()
+    return counters.success, counters.fail, counters.cancel
+
+
+def assert_counts(inside: Inside, expected: tuple[int, int, int], model: str = "slow") -> None:
+    """The worker counts a moment after the batch has left its ring."""
+    wait_until(lambda: sum(counts(inside, model)) >= sum(expected))
+    assert counts(inside, model) == expected
+
+
+def batches(inside: Inside, model: str = "slow") -> dict[int, int]:
+    """How many batches ran, by rows."""
+    return {rows: batch.count for rows, batch in inside.version(model).counters.batches().items()}
+
+
+def run(models: Path, visit: Callable[[Inside], None]) -> None:
+    assert serve(models, visit) == 0
+
+
+# --- while the request arrives
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [100, 6_000_000], ids=["of one frame", "larger than the window"])
+def test_a_call_that_ends_while_its_request_arrives(models: Path, way: str, size: int) -> None:
+    def visit(inside: Inside) -> None:
+        with leaver_of(inside, way) as leaver:
+            client = leaver.client
+            stream = client.start(INFER, leaver.headers)
+            message = framed(dynamic(size // 4))
+            client.send(stream, message[: len(message) * 9 // 10], end=False)
+            wait_until(lambda: inside.open_streams() == 1)
+            leaver.leave(stream)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(stream)
+            assert_counts(inside, (0, 0, 0), "dynamic")
+            assert batches(inside, "dynamic") == {}
+
+    run(models, visit)
+
+
+def test_data_that_comes_after_the_deadline_is_ignored(models: Path) -> None:
+    """A client whose clock is slower has not heard of it yet."""
+
+    def visit(inside: Inside) -> None:
+        with client_of(inside.port) as client:
+            stream = client.start(INFER, [("grpc-timeout", "1m")])
+            time.sleep(0.05)
+            # What the server has sent in the meantime is not read yet, so that h2 lets this pass.
+            client.send(stream, framed(slow(1)))
+            assert client.answer(stream).status == DEADLINE_EXCEEDED
+            inside.wait_quiet()
+            assert_connected(client)
+            assert_counts(inside, (0, 0, 0))
+
+    run(models, visit)
+
+
+# --- between its last byte and the batch
+
+
+@pytest.mark.parametrize("way", ["reset", "loss"])
+def test_a_call_whose_end_comes_with_its_request_is_not_run(models: Path, way: str) -> None:
+    """All in one read: the call is over before its handler is called."""
+
+    def visit(inside: Inside) -> None:
+        with client_of(inside.port) as client:
+            stream = client.connection.get_next_available_stream_id()
+            fields = {":method": "POST", ":scheme": "http", ":path": INFER, ":authority": "test"}
+            fields |= {"te": "trailers", "content-type": "application/grpc"}
+            client.connection.send_headers(stream, list(fields.items()))
+            client.connection.send_data(stream, framed(slow(1)), end_stream=True)
+            if way == "reset":
+                client.connection.reset_stream(stream, CANCEL)
+                client.flush()
+                assert_connected(client)
+            else:
+                client.flush()
+                client.sock.close()
+            inside.wait_quiet()
+            if way == "reset":
+                assert_counts(inside, (0, 0, 1))
+                assert batches(inside) == {}
+
+    run(models, visit)
+
+
+@pytest.mark.parametrize("timeout", ["0n", "1n", "1u"])
+def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, timeout: str) -> None:
+    def visit(inside: Inside) -> None:
+        with client_of(inside.port) as busy, client_of(inside.port) as client:
+            running = begin(busy, slow(STEPS))
+            wait_until(lambda: inside.supertensor("slow").occupancy().in_flight == 1)
+            late = begin(client, slow(1), ("grpc-timeout", timeout))
+            assert client.answer(late).status == DEADLINE_EXCEEDED
+            assert inside.supertensor("slow").occupancy().in_flight  # it waited for nobody
+            assert_answered(busy.answer(running), STEPS)
+            inside.wait_quiet()
+            assert_counts(inside, (1, 0, 1))
+            assert batches(inside) == {1: 1}
+
+    run(models, visit)
+
+
+# --- in a batch that waits for an executor
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_ends_while_its_batch_waits_is_not_run(models: Path, way: str) -> None:
+    def visit(inside: Inside) -> None:
+        supertensor = inside.supertensor("slow")
+        with client_of(inside.port) as busy, leaver_of(inside, way) as leaver:
+            running = begin(busy, slow(STEPS))
+            wait_until(lambda: supertensor.occupancy().in_flight == 1)
+            waiting = begin(leaver.client, slow(1), *leaver.headers)
+            wait_until(lambda: supertensor.occupancy().in_flight == 2)
+            leaver.leave(waiting)
+            wait_until(lambda: inside.open_streams() == 1)
+            assert not busy.answers[running].ended
+            assert_answered(busy.answer(running), STEPS)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(waiting)
+            assert_counts(inside, (1, 0, 1))
+            assert batches(inside) == {1: 1}  # its own did not run
+
+    run(models, visit)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_those_who_share_a_batch_that_waits_with_one_that_leaves_are_answered(models: Path, way: str) -> None:
+    def visit(inside: Inside) -> None:
+        supertensor = inside.supertensor("slow")
+        with client_of(inside.port) as busy, client_of(inside.port) as other, leaver_of(inside, way) as leaver:
+            running = begin(busy, slow(STEPS))
+            wait_until(lambda: supertensor.occupancy().in_flight == 1)
+            leaving = begin(leaver.client, slow(1), *leaver.headers)
+            wait_until(lambda: supertensor.occupancy().in_flight == 2)
+            staying = begin(other, slow(2))
+            wait_until(lambda: inside.open_streams() == 3)
+            leaver.leave(leaving)
+            assert_answered(other.answer(staying), 2)
+            assert_answered(busy.answer(running), STEPS)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(leaving)
+            assert_counts(inside, (2, 0, 1))
+            assert batches(inside) == {1: 1, 2: 1}
+
+    run(models, visit)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_split_call_that_ends_while_it_waits_counts_once(models: Path, way: str) -> None:
+    def visit(inside: Inside) -> None:
+        supertensor = inside.supertensor("slow")
+        with client_of(inside.port) as busy, leaver_of(inside, way) as leaver:
+            running = begin(busy, slow(STEPS, rows=2))
+            wait_until(lambda: supertensor.occupancy().in_flight == 1)
+            begin(busy, slow(1))
+            wait_until(lambda: supertensor.occupancy().in_flight == 2)
+            # The ring is full: a request of two rows would find one place.
+            refused = begin(leaver.client, slow(1, rows=2), *leaver.headers)
+            assert leaver.client.answer(refused).status[0] == "8"
+            busy.answer(running)
+            inside.wait_quiet()
+            # Three rows take both batches: the first runs, the second waits.
+            split = begin(leaver.client, slow(STEPS, rows=3), *leaver.headers)
+            wait_until(lambda: supertensor.occupancy().in_flight == 2)
+            leaver.leave(split)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(split)
+            assert_counts(inside, (2, 0, 1))
+            assert batches(inside)[2] == 2
+            assert batches(inside)[1] == 1  # the second half was not run
+
+    run(models, visit)
+
+
+# --- while ONNX Runtime runs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_ends_while_it_runs_runs_on_unheard(models: Path, way: str) -> None:
+    def visit(inside: Inside) -> None:
+        supertensor = inside.supertensor("slow")
+        with leaver_of(inside, way) as leaver, client_of(inside.port) as other:
+            running = begin(leaver.client, slow(STEPS), *leaver.headers)
+            wait_until(lambda: supertensor.occupancy().in_flight == 1)
+            leaver.leave(running)
+            wait_until(lambda: inside.open_streams() == 0)
+            assert supertensor.occupancy().in_flight == 1  # the caller heard while it ran
+            inside.wait_quiet()
+            leaver.assert_nothing_came(running)
+            assert_counts(inside, (0, 0, 1))
+            assert batches(inside) == {1: 1}
+            assert_answered(other.answer(begin(other, slow(3))), 3)
+
+    run(models, visit)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_those_who_share_a_run_with_one_that_leaves_are_answered(models: Path, way: str) -> None:
+    def visit(inside: Inside) -> None:
+        supertensor = inside.supertensor("slow")
+        with client_of(inside.port) as other, leaver_of(inside, way) as leaver:
+            before = begin(other, slow(100))
+            wait_until(lambda: supertensor.occupancy().in_flight == 1)
+            staying = begin(other, slow(STEPS))
+            # The deadline is for the run, not for the wait before it.
+            headers = [("grpc-timeout", "900m")] if way == "deadline" else []
+            leaving = begin(leaver.client, slow(2), *headers)
+            assert_answered(other.answer(before), 100)
+            leaver.leave(leaving)
+            assert not other.answers[staying].ended
+            assert_answered(other.answer(staying), STEPS)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(leaving)
+            assert_counts(inside, (2, 0, 1))
+            assert batches(inside) == {1: 1, 2: 1}
+
+    run(models, visit)
+
+
+# --- while the response is on its way
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_ends_while_its_response_waits_for_window(models: Path, way: str) -> None:
+    """It is answered, and counts as such; what its caller does not take is dropped."""
+
+    def visit(inside: Inside) -> None:
+        with leaver_of(inside, way) as leaver:
+            client = leaver.client
+            client.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+            client.flush()
+            stream = begin(client, dynamic(50_000), *leaver.headers)
+            wait_until(lambda: counts(inside, "dynamic") == (1, 0, 0))
+            [transport] = inside.workers[0]._transports.values()
+            assert transport.connection._queued_bytes > 200_000
+            if way == "deadline":
+                # The status was OK and is not taken back: the stream is reset.
+                assert client.answer(stream).reset == CANCEL
+                assert client.answers[stream].status == ("", "")
+            else:
+                leaver.leave(stream)
+            inside.wait_quiet()
+            if way != "loss":
+                client.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 65_535})
+            leaver.assert_nothing_came(stream)
+            assert_counts(inside, (1, 0, 0), "dynamic")
+
+    run(models, visit)
+
+
+def test_responses_that_a_lost_connection_left_unread_are_dropped(models: Path) -> None:
+    def visit(inside: Inside) -> None:
+        with socket.create_connection(("127.0.0.1", inside.port)) as sock:
+            client = Client(sock)
+            large = 2**31 - 1
+            client.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: large})
+            client.connection.increment_flow_control_window(large - 65_535)
+            client.flush()
+            for _ in range(3):
+                begin(client, dynamic(1_000_000))
+            [transport] = inside.workers[0]._transports.values()
+            wait_until(lambda: counts(inside, "dynamic")[0] == 3)
+            wait_until(lambda: transport.unsent_bytes > 1_000_000)
+        wait_until(lambda: not inside.workers[0].connections)
+        assert not transport.unsent
+        assert not transport.unsent_bytes
+        inside.wait_quiet()
+
+    run(models, visit)
+
+
+# --- after the answer
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_ends_after_its_answer(models: Path, way: str) -> None:
+    def visit(inside: Inside) -> None:
+        with leaver_of(inside, way) as leaver:
+            stream = begin(leaver.client, slow(1), *leaver.headers)
+            assert_answered(leaver.client.answer(stream), 1)
+            if way == "deadline":
+                time.sleep(0.4)  # until it has passed
+            elif way == "reset":
+                leaver.client.sock.sendall(b"\0\0\4\3\0" + stream.to_bytes(4, "big") + CANCEL.to_bytes(4, "big"))
+            else:
+                leaver.leave(stream)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(stream)
+            if way != "loss":
+                assert_answered(leaver.client.answer(begin(leaver.client, slow(2))), 2)
+            assert_counts(inside, (1 if way == "loss" else 2, 0, 0))
+
+    run(models, visit)
+
+
+# --- streaming calls
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stage", ["before its request", "in its request", "while it watches"])
+def test_a_watch_that_ends(models: Path, way: str, stage: str) -> None:
+    def visit(inside: Inside) -> None:
+        with leaver_of(inside, way) as leaver:
+            client = leaver.client
+            stream = client.start(WATCH, leaver.headers)
+            request = framed(b"\x0a\x01x")
+            if stage == "in its request":
+                client.send(stream, request[:4], end=False)
+            elif stage == "while it watches":
+                client.send(stream, request)
+                while not client.answers[stream].data:
+                    assert client.receive()
+            wait_until(lambda: inside.workers[0]._streams)
+            if way == "deadline":
+                assert client.answer(stream).status == DEADLINE_EXCEEDED
+            else:
+                leaver.leave(stream)
+            inside.wait_quiet()
+            leaver.assert_nothing_came(stream)
+
+    run(models, visit)
+
+
+# --- real clients
+
+
+@pytest.mark.parametrize("cause", ["deadline", "cancellation"])
+def test_a_real_clients_call_that_ends_in_the_queue_or_in_its_run(server: ServerProcess, cause: str) -> None:
+    support = pytest.importorskip("tests.e2e.support")
+    with support.channel_to(server.address) as channel, support.channel_to(server.address) as other:
+        before = support.statistics_of(channel, "slow")
+        method = channel.unary_unary(INFER)
+        neighbour = other.unary_unary(INFER)
+
+        def send(steps: int, timeout: float) -> Any:
+            return method.future(slow(steps), timeout=timeout)
+
+        def in_order() -> None:
+            """The server has read what was sent before."""
+            for one in (channel, other):
+                support.call(one, LIVE, b"")
+
+        running = send(STEPS, 0.4 if cause == "deadline" else 60)
+        in_order()
+        time.sleep(0.05)  # until it runs
+        waiting = send(7, 0.4 if cause == "deadline" else 60)
+        sharing = neighbour.future(slow(9), timeout=60)
+        in_order()
+        if cause == "cancellation":
+            running.cancel()
+            waiting.cancel()
+            assert running.cancelled()
+            assert waiting.cancelled()
+        else:
+            for future in (running, waiting):
+                error = future.exception()
+                assert (error.code().name, error.details()) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        response = ModelInferResponse.FromString(sharing.result())
+        assert response.raw_output_contents[0] == (9).to_bytes(8, "little")
+        after = support.statistics_of(channel, "slow")
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 1
+    assert after.inference_stats.fail.count - before.inference_stats.fail.count == 2
+    # The run that nobody waited for any more, and the batch of the two.
+    assert after.execution_count - before.execution_count == 2
