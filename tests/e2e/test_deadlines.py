@@ -35,7 +35,7 @@ WAYS: Final = ["deadline", "reset", "loss"]
 #: Long enough for what comes before the deadline, on a machine with other things to do.
 SOON: Final = ("grpc-timeout", "300m")
 #: Of about a millisecond each: long enough to be seen while they run.
-STEPS: Final = 1_500
+STEPS: Final = 1_000
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_those_who_share_a_run_with_one_that_leaves_are_answered(models: Path, w
             wait_until(lambda: supertensor.occupancy().in_flight == 1)
             staying = begin(other, slow(STEPS))
             # The deadline is for the run, not for the wait before it.
-            headers = [("grpc-timeout", "900m")] if way == "deadline" else []
+            headers = [("grpc-timeout", "500m")] if way == "deadline" else []
             leaving = begin(leaver.client, slow(2), *headers)
             assert_answered(other.answer(before), 100)
             leaver.leave(leaving)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, outputs_of, pb, request
+from tests.batching.support import wait_until
+from tests.e2e.prepared import prepared_connection
+from tests.e2e.process import ROOT, ServerProcess, environment, running
+from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, infer, outputs_of, pb, request, triton
 
 
 @contextmanager
@@ -86,3 +96,149 @@ def test_calls_of_a_client_that_leaves_do_not_hold_up_the_end(repository: Path, 
     with busy_server(repository, tmp_path, 300) as (process, _, future):
         future.cancel()
         assert process.stop() == 0
+
+
+# --- under full load
+
+#: Run as a program: address, and the calls of tritonclient until the server is gone; prints what became of them.
+TRITON_CLIENT = """
+import sys
+import numpy as np
+import tritonclient.grpc as triton
+from tests.e2e.test_shutdown import triton_outcomes
+for outcome, count in triton_outcomes(sys.argv[1], lambda: print("answered", flush=True)).items():
+    print("outcome", count, outcome, flush=True)
+"""
+
+
+def triton_outcomes(address: str, on_answer: Any) -> Counter[str]:
+    """Call until the server is gone; how many calls were answered rightly, and what the others were told."""
+    outcomes: Counter[str] = Counter()
+    with triton.InferenceServerClient(address) as client:
+        while True:
+            number = sum(outcomes.values())
+            tensor = triton.InferInput("INPUT", [1, 4], "INT32")
+            tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
+            try:
+                response = client.infer("versions", [tensor], request_id=str(number), client_timeout=60)
+            except triton.InferenceServerException as error:
+                outcomes[f"{error.status()}: {error.message()}"] += 1
+                return outcomes
+            assert response.get_response().id == str(number)
+            assert (response.as_numpy("OUTPUT") == number + 10).all()
+            outcomes["right"] += 1
+            if number % 20 == 0:
+                on_answer()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_signal_under_full_load_loses_no_call_that_was_taken(
+    repository: Path, tmp_path: Path, workers: str
+) -> None:
+    """Counted by its clients: each call is answered, and rightly, or its client knows that it was not taken."""
+    message = request("versions", Tensor.of("INPUT", "INT32", np.zeros((1, 4)))).SerializeToString()
+    warm = threading.Semaphore(0)
+    flags = ["--load-models", "versions", "--processing-cores", workers]
+    with running(repository, tmp_path, flags) as process, ThreadPoolExecutor(16) as pool:
+        with channel_to(process.address) as channel:
+            expected = infer(channel, request("versions", Tensor.of("INPUT", "INT32", np.zeros((1, 4)))))
+        answer = expected.SerializeToString()
+
+        def flood(at_once: int) -> Any:
+            with prepared_connection(process.port, INFER, message) as connection:
+                return connection.call_until_goodbye(at_once, warm.release)
+
+        raw = [pool.submit(flood, at_once) for at_once in (1, 8, 64)]
+        threads = [pool.submit(triton_outcomes, process.address, warm.release) for _ in range(3)]
+        other = subprocess.Popen(
+            [sys.executable, "-c", TRITON_CLIENT, process.address], env=environment(), cwd=ROOT, stdout=subprocess.PIPE
+        )
+        load = start_h2load(process, tmp_path, message)
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"answered\n"  # all others have begun by then
+            for _ in range(500):
+                assert warm.acquire(timeout=30)
+            process.process.terminate()
+            goodbyes = [future.result(60) for future in raw]
+            outcomes = [future.result(60) for future in threads]
+            output, _ = other.communicate(timeout=60)
+            report = load.communicate(timeout=60)[0].decode() if load is not None else ""
+            # Every call that was taken has been answered: nothing was cut off.
+            assert process.process.wait(20) == 0
+        finally:
+            other.kill()
+            if load is not None:
+                load.kill()
+        assert "Traceback" not in process.log
+    for goodbye in goodbyes:
+        assert not goodbye.reset
+        assert goodbye.answered.keys() == {stream for stream in goodbye.sent if stream <= goodbye.last}
+        assert all(content[5:] == answer for content in goodbye.answered.values())
+    for line in output.decode().splitlines():
+        if line.startswith("outcome"):
+            _, count, outcome = line.split(" ", 2)
+            outcomes.append(Counter({outcome: int(count)}))
+    total: Counter[str] = sum(outcomes, Counter())
+    assert total.pop("right") > 20
+    # One for each client: the call with which it learned that nobody listens any more.
+    assert total.total() == 4
+    assert all(outcome.startswith("StatusCode.UNAVAILABLE: ") for outcome in total), total
+    if report:
+        assert_no_wrong_status(report)
+
+
+def start_h2load(process: ServerProcess, folder: Path, message: bytes) -> subprocess.Popen[bytes] | None:
+    """A client that is nobody's friend, where it is installed."""
+    if shutil.which("h2load") is None:
+        return None
+    body = folder / "body"
+    body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
+    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    return subprocess.Popen(
+        ["h2load", "-n", "10000000", "-c", "4", "-m", "8", *headers, "-d", body, f"http://{process.address}{INFER}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def assert_no_wrong_status(report: str) -> None:
+    """What h2load says of the answers it had: HTTP status 200, all of them."""
+    match = re.search(r"status codes: (\d+) 2xx, (\d+) 3xx, (\d+) 4xx, (\d+) 5xx", report)
+    assert match is not None, report
+    assert int(match[1]) > 0
+    assert match.groups()[1:] == ("0", "0", "0")
+
+
+def test_a_client_whose_calls_the_server_no_longer_takes_makes_them_elsewhere(
+    repository: Path, tmp_path: Path
+) -> None:
+    """With a server to go to, a client of gRPC's own sees nothing of the end of another: it sends the rest again."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    flags = ["--load-models", "versions"]
+    with running(repository, tmp_path / "one", flags) as one, running(repository, tmp_path / "two", flags) as two:
+        addresses = f"ipv4:{one.address},{two.address}"
+        answered = []
+        stop = threading.Event()
+
+        def client(number: int) -> None:
+            with channel_to(addresses) as channel:
+                at = 0
+                while not stop.is_set():
+                    value = number * 1_000_000 + at
+                    response = infer(channel, request("versions", Tensor.of("INPUT", "INT32", np.full((1, 4), value))))
+                    assert outputs_of(response)["OUTPUT"].tolist() == [[value + 10] * 4]
+                    answered.append(value)
+                    at += 1
+
+        with ThreadPoolExecutor(4) as pool:
+            clients = [pool.submit(client, number) for number in range(4)]
+            wait_until(lambda: len(answered) > 200)
+            assert one.stop() == 0
+            before = len(answered)
+            wait_until(lambda: len(answered) > before + 200)
+            stop.set()
+            for future in clients:
+                future.result(30)
+        assert two.stop() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import trio
 
 from toutates.h2grpc import GrpcError, Method, ServerStream, Status
@@ -40,8 +42,10 @@ def health_methods(readiness: Readiness) -> list[Method]:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(end_at_exit)
-            async for serving in readiness.serving.eventual_values():
-                await stream.send(status(serving).SerializeToString())
+            # Closed by hand: a call that is cancelled while it sends leaves it in the middle.
+            async with aclosing(readiness.serving.eventual_values()) as changes:
+                async for serving in changes:
+                    await stream.send(status(serving).SerializeToString())
         raise GrpcError(Status.UNAVAILABLE, "server is shutting down")
 
     return [
