@@ -216,8 +216,10 @@ def test_one_of_two_executors_that_dies_leaves_the_model_ready(
             while "(2 in a row)" not in caplog.text:
                 assert client.call(INFER, versions(FATAL)).status[0] == "13"
                 wait_until(
-                    lambda: supertensor.occupancy().idle_executors == 2
-                    or ("(2 in a row)" in caplog.text and supertensor.occupancy().idle_executors == 1)
+                    lambda: (
+                        supertensor.occupancy().idle_executors == 2
+                        or ("(2 in a row)" in caplog.text and supertensor.occupancy().idle_executors == 1)
+                    )
                 )
             assert is_ready(client, "versions")
             for number in range(8):
@@ -416,7 +418,9 @@ def test_a_server_that_was_killed_is_started_again_on_its_port_at_once(few: Path
 
 
 @contextmanager
-def deaf_server(repository: Path, *, stdout: Any = None, stderr: Any = None, shell: str = "") -> Iterator[ServerProcess]:
+def deaf_server(
+    repository: Path, *, stdout: Any = None, stderr: Any = None, shell: str = ""
+) -> Iterator[ServerProcess]:
     """A server whose log nobody can read, on a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -457,11 +461,12 @@ def test_a_server_whose_streams_cannot_be_written_serves_and_ends_as_ever(few: P
     full = open("/dev/full", "wb")  # noqa: SIM115, closed below
     read_end, write_end = os.pipe()
     os.close(read_end)
-    streams: dict[str, Any] = {
+    choices: dict[str, dict[str, Any]] = {
         "full disk": {"stdout": full, "stderr": full},
         "closed": {"shell": "<&- >&- 2>&-"},
         "broken pipe": {"stdout": write_end, "stderr": write_end},
-    }[fault]
+    }
+    streams = choices[fault]
     try:
         with deaf_server(few, **streams) as process:
             wait_listening(process)
@@ -482,9 +487,7 @@ def test_a_server_whose_streams_cannot_be_written_serves_and_ends_as_ever(few: P
         os.close(write_end)
 
 
-def test_a_disk_that_is_full_while_profiles_are_written_takes_no_request_down(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_is_full_while_profiles_are_written_takes_no_request_down(repository: Path, tmp_path: Path) -> None:
     add_model(
         tmp_path / "models",
         "versions",
@@ -511,9 +514,8 @@ def test_a_repository_on_a_disk_with_errors_is_served_as_far_as_it_can_be_read(
     broken_repository: Path, tmp_path: Path
 ) -> None:
     # Reading one's own memory at 0 is what a bad block is: an input/output error.
-    with open("/proc/self/mem", "rb") as memory, pytest.raises(OSError) as caught:
+    with open("/proc/self/mem", "rb") as memory, pytest.raises(OSError, match=os.strerror(errno.EIO)):
         memory.read(1)
-    assert caught.value.errno == errno.EIO
     models = tmp_path / "models"
     good = (broken_repository / "good" / "1" / "model.onnx").read_bytes()
     add_model(models, "good", good)
