@@ -1,8 +1,8 @@
 """Calls that end before their answer does: by their deadline, by their caller, by the loss of their connection.
 
 A test per stage of a request's way, on the wire; docs/architecture.md has the table. Whatever the stage: the caller
-hears of a deadline at once, nobody hears anything afterwards, those who shared the batch have their answers, and nothing
-of the call is left.
+hears of a deadline at once, nobody hears anything afterwards, those who shared the batch have their answers, and
+nothing of the call is left.
 """
 
 from __future__ import annotations
