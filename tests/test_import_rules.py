@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"errors", "protocol", "batching", "placement"},
     "service": {"errors", "protocol", "batching", "models", "h2grpc"},
     "providers": {"errors", "options", "batching"},
-    "probe": {"errors", "options", "protocol"},
+    "certificates": {"errors", "h2grpc", "options"},
+    "probe": {"errors", "h2grpc", "options", "protocol"},
     "topology": set(),
     "placement": {"errors", "topology"},
     "interpreter": set(),
@@ -37,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "startup_table": {"interpreter", "models", "placement", "protocol", "topology"},
     "server": {
         "batching",
+        "certificates",
         "errors",
         "h2grpc",
         "interpreter",
@@ -53,7 +55,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "version": set(),
     "flags": {"errors", "version"},
-    "cli": {"errors", "flags", "h2grpc", "interpreter", "options", "probe", "server", "standard_streams", "topology"},
+    "cli": {
+        "certificates",
+        "errors",
+        "flags",
+        "h2grpc",
+        "interpreter",
+        "options",
+        "probe",
+        "server",
+        "standard_streams",
+        "topology",
+    },
     "__main__": {"cli"},
 }
 

@@ -16,7 +16,7 @@ from toutates.errors import ConfigurationError
 from toutates.flags import Parser, seconds, server_parser
 from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
-from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, parse_address
+from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, TlsFiles, parse_address
 from toutates.standard_streams import standard_streams
 from toutates.topology import allowed_cpus, format_cpu_list, parse_cpu_list
 
@@ -74,7 +74,8 @@ def _require_onnxruntime() -> None:
 
 
 def _probe(arguments: list[str]) -> int:
-    from toutates.probe import probe
+    from toutates.certificates import client_context
+    from toutates.probe import Tls, probe
 
     parser = Parser(
         prog="toutates probe",
@@ -86,8 +87,27 @@ def _probe(arguments: list[str]) -> int:
     parser.add_argument(
         "--timeout", type=seconds, default=3.0, metavar="SECONDS", help="for the whole exchange (default: 3)"
     )
+    parser.add_argument("--tls", action="store_true", help="speak TLS; the other --tls flags imply it")
+    parser.add_argument(
+        "--tls-ca",
+        metavar="FILE",
+        help="authorities to trust, or the server's very certificate, PEM (default: those of the system)",
+    )
+    parser.add_argument("--tls-server-name", metavar="NAME", help="name in the certificate (default: ADDR's host)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate to show to the server, PEM (default: none)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM, not encrypted")
     parsed = parser.parse_args(arguments)
-    healthy, text = probe(parse_address(parsed.address, "ADDR"), parsed.timeout)
+    address = parse_address(parsed.address, "ADDR")
+    ca, cert, key = (None if name is None else Path(name) for name in (parsed.tls_ca, parsed.tls_cert, parsed.tls_key))
+    if (cert is None) is not (key is None):
+        given, missing = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
+        raise ConfigurationError(
+            f"needs {missing} too", key=given, value=str(cert or key), remedy=f"add {missing} FILE"
+        )
+    tls = None
+    if parsed.tls or ca or cert or parsed.tls_server_name:
+        tls = Tls(client_context(ca, cert, key), parsed.tls_server_name or address.host)
+    healthy, text = probe(address, parsed.timeout, tls)
     print(text, file=sys.stdout if healthy else sys.stderr)
     return EXIT_OK if healthy else EXIT_FAILURE
 
@@ -122,6 +142,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         max_buffered_bytes=flags.max_buffered_bytes,
         limits=_limits(flags),
         grpc_compression="" if flags.grpc_compression == "none" else flags.grpc_compression,
+        tls=_tls(flags.tls_cert, flags.tls_key, flags.tls_client_ca),
         server_id=flags.server_id,
         shutdown_grace_s=flags.shutdown_grace,
         log_level=flags.log_level,
@@ -177,6 +198,23 @@ def _providers(text: str) -> tuple[str, ...]:
             "auto stands alone", key="--execution-providers", value=text, remedy="write auto, or the list you want"
         )
     return tuple(dict.fromkeys(_PROVIDERS[name] for name in names))
+
+
+def _tls(cert: str | None, key: str | None, client_ca: str | None) -> TlsFiles | None:
+    given = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
+    needed = {"--tls-cert": "the server's certificate", "--tls-key": "the certificate's private key"}
+    missing = [flag for flag in needed if given[flag] is None]
+    if not any(given.values()) and len(missing) == len(needed):
+        return None
+    if missing:
+        flag = next(flag for flag, value in given.items() if value is not None)
+        remedy = " and ".join(f"{name} FILE, {needed[name]}" for name in missing)
+        raise ConfigurationError(
+            f"needs {' and '.join(missing)} too", key=flag, value=given[flag], remedy="add " + remedy
+        )
+    assert cert is not None
+    assert key is not None
+    return TlsFiles(Path(cert), Path(key), None if client_ca is None else Path(client_ca))
 
 
 def _cpus(text: str | None, flag: str) -> tuple[int, ...] | None:

@@ -22,7 +22,7 @@ def server_parser() -> Parser:
     """The parser of the command line without a subcommand."""
     parser = Parser(
         prog="toutates",
-        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [--timeout SECONDS]",
+        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [options]",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
         epilog="'toutates probe' checks a running server's health. Exit codes: 0 clean end, 1 failure, 2 a flag, the "
         "repository or the installation cannot be used.",
@@ -227,6 +227,17 @@ def server_parser() -> Parser:
         default=20.0,
         metavar="SECONDS",
         help="for its answer; then the connection is closed (default: 20)",
+    )
+
+    tls = parser.add_argument_group("TLS", "SIGHUP has the files read again, without dropping a connection.")
+    tls.add_argument(
+        "--tls-cert", metavar="FILE", help="the server's certificate and its intermediates, PEM (default: no TLS)"
+    )
+    tls.add_argument("--tls-key", metavar="FILE", help="the certificate's private key, PEM, not encrypted")
+    tls.add_argument(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="authorities, PEM: only clients with a certificate of theirs may connect (default: all may)",
     )
     for flag in ("--sqpoll-enabled", "--sqpoll-idle-ms"):
         parser.add_argument(flag, nargs="?", const=True, help=argparse.SUPPRESS)

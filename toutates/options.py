@@ -8,7 +8,7 @@ from pathlib import Path
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Limits
 
-__all__ = ["EXIT_FAILURE", "EXIT_OK", "EXIT_USAGE", "Address", "Options", "parse_address"]
+__all__ = ["EXIT_FAILURE", "EXIT_OK", "EXIT_USAGE", "Address", "Options", "TlsFiles", "parse_address"]
 
 #: Exit codes: a clean end, a failure, and settings that cannot be used.
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
@@ -44,6 +44,21 @@ def parse_address(text: str, flag: str) -> Address:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the server's certificate stands, all in PEM form.
+
+    Attributes:
+        cert: the certificate, and its intermediates after it.
+        key: its private key, not encrypted.
+        client_ca: the authorities whose clients may connect; None lets all in.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What the flags say. See ``toutates.cli`` for their meaning and defaults.
 
@@ -55,6 +70,7 @@ class Options:
         cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
         max_buffered_bytes: what all connections may hold for slow clients; None leaves it to ``toutates.memory``.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
+        tls: None serves plaintext.
         shutdown_grace_s: seconds.
     """
 
@@ -74,6 +90,7 @@ class Options:
     max_buffered_bytes: int | None = None
     limits: Limits = field(default_factory=Limits)
     grpc_compression: str = ""
+    tls: TlsFiles | None = None
     server_id: str = "triton"
     shutdown_grace_s: float = 30.0
     log_level: str = "info"

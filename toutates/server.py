@@ -8,6 +8,8 @@ Start: look through the repository and bind (so that a wrong path and a port in 
 listen, serve. Ports open only after the initial load, as with Triton: until then a client is refused, not told "not
 ready".
 
+Meanwhile SIGHUP has the TLS certificate read again, for connections to come.
+
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
 then the executors end. A second signal ends the grace.
 """
@@ -28,6 +30,7 @@ import onnxruntime
 import trio
 
 from toutates.batching.session import SessionOptions
+from toutates.certificates import ServerTls, load_server_tls
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
@@ -103,13 +106,15 @@ class Server:
     """One server, run once.
 
     Raises:
-        ConfigurationError: by the constructor: an execution provider cannot be used, or threads cannot be pinned.
+        ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, or threads cannot be
+            pinned.
     """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._placement = _plan(options)
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
+        self._tls = self._load_tls()
         self._stopping = trio.Event()
         self._stop_now = trio.Event()
         self._failed = False
@@ -123,6 +128,30 @@ class Server:
     def stop(self) -> None:
         """Begin the shutdown; the second call ends its grace. On the main thread."""
         (self._stop_now if self._stopping.is_set() else self._stopping).set()
+
+    def reload_tls(self) -> None:
+        """Read the TLS files again, for connections to come; what cannot be used changes nothing."""
+        try:
+            tls = self._load_tls()
+        except ConfigurationError as error:
+            logger.error("%s; until then the certificate loaded before stays in use", error)
+            return
+        self._tls = tls
+        if tls is not None:
+            for number, worker in enumerate(self._workers):
+                worker.call_soon(partial(worker.use_tls, tls.contexts[number]))
+
+    def _load_tls(self) -> ServerTls | None:
+        files = self._options.tls
+        if files is None:
+            return None
+        tls = load_server_tls(files, self._placement.processing_cores)
+        validity = f"valid until {tls.valid_until}" if tls.valid_until else "which is not valid"
+        clients = "clients need one too" if files.client_ca is not None else "clients need none"
+        logger.info("TLS with the certificate %s, %s; %s", files.cert, validity, clients)
+        if tls.warning:
+            logger.warning("%s", tls.warning)
+        return tls
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> int:
         """Serve until ``stop`` or a signal.
@@ -140,7 +169,7 @@ class Server:
         self._warn_of_gil()
         listeners = self._bind()
         try:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals)
                     await self._serve(folders, listeners, task_status)
@@ -152,6 +181,11 @@ class Server:
 
     async def _heed(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
+            if number == signal.SIGHUP:
+                what = "there is nothing to reload without --tls-cert" if self._tls is None else "reloading TLS"
+                logger.info("SIGHUP: %s", what)
+                self.reload_tls()
+                continue
             how = "stopping now" if self._stopping.is_set() else "stopping"
             logger.info("%s: %s", signal.Signals(number).name, how)
             self.stop()
@@ -296,6 +330,7 @@ class Server:
             response_encoding=options.grpc_compression,
         )
         readiness = Readiness(serving=manager.table.ready)
+        worker.tls = None if self._tls is None else self._tls.contexts[number]
         identity = ServerIdentity(options.server_id, package_version())
         worker.methods = build_methods(worker, number, lambda: manager.table, readiness, identity)
         self._workers.append(worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 import trio
 
+from tests.certificates import SERVER_NAME
 from tests.h2grpc.support import DATA, OPENING, Client, Frame, Response, parse
 from toutates.h2grpc import Call, GrpcError, Limits, Method, ServerStream, Status, Worker, method_table
 
@@ -31,7 +33,13 @@ class Running:
     """
 
     def __init__(
-        self, limits: Limits, max_connections: int, buffer_bytes: int | None, response_encoding: str, *more: Method
+        self,
+        limits: Limits,
+        max_connections: int,
+        buffer_bytes: int | None,
+        response_encoding: str,
+        *more: Method,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.worker = Worker(
             "test",
@@ -40,6 +48,7 @@ class Running:
             buffer_bytes=buffer_bytes,
             response_encoding=response_encoding,
         )
+        self.worker.tls = tls
         self.held: list[Call] = []
         self.streams_ended: list[str] = []
         self.worker.methods = method_table(
@@ -143,13 +152,14 @@ def running(
     buffer_bytes: int | None = None,
     response_encoding: str = "",
     count_descriptors: bool = True,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Running]:
     """A running worker; when the block ends well, it is stopped and every file descriptor has to be closed again.
 
     ``count_descriptors`` is off where a client library opens and closes some as it likes.
     """
     before = len(os.listdir("/proc/self/fd"))
-    server = Running(limits or Limits(), max_connections, buffer_bytes, response_encoding, *more)
+    server = Running(limits or Limits(), max_connections, buffer_bytes, response_encoding, *more, tls=tls)
     try:
         yield server
     except BaseException:
@@ -160,14 +170,23 @@ def running(
 
 
 class BlockingClient:
-    """An h2 client on a real socket."""
+    """An h2 client on a real socket, with TLS if it has a context for it."""
 
-    def __init__(self, port: int, *, initial_window: int | None = None, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        initial_window: int | None = None,
+        receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.sock = socket.socket()
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE_S)
         self.sock.connect(("127.0.0.1", port))
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname=SERVER_NAME)
         self.client = Client(initial_window)
         self.flush()
         self.read()  # the server's SETTINGS
@@ -213,13 +232,22 @@ class BlockingClient:
 class RawClient:
     """A client of whole frames, for what h2 does not do: going on after GOAWAY."""
 
-    def __init__(self, server: Running, octets: bytes = OPENING, *, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self,
+        server: Running,
+        octets: bytes = OPENING,
+        *,
+        receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.sock = socket.socket()
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE_S)
         self.sock.connect(("127.0.0.1", server.port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname=SERVER_NAME)
         self.send(octets)
         self._held = bytearray()
 

@@ -54,7 +54,8 @@ SESSIONS = {
     "a large message": OPENING + headers(1, REQUEST_BLOCK) + data(1, message(bytes(30_000)), END_STREAM),
     "HTTP/1": b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
     "a long HTTP/1 path": b"GET /" + b"a" * 600 + b" HTTP/1.1\r\n\r\n",
-    "garbage": b"\x16\x03\x01\x02\x00\x01\x00",
+    "garbage": b"\x00\x03\x01\x02\x00\x01\x00",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00",
     "garbage after a promising start": PREFACE[:-1] + b"\r",
     "an endless request line": b"GET /" + b"a" * 600 + b"b" * 600,
 }

@@ -25,7 +25,12 @@ from toutates.h2grpc.preface import Opening, recognise
         (b"GET / HTTP/1.0\nhost: a\n\n", Opening.HTTP1),
         (b"GET / HTTP/3.0\r\n", Opening.GARBAGE),
         (b"get / HTTP/1.1\r\n", Opening.GARBAGE),
-        (b"\x16\x03\x01", Opening.GARBAGE),
+        (b"\x16", Opening.INCOMPLETE),
+        (b"\x16\x03", Opening.INCOMPLETE),
+        (b"\x16\x03\x01", Opening.TLS),
+        (b"\x16\x03\x03\x02\0\1", Opening.TLS),
+        (b"\x16\x03\x05", Opening.GARBAGE),
+        (b"\x16\x02", Opening.GARBAGE),
         (b"SSH-2.0", Opening.GARBAGE),
         (b"G" * 21, Opening.GARBAGE),
         (b"GET /" + b"a" * 100, Opening.GARBAGE),
@@ -46,6 +51,15 @@ def test_server_answers_http1_in_plain_text_and_sends_no_frames() -> None:
     assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
     assert b"gRPC" in body
     assert server.receive(b"host: a\r\n\r\n") == []
+
+
+def test_server_answers_a_tls_client_with_an_alert_and_closes() -> None:
+    server = Server()
+    assert server.receive(b"\x16\x03\x01") == [
+        ConnectionTerminated(ErrorCodes.PROTOCOL_ERROR, "TLS handshake on a plaintext port")
+    ]
+    assert server.sent() == bytes([21, 3, 1, 0, 2, 2, 40])  # alert, TLS 1.0, two bytes: fatal, handshake_failure
+    assert server.receive(b"\2\0\1\0") == []
 
 
 def test_server_gives_up_on_a_request_line_without_end() -> None:

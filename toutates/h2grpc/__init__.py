@@ -9,7 +9,8 @@ It knows nothing of inference. A service is a table of methods::
     worker.methods = method_table([Method("/test.Echo/Unary", unary=echo)])
     trio.run(worker.run, listening_socket)
 
-Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification. Cleartext with prior knowledge.
+Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification. Cleartext with
+prior knowledge, or TLS (``Worker.tls``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method, StreamHandler, UnaryHandler, method_table
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.streaming import ServerStream
+from toutates.h2grpc.tls import describe_tls_error, harden_tls
 from toutates.h2grpc.worker import Worker
 
 __all__ = [
@@ -52,5 +54,7 @@ __all__ = [
     "StreamOpened",
     "UnaryHandler",
     "Worker",
+    "describe_tls_error",
+    "harden_tls",
     "method_table",
 ]

@@ -52,7 +52,7 @@ from toutates.h2grpc.headers import HeaderBlockError, RequestHead
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
-from toutates.h2grpc.preface import HTTP1_ANSWER, Opening, recognise
+from toutates.h2grpc.preface import REFUSALS, Opening, recognise
 from toutates.h2grpc.receiver import Receiver, cancel_stream
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import Status
@@ -261,12 +261,13 @@ class ServerConnection(Receiver):
         if opening is Opening.INCOMPLETE:
             self._hold(data, len(data) + 1)
             return None
-        if opening is Opening.HTTP1:
-            self._write(HTTP1_ANSWER)
+        if opening in REFUSALS:
+            answer, code, text = REFUSALS[opening]
+            self._write(answer)
             self.closed = True
-            events.append(ConnectionTerminated(ErrorCodes.HTTP_1_1_REQUIRED, "HTTP/1 request on a gRPC port"))
+            events.append(ConnectionTerminated(code, text))
             return None
-        # Ours goes out only now, since an HTTP/1 client could not read it.
+        # Ours goes out only now, since an HTTP/1 client could not read it, nor one that speaks TLS.
         self._send_preface()
         if opening is Opening.GARBAGE:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "invalid connection preface")

@@ -45,6 +45,7 @@ LIMIT_NAMES: Final = (
     "empty_frames",
     "window_updates",
     "other_frames",
+    "empty_tls_records",
     "handshake_timeout",
     "stall_timeout",
     "connection_idle",

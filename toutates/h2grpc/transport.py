@@ -1,11 +1,15 @@
-"""The socket under one connection: what the kernel has not taken yet, and when it is asked again."""
+"""The socket under one connection: what the kernel has not taken yet, and when it is asked again.
+
+``tls_transport.TlsTransport`` is the same with TLS in between. What it does otherwise, it does in methods of its own,
+so that plaintext pays nothing for it.
+"""
 
 from __future__ import annotations
 
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
@@ -51,6 +55,7 @@ class Transport:
         "opened_ns",
         "peer",
         "read_bytes",
+        "receive",
         "received_bytes",
         "sent_bytes",
         "sock",
@@ -71,6 +76,9 @@ class Transport:
         self.fd = sock.fileno()
         self.connection = connection
         self.peer = peer
+        #: reads the connection's next bytes, so many at most, and raises what the socket's ``recv`` does; with TLS also
+        #: ConnectionFault
+        self.receive: Callable[[int], bytes] = sock.recv
         self.read_bytes = READ_BYTES
         # Written by the driver where it reads, because a call for them would cost more than they do.
         self.opened_ns = self.last_read_ns = now_ns
@@ -88,6 +96,11 @@ class Transport:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         epoll.register(self.fd, EPOLLIN)
+
+    @property
+    def established(self) -> bool:
+        """Whether output reaches the peer; before, it waits for a handshake."""
+        return True
 
     @property
     def congested(self) -> bool:
@@ -114,7 +127,7 @@ class Transport:
         self.sent_bytes += sent
         if sent < len(data):
             self._queue([memoryview(data)[sent:]])
-            return self._watch()
+            self._watch(sending=True)
         return True
 
     def _queue(self, buffers: Iterable[Buffer]) -> None:
@@ -134,32 +147,35 @@ class Transport:
                 break
             except OSError:
                 return False
-            self.sent_bytes += sent
-            self.unsent_bytes -= sent
-            while unsent and sent >= len(unsent[0]):
-                sent -= len(unsent.popleft())
-            if sent:
-                unsent[0] = unsent[0][sent:]
+            self._forget_sent(sent)
         if was_congested and not self.congested:
             self._wake_senders()
-        return self._watch()
+        self._watch(sending=bool(unsent))
+        return bool(unsent) or not self.closing or self._shut_writing()
+
+    def _forget_sent(self, count: int) -> None:
+        """The first ``count`` bytes are the kernel's now."""
+        unsent = self.unsent
+        self.sent_bytes += count
+        self.unsent_bytes -= count
+        while unsent and count >= len(unsent[0]):
+            count -= len(unsent.popleft())
+        if count:
+            unsent[0] = unsent[0][count:]
 
     def _wake_senders(self) -> None:
         for call in list(self.connection.streams.values()):
             if call.on_drained is not None:
                 call.on_drained()
 
-    def _watch(self) -> bool:
-        """Watch for what the transport can use: room while bytes wait, requests unless too many bytes wait."""
-        mask = EPOLLOUT if self.unsent else 0
+    def _watch(self, *, sending: bool) -> None:
+        """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait."""
+        mask = EPOLLOUT if sending else 0
         if self.closing or not self.congested:
             mask |= EPOLLIN
         if mask != self._mask:
             self._mask = mask
             self._epoll.modify(self.fd, mask)
-        if self.closing and not self.unsent:
-            return self._shut_writing()
-        return True
 
     def close_gently(self, at_ns: int) -> bool:
         """Send what is left, then end our side; the driver reads on until the peer ends its own, or until ``at_ns``.

@@ -1,4 +1,5 @@
-"""A worker: one thread, one Trio run, one epoll, and the connections that live on it. With ``transport``, all sockets.
+"""A worker: one thread, one Trio run, one epoll, and the connections that live on it. All sockets are here, and in
+``transport`` and ``tls_transport``.
 
 Connections are state, not tasks. One Trio task watches the worker's epoll; when it fires, every socket that is ready is
 read in one go and its calls are handed to their handlers, then the round ends: callbacks asked for by ``at_round_end``
@@ -21,6 +22,7 @@ import pickle
 import random
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -39,6 +41,7 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
+from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.housekeeping import Duty, Housekeeper
 from toutates.h2grpc.limits import LIMIT_NAMES, Limits
@@ -48,6 +51,8 @@ from toutates.h2grpc.sender import Sender
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streaming import ServerStream
+from toutates.h2grpc.tls import TlsEngine
+from toutates.h2grpc.tls_transport import TlsTransport
 from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, LARGE_READ_BYTES, Transport
 
 __all__ = ["Worker"]
@@ -98,6 +103,9 @@ class Worker:
         self.name = name
         #: the methods served; set before ``run``, usually with handlers that know this worker
         self.methods: Mapping[bytes, Method] = {}
+        #: what new connections shake hands with, this worker's alone; None is plaintext. Set before ``run``, later by
+        #: ``use_tls``
+        self.tls: ssl.SSLContext | None = None
         #: the time of the current round, monotonic nanoseconds
         self.now_ns = time.monotonic_ns()
         self._limits = limits
@@ -183,6 +191,13 @@ class Worker:
         every callback, because a batch's is one, and one open stream would then cost each batch a trip through Trio.
         """
         self._trio_has_work = True
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Shake hands with ``context`` from now on; connections that are open, or shaking hands, keep theirs.
+
+        Called on the worker's thread; from others through ``call_soon``. No other thread uses the context any more.
+        """
+        self.tls = context
 
     @property
     def connections(self) -> int:
@@ -449,7 +464,7 @@ class Worker:
         )
         peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
         try:
-            transport = Transport(sock, connection, peer, self._epoll, self._limits.max_unsent_bytes, self.now_ns)
+            transport = self._make_transport(sock, connection, peer)
         except OSError as error:
             text = "connection from %s could not be taken: %s"
             self._log.log(
@@ -464,6 +479,13 @@ class Worker:
             connection.refuse("too many connections")
             self._close_gently(transport)
 
+    def _make_transport(self, sock: socket.socket, connection: ServerConnection, peer: str) -> Transport:
+        limits = self._limits
+        if self.tls is None:
+            return Transport(sock, connection, peer, self._epoll, limits.max_unsent_bytes, self.now_ns)
+        engine = TlsEngine(self.tls, limits.max_preface_bytes)
+        return TlsTransport(sock, connection, peer, self._epoll, limits.max_unsent_bytes, self.now_ns, engine)
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _serve_transport(self, transport: Transport, mask: int) -> None:
@@ -472,8 +494,11 @@ class Worker:
             if not mask & ~EPOLLOUT or transport.fd not in self._transports:
                 return
         try:
-            data = transport.sock.recv(transport.read_bytes)
+            data = transport.receive(transport.read_bytes)
         except BlockingIOError:
+            return
+        except ConnectionFault as fault:
+            self._tls_failed(transport, fault)
             return
         except OSError:
             data = b""
@@ -563,6 +588,15 @@ class Worker:
         self._log_end(transport, f"{event.text} ({event.code.name})")
         self._close_gently(transport)
 
+    def _tls_failed(self, transport: Transport, fault: ConnectionFault) -> None:
+        if transport.closing:
+            self._drop(transport)
+            return
+        if fault.limit:
+            self.limit_hits[fault.limit] += 1
+        self._dispatch_all(transport.connection.connection_lost())
+        self._connection_terminated(transport, ConnectionTerminated(fault.code, str(fault)))
+
     def _log_end(self, transport: Transport, text: str) -> None:
         self._log.log(
             logging.INFO,
@@ -579,7 +613,9 @@ class Worker:
         self._close_if_drained(transport)
 
     def _close_if_drained(self, transport: Transport) -> None:
-        done = transport.connection.drained and not transport.unsent and not transport.connection.has_output
+        # A connection whose output waits for a TLS handshake has had its time for it.
+        sent = not (transport.unsent or transport.connection.has_output) or not transport.established
+        done = transport.connection.drained and sent
         if transport in self._leaving and done and not transport.closing:
             self._close_gently(transport)
 
