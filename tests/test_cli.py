@@ -17,7 +17,7 @@ from toutates.cli import main, parse_options
 from toutates.errors import ConfigurationError
 from toutates.flags import server_parser
 from toutates.h2grpc import Allowance, Limits
-from toutates.options import Address, Options, parse_address
+from toutates.options import Address, Options, TlsFiles, parse_address
 from toutates.topology import format_cpu_list
 
 ROOT: Final = Path(__file__).parents[1]
@@ -82,7 +82,17 @@ def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str
 def test_every_flag_is_in_the_table_above() -> None:
     flags = {flag for action in server_parser()._actions for flag in action.option_strings}
     shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
-    assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"}
+    together = {"--tls-cert", "--tls-key", "--tls-client-ca"}  # tested below
+    assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
+
+
+def test_tls_takes_its_files_together() -> None:
+    both = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    assert parse(*both).tls == TlsFiles(Path("cert.pem"), Path("key.pem"))
+    assert parse(*both, "--tls-client-ca", "ca.pem").tls == TlsFiles(Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
+    for flags in (both[:2], both[2:], ("--tls-client-ca", "ca.pem")):
+        with pytest.raises(ConfigurationError, match="--tls-"):
+            parse(*flags)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +289,7 @@ def test_probe_prints_its_finding_and_exits_with_it(
 
     asked: list[Any] = []
 
-    def probe(address: Address, timeout_s: float) -> tuple[bool, str]:
+    def probe(address: Address, timeout_s: float, tls: None) -> tuple[bool, str]:
         asked.append((address, timeout_s))
         return address.port == 1, "a finding"
 
