@@ -22,11 +22,12 @@ ALLOWED: dict[str, set[str]] = {
     "toutates": set(),
     "errors": set(),
     "h2grpc": set(),
-    "options": {"errors", "h2grpc"},
+    "access": {"errors"},
+    "options": {"access", "errors", "h2grpc"},
     "protocol": {"errors"},
     "batching": {"errors", "protocol"},
     "models": {"errors", "protocol", "batching", "placement"},
-    "service": {"errors", "protocol", "batching", "models", "h2grpc"},
+    "service": {"access", "errors", "protocol", "batching", "models", "h2grpc"},
     "providers": {"errors", "options", "batching"},
     "probe": {"errors", "options", "protocol"},
     "topology": set(),
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "version": set(),
     "flags": {"errors", "version"},
-    "cli": {"errors", "flags", "h2grpc", "interpreter", "options", "probe", "server", "topology"},
+    "cli": {"access", "errors", "flags", "h2grpc", "interpreter", "options", "probe", "server", "topology"},
     "__main__": {"cli"},
 }
 

@@ -82,7 +82,6 @@ class Lane:
         batch_rows: rows that one batch of this lane takes.
         batch_bytes: memory of one batch's buffers.
         spare: batches that wait to be used again.
-        kept: whether the SuperTensor knows the lane; it forgets some when there are many.
         run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
             Written by several executors, without a lock: whichever is last is as good.
     """
@@ -93,7 +92,6 @@ class Lane:
         self.batch_rows = batch_size if signature.batched else 1
         self.batch_bytes = 0
         self.spare: list[Batch] = []
-        self.kept = False
         self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
 
     def note_run(self, rows: int, duration_ns: int) -> None:
