@@ -146,4 +146,6 @@ class Client:
 def client_of(port: int) -> Iterator[Client]:
     """A client connected to a port of this machine."""
     with socket.create_connection(("127.0.0.1", port), timeout=_SECONDS) as sock:
+        # Headers and data are sent one after the other, and the server has nothing to say in between.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield Client(sock)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_request import scan
+from toutates.protocol.infer_structure import check_structure
 from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
 from toutates.service.answers import Answers, Ticket
@@ -32,6 +33,9 @@ from toutates.service.statuses import STATUSES, as_grpc_error
 from toutates.service.unary import parse
 
 __all__ = ["InferService"]
+
+#: In shorter messages there is no room for more fields than may be (``check_structure``).
+LARGE_MESSAGE_BYTES: Final = 32_768
 
 
 class InferService:
@@ -107,6 +111,9 @@ class InferService:
 
     def _infer_by_scan(self, call: Call, buffer: bytes, start: int, end: int) -> None:
         """The way of a request that is unlike the last one of its length."""
+        if end - start > LARGE_MESSAGE_BYTES:
+            with _request_errors_as_statuses():
+                check_structure(buffer, start, end)
         scanned = scan(buffer, start, end)
         if scanned is None:
             self._infer_the_long_way(call, b"")
