@@ -246,7 +246,7 @@ class Rig:
         self.threads = [threading.Thread(target=self._execute, args=(number,)) for number in range(executors)]
 
     def _execute(self, number: int) -> None:
-        def is_wanted(ticket: Any) -> bool:
+        def is_wanted(ticket: Any, by_ns: int) -> bool:
             assert self.gate.wait(PATIENCE_S)
             return ticket not in self.unwanted
 

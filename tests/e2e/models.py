@@ -14,7 +14,15 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["DATATYPES", "VERSIONS", "build_broken_repository", "build_repository"]
+__all__ = [
+    "CONFIG",
+    "DATATYPES",
+    "VERSIONS",
+    "add_model",
+    "build_broken_repository",
+    "build_repository",
+    "heavy_model",
+]
 
 Shape = Sequence[int | str | None]
 
@@ -39,9 +47,9 @@ DATATYPES: Final = {
 #: Versions of the model "versions"; each adds its own number.
 VERSIONS: Final = (1, 2, 10)
 
-#: config.yaml; the small ring is easily filled.
-_CONFIG: Final = "backend: supertensor\nbatch_size: {}\ncapacity: {}\nnum_executors: 1\nallocator: cpu\n"
-_SMALL_RING: Final = _CONFIG.format(2, 2)
+#: config.yaml: batch size and capacity; the small ring is easily filled.
+CONFIG: Final = "backend: supertensor\nbatch_size: {}\ncapacity: {}\nnum_executors: 1\nallocator: cpu\n"
+_SMALL_RING: Final = CONFIG.format(2, 2)
 
 
 def _tensor(name: str, datatype: str, shape: Shape) -> onnx.ValueInfoProto:
@@ -151,6 +159,28 @@ def _slow() -> bytes:
     return _model(nodes, tensors[:1], tensors[1:], initializers)
 
 
+def heavy_model(products: int) -> bytes:
+    """OUTPUT = INPUT, rows of 64 floats, after so many matrix products of about half a millisecond each per batch."""
+    size = 384
+    steps = [helper.make_node("MatMul", [f"state{at}", "factor"], [f"state{at + 1}"]) for at in range(products)]
+    nodes = [
+        # From the input, or all of it would be computed while the model is loaded.
+        helper.make_node("ReduceMax", ["INPUT"], ["most"], keepdims=0),
+        helper.make_node("Add", ["first", "most"], ["state0"]),
+        *steps,
+        helper.make_node("ReduceSum", [f"state{products}"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Add", ["INPUT", "nothing"], ["OUTPUT"]),
+    ]
+    initializers = [
+        _constant("first", np.eye(size), np.float32),
+        _constant("factor", np.eye(size), np.float32),
+        _constant("zero", 0, np.float32),
+    ]
+    tensors = [_tensor(name, "FP32", ["n", 64]) for name in ("INPUT", "OUTPUT")]
+    return _model(nodes, tensors[:1], tensors[1:], initializers)
+
+
 def _ragged() -> bytes:
     """OUTPUT = the first max(INPUT) columns of INPUT: the shape of its rows depends on all the rows of a batch."""
     nodes = [
@@ -162,7 +192,8 @@ def _ragged() -> bytes:
     return _model(nodes, [_tensor("INPUT", "INT64", ["n", 4])], [_tensor("OUTPUT", "INT64", ["n", None])], initializers)
 
 
-def _add(root: Path, name: str, model: bytes, version: int = 1, config: str = "") -> None:
+def add_model(root: Path, name: str, model: bytes, version: int = 1, config: str = "") -> None:
+    """Write a version of a model into a repository."""
     folder = root / name / str(version)
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(model)
@@ -172,30 +203,30 @@ def _add(root: Path, name: str, model: bytes, version: int = 1, config: str = ""
 
 def build_repository(root: Path) -> None:
     """Write a repository in which every model loads."""
-    _add(root, "mlp", _mlp())
-    _add(root, "addsub", _addsub(), config=_CONFIG.format(8, 4))
+    add_model(root, "mlp", _mlp())
+    add_model(root, "addsub", _addsub(), config=CONFIG.format(8, 4))
     for datatype in DATATYPES:
-        _add(root, f"identity_{datatype}", _unary("Identity", datatype, ["n", 4]))
+        add_model(root, f"identity_{datatype}", _unary("Identity", datatype, ["n", 4]))
     for number in VERSIONS:
-        _add(root, "versions", _versioned(number), number)
-    _add(root, "dynamic", _unary("Neg", "FP32", ["n", None]))
-    _add(root, "rank1", _unary("Neg", "INT32", ["n"]))
-    _add(root, "scalar", _unary("Neg", "FP32", []))
-    _add(root, "fixed", _unary("Neg", "FP32", [2, 3]))
-    _add(root, "open", _unary("Neg", "INT32", [2, None]))
-    _add(root, "texts", _unary("Identity", "BYTES", [3]))
-    _add(root, "optional", _optional(), config=_CONFIG.format(1, 16) + "input_shapes: {bias: [4]}\n")
-    _add(root, "gather", _gather())
-    _add(root, "slow", _slow(), config=_SMALL_RING)
-    _add(root, "ragged", _ragged(), config=_SMALL_RING)
+        add_model(root, "versions", _versioned(number), number)
+    add_model(root, "dynamic", _unary("Neg", "FP32", ["n", None]))
+    add_model(root, "rank1", _unary("Neg", "INT32", ["n"]))
+    add_model(root, "scalar", _unary("Neg", "FP32", []))
+    add_model(root, "fixed", _unary("Neg", "FP32", [2, 3]))
+    add_model(root, "open", _unary("Neg", "INT32", [2, None]))
+    add_model(root, "texts", _unary("Identity", "BYTES", [3]))
+    add_model(root, "optional", _optional(), config=CONFIG.format(1, 16) + "input_shapes: {bias: [4]}\n")
+    add_model(root, "gather", _gather())
+    add_model(root, "slow", _slow(), config=_SMALL_RING)
+    add_model(root, "ragged", _ragged(), config=_SMALL_RING)
 
 
 def build_broken_repository(root: Path) -> None:
     """Write a repository in which one model loads, and the others fail in one way each."""
-    _add(root, "good", _unary("Neg", "FP32", ["n", 4]))
-    _add(root, "half", _versioned(1), 1)
-    _add(root, "half", b"this is no graph", 2)
-    _add(root, "garbage", b"this is no graph")
-    _add(root, "misspelt", _unary("Neg", "FP32", ["n", 4]), config=_SMALL_RING.replace("capacity", "capacities"))
+    add_model(root, "good", _unary("Neg", "FP32", ["n", 4]))
+    add_model(root, "half", _versioned(1), 1)
+    add_model(root, "half", b"this is no graph", 2)
+    add_model(root, "garbage", b"this is no graph")
+    add_model(root, "misspelt", _unary("Neg", "FP32", ["n", 4]), config=_SMALL_RING.replace("capacity", "capacities"))
     (root / "missing" / "1").mkdir(parents=True)
     (root / "empty").mkdir()

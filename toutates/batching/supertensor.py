@@ -265,6 +265,11 @@ class SuperTensor:
                 self._idle.append(executor)
         return executor.inbox.get() if batch is None else batch
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether batches wait for an executor. Read without the lock: a guess, and good enough for one."""
+        return bool(self._sealed or self.open_batches)
+
     def release(self, batch: Batch) -> None:
         """An executor is done with a batch: its memory is free for others."""
         with self.lock:
