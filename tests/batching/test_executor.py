@@ -122,7 +122,7 @@ def test_a_batch_that_nobody_waits_for_is_not_run_and_its_memory_is_free_again()
     rig.unwanted = {"a"}
     with rig.running():
         for worker in rig.workers:
-            assert isinstance(worker.collect("a")[0], ExecutionFailed)
+            assert isinstance(worker.collect("a")[0], TooLate)
         assert rig.batches == []
         rig.worker.add("b", rig.lane((4,)), rows)
         rig.worker.end_round()

@@ -19,9 +19,9 @@ import trio
 from tests.e2e.process import running
 from tests.e2e.wire import Client, client_of
 from toutates.options import Address, Options
+from toutates.protocol import infer_validation
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.server import Server
-from toutates.service import infer as infer_module
 from toutates.service import plan_cache
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
@@ -40,18 +40,18 @@ def collected() -> Iterator[None]:
 def validated(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many requests were validated, by their ids."""
     counts: Counter[str] = Counter()
-    real = infer_module.validate
+    real = infer_validation.validate
 
     def validate(request: Any, *rest: Any) -> Any:
         counts[request.id] += 1
         return real(request, *rest)
 
-    monkeypatch.setattr(infer_module, "validate", validate)
+    monkeypatch.setattr("toutates.service.infer.validate", validate)
     monkeypatch.setattr(plan_cache, "MAX_PLANS", PLANS)
     return counts
 
 
-def message(identifier: str, *, length: int = 8, extra_raw: bool = False, **parameters: int) -> bytes:
+def message(identifier: str, length: int = 8, extra_raw: bool = False, **parameters: int) -> bytes:
     """A request for the model "dynamic", a row of ``length`` numbers."""
     request = ModelInferRequest(model_name="dynamic", id=identifier)
     for name, value in parameters.items():
@@ -63,8 +63,9 @@ def message(identifier: str, *, length: int = 8, extra_raw: bool = False, **para
     return request.SerializeToString()
 
 
-def ok(client: Client, content: bytes) -> None:
-    assert client.call(INFER, content).status == ("0", "")
+def ok(client: Client, *contents: bytes) -> None:
+    for content in contents:
+        assert client.call(INFER, content).status == ("0", "")
 
 
 def serve_in_this_process(repository: Path, clients: Callable[[int], None]) -> None:
@@ -93,10 +94,7 @@ POLLUTERS: Final[dict[str, tuple[Callable[[Client], None], int]]] = {
     "ever new parameters": (lambda client: ok(client, message("junk", time=next(numbers))), 3 * PLANS),
     "ever new shapes": (lambda client: ok(client, message("junk", length=next(numbers) % 400 + 9)), 3 * PLANS),
     # Each of them is in use for a while, so that the others must be, too, now and then.
-    "everything three times": (
-        lambda client: [ok(client, twice) for twice in [message("junk", time=next(numbers))] * 3],  # type: ignore[dict-item]
-        PLANS // 2,
-    ),
+    "everything three times": (lambda client: ok(client, *[message("junk", time=next(numbers))] * 3), PLANS // 2),
     "a raw content too many": (lambda client: ok(client, message("junk", extra_raw=True)), 3),
     "other lengths": (lambda client: ok(client, message("junk" + "x" * (next(numbers) % 300))), 3 * PLANS),
 }
@@ -162,7 +160,7 @@ def test_what_is_remembered_of_junk_is_bounded(repository: Path, tmp_path: Path)
             for kind in range(1_600):
                 name = "k" * 3_800 + str(kind)
                 for length in (1, 1, 2, 3, 4, 5):
-                    ok(client, message("i" * length, **{name: 1}))
+                    ok(client, message("i" * length, 8, False, **{name: 1}))
                 if kind % 400 == 399:
                     grown.append(anonymous_mib(process.process.pid) - before)
         assert process.stop() == 0

@@ -1,7 +1,8 @@
-"""Counting a request's fields before it is parsed, and that what passes costs no more than in proportion to its size."""
+"""Counting a request's fields before it is parsed, and that what passes costs in proportion to its size."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -76,11 +77,13 @@ MANY: Final[dict[str, Callable[[int], bytes]]] = {
     "parameters of an output": lambda count: (
         MODEL + tensor() + RAW + field(6, *[field(2, field(1, b"%d" % at)) for at in range(count // 2)])
     ),
-    "outputs": lambda count: MODEL + tensor() + RAW + b"".join(field(6, field(1, b"%d" % at)) for at in range(count // 2)),
+    "outputs": lambda count: (
+        MODEL + tensor() + RAW + b"".join(field(6, field(1, b"%d" % at)) for at in range(count // 2))
+    ),
     "names of the model": lambda count: MODEL * count,
     "dimensions": lambda count: MODEL + tensor(shape=b"\x01" * count) + RAW,
     "dimensions one by one": lambda count: MODEL + tensor(b"\x18\x01" * count) + RAW,
-}  # fmt: skip
+}
 
 #: What there may be any number of: the caller's data, and text.
 DATA: Final[dict[str, Callable[[int], bytes]]] = {
@@ -119,8 +122,18 @@ def check(message: bytes) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [b"\x0a", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x47", b"\x46", b"\xff" * 20]
-    + [field(5, b"\x1a\x7f"), field(5, b"\x0a\xff"), b"\x08", b"\x2a\x80"],
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x47",
+        b"\x46",
+        b"\xff" * 20,
+        field(5, b"\x1a\x7f"),
+        field(5, b"\x0a\xff"),
+        b"\x08",
+        b"\x2a\x80",
+    ],
 )
 def test_what_is_malformed_is_left_to_protobuf(broken: bytes) -> None:
     check_structure(MODEL + broken, 0, len(MODEL + broken))
@@ -147,7 +160,7 @@ def test_twice_the_fields_never_cost_four_times_the_time(message_of: Callable[[i
     sizes = [MAX_FIELDS // 4, MAX_FIELDS // 2, MAX_FIELDS - 100]
     # The least of several, which a busy machine makes no smaller; and of no less than what a clock can tell.
     costs = [max(min(judge(message_of(size)) for _ in range(3)), 0.001) for size in sizes]
-    for smaller, larger in zip(costs, costs[1:], strict=False):
+    for smaller, larger in itertools.pairwise(costs):
         assert larger < 3.5 * smaller, [f"{cost * 1e3:.1f} ms" for cost in costs]
 
 

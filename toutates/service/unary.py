@@ -44,7 +44,9 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
     def handle(call: Call) -> None:
         size = call.end - call.start
         if size > MAX_REQUEST_BYTES:
-            text = f"a {request_type.DESCRIPTOR.name} of {size} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
+            text = (
+                f"a {request_type.DESCRIPTOR.name} of {size} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
+            )
             raise GrpcError(Status.INVALID_ARGUMENT, text)
         request = parse(request_type, call.message)
         try:
