@@ -87,7 +87,7 @@ def shortcomings(process: ServerProcess, most: float, deadline_s: float | None) 
 
 @pytest.mark.parametrize("deadline", [None, 0.6, 1.2], ids=["no deadline", "short deadline", "longer deadline"])
 def test_at_three_times_the_load_goodput_latency_and_memory_stay(heavy: ServerProcess, deadline: float | None) -> None:
-    """``deadline`` is in terms of the time that a request spends in a full ring: below 1, what is accepted is too late."""
+    """``deadline`` is in terms of the time that a request spends in a full ring: below 1, all of it is too late."""
     found: list[list[str]] = []
     for _ in range(ATTEMPTS):
         most = offer(heavy.port, "heavy", 1_000, SECONDS).goodput

@@ -95,6 +95,7 @@ class Client:
         for at in range(0, max(len(data), 1), size):
             part = data[at : at + size]
             while self.connection.local_flow_control_window(stream_id) < len(part):
+                self.flush()
                 assert self.receive()
             self.connection.send_data(stream_id, part, end_stream=end and at + size >= len(data))
         self.flush()
