@@ -228,7 +228,7 @@ def test_every_way_for_a_request_to_end_gives_its_room_back(limited: ServerProce
             # Cancelled; expired.
             client.connection.reset_stream(start(client, slow(1)))
             stream = client.start(INFER, [("grpc-timeout", "5m")])
-            client.send(stream, framed(slow(30)))
+            client.send(stream, framed(slow(300)))
             assert client.answer(stream).status[0] in ("4", "8")
         call_until_there_is_room(client, slow(0, 0, 0))
         assert_room_for_exactly_the_share(client)
