@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from toutates import cli
+from toutates.access import RestrictedProtocol
 from toutates.cli import main, parse_options
 from toutates.errors import ConfigurationError
 from toutates.flags import server_parser
@@ -63,6 +64,13 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--max-connection-age-grace", "5", "limits", Limits(max_age_grace_s=5)),
     ("--keepalive-time", "0", "limits", Limits(keepalive_time_s=math.inf)),
     ("--keepalive-timeout", "5", "limits", Limits(keepalive_timeout_s=5)),
+    ("--max-inflight-requests", "10", "max_inflight_requests", 10),
+    (
+        "--grpc-restricted-protocol",
+        "inference, trace:k=s=:",
+        "restricted_protocols",
+        (RestrictedProtocol(("inference", "trace"), "triton-grpc-protocol-k", "s=:"),),
+    ),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
@@ -108,7 +116,16 @@ def test_no_compression_is_none() -> None:
 
 ALLOWED: Final = f"name CPUs that the process may use, which are {format_cpu_list(os.sched_getaffinity(0))}"
 
-# Flags, then what the error has to name: flag, value, remedy or bound.
+RESTRICT: Final = "--grpc-restricted-protocol"
+FORM: Final = "write PROTOCOLS:KEY=VALUE, such as"
+TWICE: Final = "restricted protocol 'trace' can not be specified in multiple config groups"
+
+
+def restrict(value: str) -> list[str]:
+    return [*REQUIRED, RESTRICT, value]
+
+
+# Flags, then what the error has to name: flag, value, remedy or bound. What is "hidden" must never be shown.
 MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     "no repository": ([], ["--model-repository", "required", "toutates --help"]),
     "unknown flag": ([*REQUIRED, "--grcp-addr", "x"], ["--grcp-addr", "toutates --help"]),
@@ -153,6 +170,33 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
         ["--custom-op-libraries", "'/no/such.so'", "correct the path"],
     ),
     "address": ([*REQUIRED, "--grpc-addr", "8001"], ["--grpc-addr", "'8001'", "HOST:PORT"]),
+    "no request": ([*REQUIRED, "--max-inflight-requests", "0"], ["--max-inflight-requests", "'0'", "from 1 up"]),
+    "no restriction": (restrict("inference"), [RESTRICT, "is not PROTOCOLS:KEY=VALUE", "'inference'", FORM]),
+    "restriction without a key": (restrict("inference:hidden"), [RESTRICT, "'inference:***'", FORM]),
+    "restriction without protocols": (restrict("key=hidden"), [RESTRICT, "'key=***'", FORM]),
+    "restriction in another order": (restrict("key=hid:den"), [RESTRICT, "'key=***'", FORM]),
+    "nothing but a secret": (restrict("hidden"), [RESTRICT, "'***'", FORM]),
+    "empty restriction": (restrict(""), [RESTRICT, "'***'", FORM]),
+    "restriction's empty key": (restrict("health:=hidden"), [RESTRICT, "has an empty key", "'health:=***'", FORM]),
+    "restriction's empty value": (restrict("health:key="), [RESTRICT, "has an empty value", "'health:key=***'", FORM]),
+    "restriction's key": (restrict("health:Key=hidden"), [RESTRICT, "'Key'", "'health:Key=***'", "make it of a-z"]),
+    "restriction's binary key": (restrict("health:k-bin=hidden"), [RESTRICT, "'k-bin'", "without '-bin'"]),
+    "restriction's value": (restrict("health:key= hidden"), [RESTRICT, "'health:key=***'", "printable ASCII"]),
+    "restriction's strange value": (restrict("health:key=hidden\u00e9"), [RESTRICT, "printable ASCII"]),
+    "unknown protocol": (
+        restrict("health,infer:key=hidden"),
+        [RESTRICT, "unknown restricted protocol 'infer'", "'health,infer:key=***'", "shared-memory, model-config"],
+    ),
+    "empty protocol": (restrict("health,:key=hidden"), [RESTRICT, "unknown restricted protocol ''"]),
+    "protocol twice": (restrict("trace,trace:key=hidden"), [RESTRICT, TWICE, "'trace,trace:key=***'", "once"]),
+    "protocol in two flags": (
+        [*restrict("trace,health:key=hidden"), RESTRICT, "logging,trace:other=hidden"],
+        [RESTRICT, TWICE, "'logging,trace:other=***'", "once"],
+    ),
+    "misspelt restriction": (
+        [*REQUIRED, "--grpc-restricted-protocols=health:key=hidden", "--x", "health:key=hid den"],
+        ["unrecognized arguments: --grpc-restricted-protocols --x health:key;"],
+    ),
     "kernel polling": ([*REQUIRED, "--sqpoll-enabled"], ["--sqpoll-enabled", "io_uring", "leave"]),
     "kernel polling's time": ([*REQUIRED, "--sqpoll-idle-ms", "5"], ["--sqpoll", "io_uring", "leave"]),
     "probe without address": (["probe"], ["ADDR", "toutates probe --help"]),
@@ -172,6 +216,14 @@ def test_a_mistake_is_one_line_that_names_flag_value_and_remedy(
     assert said.err.count("\n") == 1
     for word in words:
         assert word in said.err
+    assert "hid" not in said.err
+
+
+def test_the_secret_of_a_restriction_is_not_in_the_options_text() -> None:
+    options = parse(RESTRICT, "health:key=hidden")
+    assert options.restricted_protocols[0].value == "hidden"
+    assert "triton-grpc-protocol-key" in repr(options)
+    assert "hidden" not in repr(options)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from toutates.access import parse_restrictions
 from toutates.errors import ConfigurationError
 from toutates.flags import Parser, seconds, server_parser
 from toutates.h2grpc import Allowance, Limits
@@ -141,6 +142,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         max_concurrent_connections=flags.max_concurrent_connections,
         max_buffered_bytes=flags.max_buffered_bytes,
         limits=_limits(flags),
+        restricted_protocols=parse_restrictions(flags.grpc_restricted_protocol or ()),
+        max_inflight_requests=flags.max_inflight_requests,
         grpc_compression="" if flags.grpc_compression == "none" else flags.grpc_compression,
         tls=_tls(flags.tls_cert, flags.tls_key, flags.tls_client_ca),
         server_id=flags.server_id,

@@ -8,6 +8,7 @@
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
         ├── Overloaded          the model's ring of batches is full; try again later
+        ├── TooLate             nobody can be answered before his deadline any more
         ├── Unsupported         the protocol has it, this server does not
         └── ExecutionFailed     ONNX Runtime refused or failed
 
@@ -27,6 +28,7 @@ __all__ = [
     "ModelNotReady",
     "Overloaded",
     "RequestError",
+    "TooLate",
     "ToutatesError",
     "UnknownModel",
     "Unsupported",
@@ -80,6 +82,10 @@ class ModelNotReady(RequestError):
 
 class Overloaded(RequestError):
     """Every batch of the model's ring is taken."""
+
+
+class TooLate(RequestError):
+    """The caller's deadline has passed, or will have before there is an answer."""
 
 
 class Unsupported(RequestError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from toutates.errors import ConfigurationError
 from toutates.version import package_version
@@ -16,6 +17,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(message, remedy=f"see '{self.prog} --help'")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """As ever, but what is unknown is shown without its value: it may be a secret under a misspelt flag."""
+        flags: argparse.Namespace
+        flags, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(argument.partition('=')[0] for argument in unknown)}")
+        return flags
 
 
 def server_parser() -> Parser:
@@ -161,6 +170,20 @@ def server_parser() -> Parser:
         metavar="N",
         help="calls that a connection may cancel in the long run beyond one of two; five times as many at once "
         "(default: 200)",
+    )
+    grpc.add_argument(
+        "--max-inflight-requests",
+        type=_positive,
+        metavar="N",
+        help="inference requests accepted and not answered yet, of all models; more are refused (default: no limit)",
+    )
+    grpc.add_argument(
+        "--grpc-restricted-protocol",
+        action="append",
+        metavar="PROTOCOLS:KEY=VALUE",
+        help="only calls with the metadata triton-grpc-protocol-KEY: VALUE may use PROTOCOLS, comma-separated of "
+        "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging; "
+        "may be given several times (default: everybody may)",
     )
     grpc.add_argument(
         "--grpc-compression",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toutates.access import RestrictedProtocol
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Limits
 
@@ -69,6 +70,8 @@ class Options:
         executor_cores: how many models load at the same time, and how many CPUs executors share when pinned.
         cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
         max_buffered_bytes: what all connections may hold for slow clients; None leaves it to ``toutates.memory``.
+        restricted_protocols: what only callers with a secret may use.
+        max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None serves plaintext.
         shutdown_grace_s: seconds.
@@ -89,6 +92,8 @@ class Options:
     max_concurrent_connections: int = 100_000
     max_buffered_bytes: int | None = None
     limits: Limits = field(default_factory=Limits)
+    restricted_protocols: tuple[RestrictedProtocol, ...] = ()
+    max_inflight_requests: int | None = None
     grpc_compression: str = ""
     tls: TlsFiles | None = None
     server_id: str = "triton"

@@ -41,6 +41,8 @@ from toutates.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.placement import Placement, default_processing_cores, doubts, place, running_on
 from toutates.providers import choose_providers
 from toutates.service.answers import is_wanted
+from toutates.service.inflight import FLAG as INFLIGHT_FLAG
+from toutates.service.inflight import Inflight, share
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
 from toutates.standard_streams import LogHandler, say
@@ -102,17 +104,33 @@ def _plan(options: Options) -> Placement:
     )
 
 
+def _check_inflight(requests: int | None, workers: int) -> None:
+    """Every worker has a share of the requests.
+
+    Raises:
+        ConfigurationError: there are too few.
+    """
+    if requests is not None and requests < workers:
+        raise ConfigurationError(
+            f"is split over {workers} workers, each of which needs one request at least",
+            key=INFLIGHT_FLAG,
+            value=requests,
+            remedy=f"raise it to {workers} or more, or lower --processing-cores",
+        )
+
+
 class Server:
     """One server, run once.
 
     Raises:
-        ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, or threads cannot be
-            pinned.
+        ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, threads cannot be
+            pinned, or there are more workers than requests may be in flight.
     """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._placement = _plan(options)
+        _check_inflight(options.max_inflight_requests, self._placement.processing_cores)
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
         self._tls = self._load_tls()
         self._stopping = trio.Event()
@@ -331,10 +349,23 @@ class Server:
         )
         readiness = Readiness(serving=manager.table.ready)
         worker.tls = None if self._tls is None else self._tls.contexts[number]
-        identity = ServerIdentity(options.server_id, package_version())
-        worker.methods = build_methods(worker, number, lambda: manager.table, readiness, identity)
+        worker.methods = build_methods(
+            worker,
+            number,
+            lambda: manager.table,
+            readiness,
+            ServerIdentity(options.server_id, package_version()),
+            inflight=self._inflight(number),
+            restrictions=options.restricted_protocols,
+        )
         self._workers.append(worker)
         self._readiness.append(readiness)
+
+    def _inflight(self, number: int) -> Inflight | None:
+        total = self._options.max_inflight_requests
+        if total is None:
+            return None
+        return Inflight(share(total, self._placement.processing_cores, number), total)
 
     async def _run_worker(
         self, worker: Worker, listener: socket.socket, cpus: tuple[int, ...], limiter: trio.CapacityLimiter

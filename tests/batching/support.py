@@ -238,6 +238,8 @@ class Rig:
         self.gate = threading.Event()
         self.gate.set()
         self.unwanted: set[Any] = set()
+        #: until when tickets are wanted, monotonic nanoseconds
+        self.deadlines: dict[Any, int] = {}
         #: (rows, requests) of every batch that ran
         self.batches: list[tuple[int, int]] = []
         #: the thread that each of them ran in
@@ -247,9 +249,9 @@ class Rig:
         self.threads = [threading.Thread(target=executor.run) for executor in self.executors]
 
     def _executor(self, number: int) -> Executor:
-        def is_wanted(ticket: Any) -> bool:
+        def is_wanted(ticket: Any, by_ns: int) -> bool:
             assert self.gate.wait(PATIENCE_S)
-            return ticket not in self.unwanted
+            return ticket not in self.unwanted and self.deadlines.get(ticket, by_ns + 1) > by_ns
 
         def on_batch(rows: int, requests: int, timing: Any) -> None:
             self.batches.append((rows, requests))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tests.batching.support import DOUBLE, Rig, gather, wait_until
 from toutates.batching.counters import BatchCounters, ExecutorCounters, VersionCounters, WorkerCounters
 from toutates.batching.result import Timing
-from toutates.errors import ExecutionFailed
+from toutates.errors import ExecutionFailed, TooLate
 
 FINE, BROKEN = np.array([[1]]), np.array([[9]])
 
@@ -51,6 +52,45 @@ def test_a_request_that_makes_a_batch_fail_fails_alone() -> None:
     assert sorted(rig.batches) == [(1, 1), (1, 1), (1, 1), (2, 1), (2, 1)]
 
 
+def test_a_batch_whose_deadline_has_passed_is_not_run() -> None:
+    rig = Rig(DOUBLE)
+    rig.worker.add("late", rig.lane((4,)), np.ones((1, 4), np.float32))
+    rig.worker.end_round()
+    rig.deadlines = {"late": time.monotonic_ns() - 1}
+    with rig.running():
+        [error] = rig.worker.collect("late")
+    assert isinstance(error, TooLate)
+    assert str(error) == "Deadline Exceeded"
+    assert rig.batches == []
+
+
+def test_a_batch_that_would_be_too_late_is_not_run_while_others_wait_and_is_run_when_none_do() -> None:
+    rig = Rig(DOUBLE, batch_size=2)
+    lane = rig.packed((4,))
+    lane.note_wall(2, 60 * 10**9)  # such batches take a minute
+    for ticket in ("hopeless", "patient", "last"):
+        rig.worker.add(ticket, lane, np.ones((2, 4), np.float32))
+    rig.worker.end_round()
+    soon_ns = time.monotonic_ns() + 80 * 10**9  # half as long again is not left
+    rig.deadlines = {"hopeless": soon_ns, "last": soon_ns}
+    with rig.running():
+        hopeless, patient, last = rig.worker.collect("hopeless", "patient", "last")
+    assert isinstance(hopeless, TooLate)
+    npt.assert_array_equal(patient, np.full((2, 4), 2, np.float32))
+    npt.assert_array_equal(last, patient)
+    assert rig.batches == [(2, 1), (2, 1)]
+    assert 0 < lane.wall_ns[2] < 60 * 10**9  # what they took is learnt
+
+
+def test_how_long_batches_take_is_an_average_by_their_size() -> None:
+    lane = Rig(DOUBLE).packed((4,))
+    lane.note_wall(2, 800)
+    lane.note_wall(3, 1_600)
+    lane.note_wall(2, 100)
+    lane.note_wall(4, 50)
+    assert lane.wall_ns[2:4] == [800, 50]  # 800, 900, 800
+
+
 def test_a_request_that_nobody_waits_for_is_not_tried_again_by_itself() -> None:
     rig = Rig(gather())
     rig.worker.add("broken", rig.lane((1,)), BROKEN)
@@ -82,7 +122,7 @@ def test_a_batch_that_nobody_waits_for_is_not_run_and_its_memory_is_free_again()
     rig.unwanted = {"a"}
     with rig.running():
         for worker in rig.workers:
-            assert isinstance(worker.collect("a")[0], ExecutionFailed)
+            assert isinstance(worker.collect("a")[0], TooLate)
         assert rig.batches == []
         rig.worker.add("b", rig.lane((4,)), rows)
         rig.worker.end_round()

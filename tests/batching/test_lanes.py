@@ -74,7 +74,7 @@ def test_a_forgotten_lane_that_is_still_used_is_kept_again(monkeypatch: pytest.M
     with rig.running():
         planned = rig.packed((1,))
         run(rig, 2)
-        assert not planned.kept
+        assert planned not in rig.supertensor._lanes.values()
         for turn in range(2):
             rig.worker.add(turn, planned, rows(1, 1))
             rig.worker.end_round()
@@ -84,18 +84,32 @@ def test_a_forgotten_lane_that_is_still_used_is_kept_again(monkeypatch: pytest.M
         assert rig.supertensor.occupancy().spare_bytes == spare_bytes(rig) == 8 * 4
 
 
-def test_a_batch_of_a_lane_that_was_forgotten_and_made_anew_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_lane_that_a_plan_holds_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supertensor_module, "MAX_LANES", 1)
+    rig = Rig(DOUBLE_LENGTHS)
+    planned = rig.packed((1,))
+    rig.lane((2,))
+    assert rig.supertensor.occupancy().lanes == 1
+    assert rig.lane((1,)) is planned
+
+
+def test_a_lane_in_use_outlives_any_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supertensor_module, "MAX_LANES", 4)
     rig = Rig(DOUBLE_LENGTHS)
     with rig.running():
         planned = rig.packed((1,))
-        rig.lane((2,))
-        assert rig.lane((1,)) is not planned
-        rig.worker.add("a", planned, rows(1, 1))
-        rig.worker.end_round()
-        rig.worker.collect("a")
-        occupancy = rig.supertensor.occupancy()
-        assert (occupancy.in_flight, occupancy.spare_bytes, planned.spare) == (0, 0, [])
+        run(rig, 1)
+        [batch] = planned.spare
+        bindings = dict(batch.bindings)
+        for length in range(2, 40):
+            run(rig, length)
+            if length % 3 == 0:  # its plan does not look it up again
+                rig.worker.add(length, planned, rows(1, 1))
+                rig.worker.end_round()
+                rig.worker.collect(length)
+        assert planned.spare == [batch]
+        assert batch.bindings == bindings  # of the same objects
+        assert rig.supertensor.occupancy().lanes == 4
 
 
 def test_spare_memory_is_bounded_and_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

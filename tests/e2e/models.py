@@ -14,7 +14,16 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["DATATYPES", "VERSIONS", "add_model", "build_broken_repository", "build_repository", "greedy_model"]
+__all__ = [
+    "CONFIG",
+    "DATATYPES",
+    "VERSIONS",
+    "add_model",
+    "build_broken_repository",
+    "build_repository",
+    "greedy_model",
+    "heavy_model",
+]
 
 Shape = Sequence[int | str | None]
 
@@ -39,9 +48,9 @@ DATATYPES: Final = {
 #: Versions of the model "versions"; each adds its own number.
 VERSIONS: Final = (1, 2, 10)
 
-#: config.yaml; the small ring is easily filled.
-_CONFIG: Final = "backend: supertensor\nbatch_size: {}\ncapacity: {}\nnum_executors: 1\nallocator: cpu\n"
-_SMALL_RING: Final = _CONFIG.format(2, 2)
+#: config.yaml: batch size and capacity; the small ring is easily filled.
+CONFIG: Final = "backend: supertensor\nbatch_size: {}\ncapacity: {}\nnum_executors: 1\nallocator: cpu\n"
+_SMALL_RING: Final = CONFIG.format(2, 2)
 
 
 def _tensor(name: str, datatype: str, shape: Shape) -> onnx.ValueInfoProto:
@@ -151,6 +160,28 @@ def _slow() -> bytes:
     return _model(nodes, tensors[:1], tensors[1:], initializers)
 
 
+def heavy_model(products: int) -> bytes:
+    """OUTPUT = INPUT, rows of 64 floats, after so many matrix products of about half a millisecond each per batch."""
+    size = 384
+    steps = [helper.make_node("MatMul", [f"state{at}", "factor"], [f"state{at + 1}"]) for at in range(products)]
+    nodes = [
+        # From the input, or all of it would be computed while the model is loaded.
+        helper.make_node("ReduceMax", ["INPUT"], ["most"], keepdims=0),
+        helper.make_node("Add", ["first", "most"], ["state0"]),
+        *steps,
+        helper.make_node("ReduceSum", [f"state{products}"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Add", ["INPUT", "nothing"], ["OUTPUT"]),
+    ]
+    initializers = [
+        _constant("first", np.eye(size), np.float32),
+        _constant("factor", np.eye(size), np.float32),
+        _constant("zero", 0, np.float32),
+    ]
+    tensors = [_tensor(name, "FP32", ["n", 64]) for name in ("INPUT", "OUTPUT")]
+    return _model(nodes, tensors[:1], tensors[1:], initializers)
+
+
 def _ragged() -> bytes:
     """OUTPUT = the first max(INPUT) columns of INPUT: the shape of its rows depends on all the rows of a batch."""
     nodes = [
@@ -188,7 +219,7 @@ def add_model(root: Path, name: str, model: bytes, version: int = 1, config: str
 def build_repository(root: Path) -> None:
     """Write a repository in which every model loads."""
     add_model(root, "mlp", _mlp())
-    add_model(root, "addsub", _addsub(), config=_CONFIG.format(8, 4))
+    add_model(root, "addsub", _addsub(), config=CONFIG.format(8, 4))
     for datatype in DATATYPES:
         add_model(root, f"identity_{datatype}", _unary("Identity", datatype, ["n", 4]))
     for number in VERSIONS:
@@ -199,7 +230,7 @@ def build_repository(root: Path) -> None:
     add_model(root, "fixed", _unary("Neg", "FP32", [2, 3]))
     add_model(root, "open", _unary("Neg", "INT32", [2, None]))
     add_model(root, "texts", _unary("Identity", "BYTES", [3]))
-    add_model(root, "optional", _optional(), config=_CONFIG.format(1, 16) + "input_shapes: {bias: [4]}\n")
+    add_model(root, "optional", _optional(), config=CONFIG.format(1, 16) + "input_shapes: {bias: [4]}\n")
     add_model(root, "gather", _gather())
     add_model(root, "slow", _slow(), config=_SMALL_RING)
     add_model(root, "ragged", _ragged(), config=_SMALL_RING)

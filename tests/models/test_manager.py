@@ -37,7 +37,7 @@ def put(root: Path, name: str, content: bytes = DOUBLE, version: int = 1, config
 
 
 def manager_in(nursery: trio.Nursery, workers: int = 1, **more: Any) -> ModelManager:
-    options = LoadOptions(more.pop("sessions", SessionOptions()), workers, lambda ticket: True, **more)
+    options = LoadOptions(more.pop("sessions", SessionOptions()), workers, lambda ticket, by_ns: True, **more)
     return ModelManager(options, nursery)
 
 

@@ -2,6 +2,11 @@
 
 While it is idle a worker may borrow it, and run a quick batch on the worker's thread (``supertensor``, "Loans").
 
+**Deadlines.** A batch that nobody waits for any more is not run. While others wait behind it, neither is one whose
+callers will all have given up before it is done, by what such batches have taken lately. Without that, a server with
+more to do than it can would spend its time on answers that come too late: a queue that is full makes every request as
+old as those that just expire. The callers of such a batch hear at once that their deadline cannot be met.
+
 **Faults.** Whatever goes wrong with a batch, each of its callers is told, its memory is free again, and the executor is
 idle or has the next batch. What a run raises fails the requests that raise it by themselves, and no others. What is no
 ``Exception`` also ends the executor's thread, for then nobody knows what state it is in; the manager starts another.
@@ -20,7 +25,7 @@ from toutates.batching.lane import Batch
 from toutates.batching.result import BatchResult, Outputs, Timing, Waiter
 from toutates.batching.session import ModelSession
 from toutates.batching.supertensor import SuperTensor
-from toutates.errors import ExecutionFailed, RequestError
+from toutates.errors import ExecutionFailed, RequestError, TooLate
 
 __all__ = ["Deliver", "Executor"]
 
@@ -42,7 +47,7 @@ class Executor:
         supertensor: where batches come from.
         session: used by this executor alone.
         number: from 0, among the executors of this SuperTensor.
-        is_wanted: whether anybody still waits for a ticket; a batch that nobody waits for is not run.
+        is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds.
         on_batch: told of every batch that ran: rows, requests, timing. Called in the thread that ran it.
 
     Attributes:
@@ -57,7 +62,7 @@ class Executor:
         session: ModelSession,
         number: int,
         *,
-        is_wanted: Callable[[Any], bool] = lambda ticket: True,
+        is_wanted: Callable[[Any, int], bool] = lambda ticket, by_ns: True,
         on_batch: Callable[[int, int, Timing], None] = lambda rows, requests, timing: None,
     ) -> None:
         self._supertensor = supertensor
@@ -121,7 +126,8 @@ class Executor:
         """
         taken_ns = time.monotonic_ns()
         waiters = batch.waiters
-        if not any(self._is_wanted(waiter[0]) for own in waiters for waiter in own):
+        by_ns = taken_ns + self._usual_ns(batch) if self._supertensor.has_backlog else taken_ns
+        if not any(self._is_wanted(waiter[0], by_ns) for own in waiters for waiter in own):
             return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         session = self._session
         began_ns = clock_ns()
@@ -133,8 +139,15 @@ class Executor:
         timing = Timing(taken_ns, session.started_ns, session.ended_ns, time.monotonic_ns())
         if session.on_cpu:
             batch.lane.note_run(rows, clock_ns() - began_ns)
+        batch.lane.note_wall(rows, timing.done_ns - taken_ns)
         self._on_batch(rows, sum(map(len, waiters)), timing)
         return [(waiters, outputs, None, timing)]
+
+    @staticmethod
+    def _usual_ns(batch: Batch) -> int:
+        """How long the batch may take from now, which is half as long again as such batches do."""
+        usual_ns = batch.lane.wall_ns[batch.rows.bit_length()]
+        return usual_ns + (usual_ns >> 1)
 
     def _run_one_by_one(
         self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
@@ -147,7 +160,7 @@ class Executor:
             for ticket, first, rows, part in own:
                 outputs: Outputs | None = None
                 error: RequestError | None = failure
-                if not alone and self._is_wanted(ticket):
+                if not alone and self._is_wanted(ticket, time.monotonic_ns()):
                     outputs, error = self._try_rows(batch, first, rows)
                 timing = Timing(taken_ns, self._session.started_ns, self._session.ended_ns, time.monotonic_ns())
                 if outputs is not None:
@@ -205,5 +218,6 @@ def _deliver_failure(worker: int, own: list[Waiter], timing: Timing, deliver: De
         logger.exception("handing an error to worker %d failed; %d requests wait for nothing", worker, len(own))
 
 
-_ABANDONED: Final = ExecutionFailed("every caller of the batch has left")
+#: For callers that have not left; in the words of a deadline that has passed.
+_ABANDONED: Final = TooLate("Deadline Exceeded")
 _UNDELIVERED: Final = ExecutionFailed("internal error")

@@ -81,7 +81,7 @@ class Lane:
         batch_rows: rows that one batch of this lane takes.
         batch_bytes: memory of one batch's buffers.
         spare: batches that wait to be used again.
-        kept: whether the SuperTensor knows the lane; it forgets some when there are many.
+        wall_ns: how long batches usually are with their executor, likewise; 0 as long as there was none.
         run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
             Written by several executors, without a lock: whichever is last is as good.
     """
@@ -92,14 +92,20 @@ class Lane:
         self.batch_rows = batch_size if signature.batched else 1
         self.batch_bytes = 0
         self.spare: list[Batch] = []
-        self.kept = False
         self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
+        self.wall_ns = [0] * (batch_size.bit_length() + 1)
 
     def note_run(self, rows: int, duration_ns: int) -> None:
         """A batch of ``rows`` rows took so long. Falls at once, rises slowly: what takes long may be the scheduler."""
         size = rows.bit_length()
         known_ns = self.run_ns[size]
         self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)
+
+    def note_wall(self, rows: int, duration_ns: int) -> None:
+        """A batch of ``rows`` rows was with its executor so long: an average, in which old ones fade away."""
+        size = rows.bit_length()
+        known_ns = self.wall_ns[size]
+        self.wall_ns[size] = known_ns + (duration_ns - known_ns >> 3) if known_ns else duration_ns
 
     def is_quick(self, rows: int, limit_ns: int) -> bool:
         """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; no, if there was none yet."""

@@ -28,6 +28,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane, RowShapes
 from toutates.batching.pinned import PinnedMemory
@@ -45,7 +46,7 @@ Loan = tuple["Executor", Batch]
 
 #: A run that takes less is quicker than the way to an executor's thread and back, about 50 us.
 QUICK_NS: Final = 50_000
-#: Lanes kept; beyond it the one not looked up for longest is forgotten, with its spare batches.
+#: Lanes kept; beyond it the one not used for longest is forgotten, with its spare batches.
 MAX_LANES: Final = 256
 #: Memory that batches waiting to be used again may hold.
 MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
@@ -102,7 +103,11 @@ class SuperTensor:
         self._pinned = pinned
         self._quick_ns = quick_ns
         self.lock = threading.Lock()
+        #: the lanes that are kept, the one used last last
         self._lanes: OrderedDict[RowShapes, Lane] = OrderedDict()
+        #: these, and those that plans still hold: two lanes of one shape would take each other's place for ever
+        self._known: WeakValueDictionary[RowShapes, Lane] = WeakValueDictionary()
+        self._last_lane: Lane | None = None
         #: batches that still take rows, the one opened first first; used with the lock held
         self.open_batches: dict[Lane, Batch] = {}
         self._sealed: deque[Batch] = deque()
@@ -117,20 +122,19 @@ class SuperTensor:
     def lane(self, row_shapes: RowShapes) -> Lane:
         """The lane of these row shapes, made if need be. Not for every request: keep it."""
         with self.lock:
-            lane = self._lanes.get(row_shapes)
+            lane = self._known.get(row_shapes)
             if lane is None:
-                lane = self._make_lane(row_shapes)
-                self._keep(lane)
-            else:
-                self._lanes.move_to_end(row_shapes)
+                lane = self._known[row_shapes] = self._make_lane(row_shapes)
+            self._note_use(lane)
             return lane
 
-    def _keep(self, lane: Lane) -> None:
-        lane.kept = True
+    def _note_use(self, lane: Lane) -> None:
+        """Keep a lane, as the last to be forgotten. Call with the lock held."""
+        self._last_lane = lane
         self._lanes[lane.row_shapes] = lane
+        self._lanes.move_to_end(lane.row_shapes)
         if len(self._lanes) > MAX_LANES:
             _, forgotten = self._lanes.popitem(last=False)
-            forgotten.kept = False
             self._spare_bytes -= forgotten.batch_bytes * len(forgotten.spare)
             forgotten.spare = []
 
@@ -276,6 +280,11 @@ class SuperTensor:
             executor.waits_for_inbox = False
         return batch
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether batches wait for an executor. Read without the lock: a guess, and good enough for one."""
+        return bool(self._sealed or self.open_batches)
+
     def release(self, batch: Batch) -> None:
         """An executor is done with a batch: its memory is free for others."""
         with self.lock:
@@ -313,9 +322,9 @@ class SuperTensor:
         if batch.pieces:
             batch.pieces = []
         self._in_flight -= 1
-        if not lane.kept and lane.row_shapes not in self._lanes:
-            self._keep(lane)  # forgotten for not being looked up, and yet in use: plans look a lane up only once
-        if lane.kept and lane.batch_bytes <= MAX_SPARE_BYTES:
+        if lane is not self._last_lane:
+            self._note_use(lane)  # plans look a lane up only once, so what counts is that its batches run
+        if lane.batch_bytes <= MAX_SPARE_BYTES:
             if self._spare_bytes + lane.batch_bytes > MAX_SPARE_BYTES:
                 self._make_room_for_spare(lane)
             lane.spare.append(batch)

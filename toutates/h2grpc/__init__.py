@@ -26,8 +26,9 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
+from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.method import Method, StreamHandler, UnaryHandler, method_table
+from toutates.h2grpc.method import Guard, Method, StreamHandler, UnaryHandler, method_table
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.tls import describe_tls_error, harden_tls
@@ -41,6 +42,8 @@ __all__ = [
     "ConnectionTerminated",
     "Event",
     "GrpcError",
+    "Guard",
+    "HeaderField",
     "LimitExceeded",
     "Limits",
     "MessageReceived",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from toutates.h2grpc.call import Call
+    from toutates.h2grpc.header_field import HeaderField
+    from toutates.h2grpc.status import GrpcError
     from toutates.h2grpc.streaming import ServerStream
 
-__all__ = ["Method", "StreamHandler", "UnaryHandler", "method_table"]
+__all__ = ["Guard", "Method", "StreamHandler", "UnaryHandler", "method_table"]
 
 #: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
 #: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError. Must not block. To answer later, use a
@@ -18,6 +20,9 @@ __all__ = ["Method", "StreamHandler", "UnaryHandler", "method_table"]
 UnaryHandler = Callable[["Call"], None]
 #: Runs as a task of the worker; returning ends the call with OK, raising GrpcError with that status.
 StreamHandler = Callable[["ServerStream"], Awaitable[None]]
+#: Judges a call to its method by the header list, before anything of the request is read: the error that refuses it, or
+#: None. Called once for every block that the connection has not sent before; must not block, raise, or change its mind.
+Guard = Callable[[Sequence["HeaderField"]], "GrpcError | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,14 @@ class Method:
         unary: the handler of a call with one request message and one response message.
         stream: the handler of a call that is a stream in either direction.
         compressible: whether responses are compressed where server and client both want it.
+        guard: who may call it; None for everybody.
     """
 
     path: str
     unary: UnaryHandler | None = None
     stream: StreamHandler | None = None
     compressible: bool = False
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if (self.unary is None) == (self.stream is None):

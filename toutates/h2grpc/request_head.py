@@ -144,6 +144,11 @@ class RequestJudge:
         if list_size > limit:
             text = f"received metadata size exceeds the limit ({list_size} vs. {limit})"
             return _refused(verdict, fields, LimitExceeded("header_list_size", text))
+        if verdict.method is not None and verdict.method.guard is not None:
+            # By the fields themselves: custom metadata, which a guard looks at, all have the same stand-in.
+            refusal = verdict.method.guard(fields)
+            if refusal is not None:
+                return _refused(verdict, fields, refusal)
         if timeout_at < 0:
             return verdict.with_fields(fields, None)
         value = fields[timeout_at].value

@@ -56,13 +56,13 @@ class LoadOptions:
     Attributes:
         sessions: how ONNX Runtime's sessions are made.
         workers: how many workers will serve.
-        is_wanted: whether anybody still waits for a ticket, see ``Executor``.
+        is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
         placement: how many models load at the same time, and where threads run.
     """
 
     sessions: SessionOptions
     workers: int
-    is_wanted: Callable[[object], bool]
+    is_wanted: Callable[[object, int], bool]
     placement: Placement = field(default_factory=Placement)
 
 

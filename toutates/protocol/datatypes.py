@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -174,12 +175,16 @@ def encode_bytes_tensor(array: npt.NDArray[Any]) -> bytes:
 
 
 def _join(elements: Iterable[bytes]) -> bytes:
-    """Each element after its length."""
+    """Each element after its length.
+
+    Some of them at a time: the objects to be joined take 50 times the memory of short elements.
+    """
     pack = _LENGTH.pack
-    parts: list[bytes] = []
-    for element in elements:
-        parts += (pack(len(element)), element)
-    return b"".join(parts)
+    left = iter(elements)
+    joined: list[bytes] = []
+    while parts := [part for element in islice(left, 4_096) for part in (pack(len(element)), element)]:
+        joined.append(b"".join(parts))
+    return joined[0] if len(joined) == 1 else b"".join(joined)
 
 
 def to_ort_strings(array: npt.NDArray[np.object_], *, tensor: str, model: str) -> npt.NDArray[np.object_]:

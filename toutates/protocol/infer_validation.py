@@ -282,7 +282,8 @@ class _Validator:
         given = [tensor.name for tensor in self._request.inputs]
         required = [tensor.name for tensor in self._signature.inputs if not tensor.optional]
         most = len(self._signature.inputs)
-        missing = [name for name in required if name not in given]
+        given_names = set(given)
+        missing = [name for name in required if name not in given_names]
         if not len(required) <= len(given) <= most:
             raise self._wrong_number(given, len(required), most, missing)
         for name in reversed(given):

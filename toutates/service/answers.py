@@ -30,10 +30,10 @@ _INTERNAL_ERROR: Final = ExecutionFailed("internal error")
 MAX_RESPONSE_BYTES: Final = 2**31 - 1
 
 
-def is_wanted(ticket: Any) -> bool:
-    """Whether the caller of a Ticket still waits."""
+def is_wanted(ticket: Any, by_ns: int) -> bool:
+    """Whether the caller of a Ticket waits still, and will until ``by_ns``, monotonic nanoseconds."""
     call: Call = ticket[0]
-    return call.open
+    return call.open and call.deadline_ns > by_ns
 
 
 class Answers:

@@ -21,22 +21,21 @@ from toutates.h2grpc import Buffer, Call, GrpcError, Worker
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.infer_request import Layout, scan
+from toutates.protocol.infer_request import scan
+from toutates.protocol.infer_structure import check_structure
 from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
 from toutates.service.answers import Answers, Ticket
+from toutates.service.inflight import Inflight
 from toutates.service.plan import Plan
+from toutates.service.plan_cache import PlanCache
 from toutates.service.statuses import STATUSES, as_grpc_error
 from toutates.service.unary import parse
 
 __all__ = ["InferService"]
 
-#: Kinds of request remembered per worker. A client in real use has one per model and batch size.
-MAX_PLANS: Final = 1_024
-#: Longer keys are not remembered: names and shapes need a few hundred bytes.
-MAX_KEY_BYTES: Final = 4_096
-#: Lengths of messages whose layout is remembered per worker.
-MAX_LENGTHS: Final = 1_024
+#: In shorter messages there is no room for more fields than may be (``check_structure``).
+LARGE_MESSAGE_BYTES: Final = 32_768
 
 
 class InferService:
@@ -46,18 +45,22 @@ class InferService:
         worker: whose calls these are.
         number: the worker's, from 0.
         get_table: the model table as it is now.
+        inflight: counts the requests that wait, for ``infer_within_limit``; None where there is no limit.
     """
 
-    def __init__(self, worker: Worker, number: int, get_table: Callable[[], ModelTable]) -> None:
+    def __init__(
+        self, worker: Worker, number: int, get_table: Callable[[], ModelTable], inflight: Inflight | None = None
+    ) -> None:
         self._worker = worker
         self._number = number
         self._get_table = get_table
         self._table = get_table()
         #: the round in which the table was last looked at; see ``toutates.h2grpc.wire`` for why not for every request
         self._looked_ns = worker.now_ns
-        self._plans: dict[bytes, Plan] = {}
-        #: by length of the message, what the last one of that length turned out to be
-        self._latest: dict[int, tuple[Layout, Plan, LaneWriter]] = {}
+        self._inflight = inflight
+        self._cache = PlanCache()
+        self._plans = self._cache.recent
+        self._latest = self._cache.latest
         self._submitters: dict[ServedVersion, Submitter] = {}
 
     def infer(self, call: Call) -> None:
@@ -89,14 +92,34 @@ class InferService:
                 return
         self._infer_by_scan(call, buffer, start, end)
 
+    def infer_within_limit(self, call: Call) -> None:
+        """``infer``, unless so many requests wait already that ``inflight`` refuses one more; 0.06 us.
+
+        Raises:
+            GrpcError: as ``infer``; RESOURCE_EXHAUSTED above the limit.
+        """
+        inflight = self._inflight
+        assert inflight is not None
+        if inflight.count >= inflight.most:
+            raise as_grpc_error(inflight.refusal)
+        inflight.count += 1
+        try:
+            self.infer(call)
+        except BaseException:
+            inflight.count -= 1
+            raise
+
     def _infer_by_scan(self, call: Call, buffer: bytes, start: int, end: int) -> None:
         """The way of a request that is unlike the last one of its length."""
+        if end - start > LARGE_MESSAGE_BYTES:
+            with _request_errors_as_statuses():
+                check_structure(buffer, start, end)
         scanned = scan(buffer, start, end)
         if scanned is None:
             self._infer_the_long_way(call, b"")
             return
         key, id_field, spans = scanned
-        plan = self._plans.get(key)
+        plan = self._plans.get(key) or self._cache.recall(key)
         if plan is None or len(spans) != plan.span_count:
             self._infer_the_long_way(call, key)
             return
@@ -106,11 +129,9 @@ class InferService:
         if not plan.in_order or not _fit(spans, plan.sizes):
             self._pack_in_order(call, plan, id_field, spans)
             return
-        layout = plan.layout_of(buffer, start, end)
+        layout = plan.layout_of(key, buffer, start, end)
         if layout is not None:
-            if len(self._latest) >= MAX_LENGTHS:
-                self._latest.clear()
-            self._latest[end - start] = (layout, plan, plan.packed)
+            self._cache.remember_layout(end - start, layout, plan, plan.packed)
         self._pack(call, plan, plan.packed, id_field, buffer, spans)
 
     def _pack(
@@ -127,8 +148,7 @@ class InferService:
     def _forget_plans(self) -> None:
         """The model table was replaced, and plans die with it."""
         self._table = self._get_table()
-        self._plans.clear()
-        self._latest.clear()
+        self._cache.clear()
         served = set(self._table.served())
         self._submitters = {version: way for version, way in self._submitters.items() if version in served}
 
@@ -143,33 +163,38 @@ class InferService:
         self._pack(call, plan, plan.packed, id_field, call.buffer, ordered)
 
     def _infer_the_long_way(self, call: Call, key: bytes) -> None:
-        """Parse, validate, and remember the plan under ``key`` where there is one and the request fits it."""
+        """Parse, validate, and remember the plan under ``key`` where there is one and the request fits it.
+
+        One with more raw contents than inputs does not: the key says nothing of them, and whoever adds one would take
+        the plan from all who send the same without.
+        """
         request = parse(ModelInferRequest, call.message)
         with _request_errors_as_statuses():
             version = self._table.find(request.model_name, request.model_version)
             raws = request.raw_input_contents
             validated = validate(request, [len(raw) for raw in raws], version.signature, version.model)
+            # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
+            contents = self._contents(request, validated, version)
             plan = Plan(version, validated, self._submitter(version))
-            if key and None not in validated.sources and len(key) <= MAX_KEY_BYTES:
-                if len(self._plans) >= MAX_PLANS:
-                    del self._plans[next(iter(self._plans))]
-                    self._latest.clear()
-                self._plans[key] = plan
+            if key and None not in validated.sources and len(raws) == len(validated.sources):
+                self._cache.remember(key, plan)
             id_field = ModelInferRequest(id=request.id).SerializeToString()
-            self._submit(call, plan, id_field, self._contents(request, validated, version), request.id)
+            self._submit(call, plan, id_field, contents, request.id)
 
     def _submitter(self, version: ServedVersion) -> Submitter:
         submitter = self._submitters.get(version)
         if submitter is None:
-            answers = Answers(version.counters.workers[self._number])
-            finish = partial(self._finish_soon, answers)
-            submitter = Submitter(version.supertensor, self._number, finish, answers.finish, self._worker.at_round_end)
+            finish: Callable[[BatchResult], None] = Answers(version.counters.workers[self._number]).finish
+            if self._inflight is not None:
+                finish = self._inflight.leaving(finish)
+            finish_soon = partial(self._finish_soon, finish)
+            submitter = Submitter(version.supertensor, self._number, finish_soon, finish, self._worker.at_round_end)
             self._submitters[version] = submitter
         return submitter
 
-    def _finish_soon(self, answers: Answers, result: BatchResult) -> None:
+    def _finish_soon(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
         """A batch has run; called by its executor."""
-        self._worker.call_soon(partial(answers.finish, result))
+        self._worker.call_soon(partial(finish, result))
 
     def _contents(self, request: ModelInferRequest, validated: ValidatedRequest, version: ServedVersion) -> list[bytes]:
         """The bytes of each input, by position in the lane; typed contents as the raw ones they stand for."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from toutates.access import RestrictedProtocol
 from toutates.errors import ModelNotReady, UnknownModel
 from toutates.h2grpc import (
     Call,
@@ -20,8 +21,10 @@ from toutates.h2grpc import (
 from toutates.models.describe import model_metadata
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
+from toutates.service.access import restricted
 from toutates.service.health import health_methods
 from toutates.service.infer import InferService
+from toutates.service.inflight import Inflight
 from toutates.service.readiness import Readiness
 from toutates.service.repository_index import repository_index
 from toutates.service.statistics import model_statistics
@@ -59,7 +62,14 @@ class ServerIdentity:
 
 
 def build_methods(
-    worker: Worker, number: int, get_table: Callable[[], ModelTable], readiness: Readiness, identity: ServerIdentity
+    worker: Worker,
+    number: int,
+    get_table: Callable[[], ModelTable],
+    readiness: Readiness,
+    identity: ServerIdentity,
+    *,
+    inflight: Inflight | None = None,
+    restrictions: Sequence[RestrictedProtocol] = (),
 ) -> Mapping[bytes, Method]:
     """All RPCs as one worker serves them.
 
@@ -69,8 +79,10 @@ def build_methods(
         get_table: the model table as it is now.
         readiness: the worker's view of the server's readiness.
         identity: for ServerMetadata.
+        inflight: the worker's count of requests that wait, and the most there may be; None for no limit.
+        restrictions: what only callers with a secret may use.
     """
-    infer = InferService(worker, number, get_table)
+    infer = InferService(worker, number, get_table, inflight)
 
     def server_live(request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         _refuse_when_exiting(readiness)
@@ -110,15 +122,15 @@ def build_methods(
         "ModelStatistics": unary(pb.ModelStatisticsRequest, statistics),
         "RepositoryIndex": unary(pb.RepositoryIndexRequest, index),
     }
-    return method_table(
-        [
-            Method(SERVICE + "ModelInfer", unary=infer.infer, compressible=True),
-            *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
-            *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
-            *(Method(SERVICE + name, stream=_not_offered_stream(text)) for name, text in NOT_OFFERED_STREAMS.items()),
-            *health_methods(readiness),
-        ]
-    )
+    model_infer = infer.infer if inflight is None else infer.infer_within_limit
+    methods = [
+        Method(SERVICE + "ModelInfer", unary=model_infer, compressible=True),
+        *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
+        *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
+        *(Method(SERVICE + name, stream=_not_offered_stream(text)) for name, text in NOT_OFFERED_STREAMS.items()),
+        *health_methods(readiness),
+    ]
+    return method_table(restricted(methods, restrictions))
 
 
 def _refuse_when_exiting(readiness: Readiness) -> None:

@@ -16,8 +16,9 @@ __all__ = ["Plan"]
 
 #: Far enough from the greatest size of a message for its other parts.
 MAX_TEMPLATED_BYTES: Final = 2**30
-#: Layouts remembered per plan.
+#: Layouts remembered per plan: so many, and so many bytes of them.
 MAX_LAYOUTS: Final = 64
+MAX_LAYOUT_BYTES: Final = 16_384
 
 
 class Plan:
@@ -71,13 +72,13 @@ class Plan:
         self.template: ResponseTemplate | None = None
         self.fixed_template: ResponseTemplate | None = None
 
-    def layout_of(self, buffer: bytes, start: int, end: int) -> Layout | None:
+    def layout_of(self, key: bytes, buffer: bytes, start: int, end: int) -> Layout | None:
         """The layout of a request of this kind whose contents fit the plan; None once there are too many.
 
-        Ids of every length make a layout of their own.
+        Ids of every length make a layout of their own, which holds about as many bytes as the plan's key.
         """
         layout = self.layouts.get(end - start)
-        if layout is None and len(self.layouts) < MAX_LAYOUTS:
+        if layout is None and len(self.layouts) < min(MAX_LAYOUTS, MAX_LAYOUT_BYTES // len(key)):
             layout = self.layouts[end - start] = read_layout(buffer, start, end)
         return layout
 

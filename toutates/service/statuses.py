@@ -8,6 +8,7 @@ from toutates.errors import (
     ModelNotReady,
     Overloaded,
     RequestError,
+    TooLate,
     UnknownModel,
     Unsupported,
 )
@@ -20,6 +21,7 @@ STATUSES: dict[type[RequestError], Status] = {
     UnknownModel: Status.NOT_FOUND,
     ModelNotReady: Status.UNAVAILABLE,
     Overloaded: Status.RESOURCE_EXHAUSTED,
+    TooLate: Status.DEADLINE_EXCEEDED,
     Unsupported: Status.UNIMPLEMENTED,
     ExecutionFailed: Status.INTERNAL,
 }

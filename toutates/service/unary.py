@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -12,6 +12,10 @@ from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
 from toutates.service.statuses import as_grpc_error
 
 __all__ = ["parse", "unary"]
+
+#: Most of a request that holds a name or two. Fields that mean nothing to us take the pure-Python protobuf a second per
+#: megabyte.
+MAX_REQUEST_BYTES: Final = 65_536
 
 Request = TypeVar("Request", bound=Message)
 
@@ -38,6 +42,12 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
     """
 
     def handle(call: Call) -> None:
+        size = call.end - call.start
+        if size > MAX_REQUEST_BYTES:
+            text = (
+                f"a {request_type.DESCRIPTOR.name} of {size} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
+            )
+            raise GrpcError(Status.INVALID_ARGUMENT, text)
         request = parse(request_type, call.message)
         try:
             response = answer(request)
