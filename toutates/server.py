@@ -133,6 +133,8 @@ class Server:
         _check_inflight(options.max_inflight_requests, self._placement.processing_cores)
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
         self._tls = self._load_tls()
+        if self._tls is not None:
+            self._announce_tls(self._tls)
         self._stopping = trio.Event()
         self._stop_now = trio.Event()
         self._failed = False
@@ -154,22 +156,24 @@ class Server:
         except ConfigurationError as error:
             logger.error("%s; until then the certificate loaded before stays in use", error)
             return
-        self._tls = tls
         if tls is not None:
+            self._tls = tls
             for number, worker in enumerate(self._workers):
                 worker.call_soon(partial(worker.use_tls, tls.contexts[number]))
+            self._announce_tls(tls)
 
     def _load_tls(self) -> ServerTls | None:
         files = self._options.tls
-        if files is None:
-            return None
-        tls = load_server_tls(files, self._placement.processing_cores)
+        return None if files is None else load_server_tls(files, self._placement.processing_cores)
+
+    def _announce_tls(self, tls: ServerTls) -> None:
+        files = self._options.tls
+        assert files is not None
         validity = f"valid until {tls.valid_until}" if tls.valid_until else "which is not valid"
         clients = "clients need one too" if files.client_ca is not None else "clients need none"
         logger.info("TLS with the certificate %s, %s; %s", files.cert, validity, clients)
         if tls.warning:
             logger.warning("%s", tls.warning)
-        return tls
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> int:
         """Serve until ``stop`` or a signal.

@@ -221,6 +221,14 @@ def refused(process: ServerProcess, trust: Files | None, own: Files | None = Non
     return str(caught.value.message())
 
 
+def lets_in(process: ServerProcess, trust: Files, own: Files) -> bool:
+    with client_of(process, trust, own) as client:
+        try:
+            return bool(client.is_server_live(client_timeout=SECONDS))
+        except triton.InferenceServerException:
+            return False
+
+
 def assert_still_serving(process: ServerProcess, files: Files, own: Files | None = None) -> None:
     with client_of(process, files, own) as client:
         assert client.is_server_live()
@@ -358,6 +366,7 @@ def test_new_certificates_are_loaded_under_traffic_without_a_failed_request(
                 before = list(counts)
                 put(issue(tmp_path, f"new-{number}"), files)
                 reload_tls(process)
+                wait_for(lambda: serial_number(process) not in serials)
                 serials.add(serial_number(process))
                 while not errors and not all(after > first for after, first in zip(counts, before, strict=True)):
                     time.sleep(0.01)
@@ -389,7 +398,7 @@ def test_what_cannot_be_loaded_leaves_the_old_certificate_in_use(repository: Pat
         assert serial_number(process) == serial
         put(issue(tmp_path, "third"), files)
         reload_tls(process)
-        assert serial_number(process) != serial
+        wait_for(lambda: serial_number(process) != serial)
         assert process.stop() == 0
         assert "Traceback" not in process.log
 
@@ -403,8 +412,8 @@ def test_a_reload_takes_a_new_authority_for_clients(repository: Path, tmp_path: 
         files.ca.write_bytes(stranger.ca.read_bytes())
         reload_tls(process)
         trusted = Files(files.cert, files.key, issue(tmp_path, "authority").ca)
-        assert_still_serving(process, trusted, stranger)
-        refused(process, trusted, trusted)
+        wait_for(lambda: lets_in(process, trusted, stranger))
+        wait_for(lambda: not lets_in(process, trusted, trusted))
         assert process.stop() == 0
 
 
