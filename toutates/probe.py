@@ -90,6 +90,9 @@ def probe(address: Address, timeout_s: float, tls: Tls | None = None) -> tuple[b
         return False, f"{address}: TLS failed: {describe_tls_error(error)}"
     except OSError as error:
         return False, f"{address}: {error.strerror or error}"
+    except UnicodeError:  # of the codec for the names of hosts
+        name = address.host if tls is None else tls.server_name
+        return False, f"{address}: {name!r} cannot be the name of a host"
     except ProtocolError:
         return False, f"{address}: this is no gRPC server"
     if answer.ended:

@@ -588,6 +588,12 @@ def test_probe_trusts_the_servers_very_certificate_and_takes_its_name(secure: Se
     assert "Hostname mismatch" in text
 
 
+def test_probe_of_a_name_that_cannot_be_one_says_so(secure: ServerProcess) -> None:
+    code, text = probe(secure, "--tls", "--tls-server-name", "a..b")
+    assert code == 1
+    assert "'a..b' cannot be the name of a host" in text
+
+
 def test_probe_shows_a_certificate_where_it_has_to(mutual: ServerProcess, files: Files) -> None:
     own = ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
     assert probe(mutual, "--tls-ca", str(files.ca), *own)[0] == 0
