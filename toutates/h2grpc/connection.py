@@ -412,6 +412,7 @@ class ServerConnection(Receiver):
                 self._receive_frame(frame_type, flags, stream_id & MAX_STREAM_ID, data, payload, end, now_ns, events)
             except StreamFault as fault:
                 self._give_up_stream(fault, now_ns, events)
+            max_streams = self._max_streams()  # the frame may have made us queue something
         if at < end_of_data:
             self._hold(data[at:], FRAME_HEAD_SIZE)
 
