@@ -54,6 +54,11 @@ def test_head_of_an_unknown_path_is_unimplemented() -> None:
     assert (error.status, error.text) == (Status.UNIMPLEMENTED, "Method not found: /test.Echo/Nothing")
 
 
+def test_head_takes_te_in_any_case() -> None:
+    fields = [(name, "Trailers" if name == "te" else value) for name, value in request()]
+    assert not reader().read(block(fields)).malformed
+
+
 @pytest.mark.parametrize(
     ("content_type", "is_grpc"),
     [

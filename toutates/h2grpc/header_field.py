@@ -66,6 +66,6 @@ def complaint(field: Pair) -> str:
         return f"invalid value of field {name[:64]!r}"
     if name in _CONNECTION_SPECIFIC:
         return f"connection-specific field {name.decode()!r}"
-    if name == b"te" and value != b"trailers":
+    if name == b"te" and value.lower() != b"trailers":  # a keyword, so in any case (RFC 9110 section 10.1.4)
         return "te is not 'trailers'"
     return ""
