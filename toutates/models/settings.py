@@ -249,7 +249,7 @@ class _Section:
         return key in self._values
 
     def _refuse(self, key: str, problem: str, value: object, remedy: str) -> None:
-        where = self._prefix + (key if len(key) <= _MAX_KEY_SHOWN else key[:_MAX_KEY_SHOWN] + "...")
+        where = self._prefix + ((key or "''") if len(key) <= _MAX_KEY_SHOWN else key[:_MAX_KEY_SHOWN] + "...")
         self._problems.append(
             ConfigurationError(problem, source=self._source, key=where, value=shown(value), remedy=remedy)
         )

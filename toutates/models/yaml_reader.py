@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Final, cast
 
@@ -27,6 +28,7 @@ _MAX_SHOWN: Final = 80  # characters
 _DECIMAL: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FRACTION: Final = re.compile(r"[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?")
 _BOOLEANS: Final = {"yes": True, "no": False, "true": True, "false": False, "on": True, "off": False}
+_ESCAPE: Final = re.compile(rb"\\U([0-9a-fA-F]{8})")
 _TAG: Final = "tag:yaml.org,2002:"
 
 
@@ -99,7 +101,9 @@ def _parse(source: Path, data: bytes) -> YamlValue:
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise ConfigurationError(f"line {line}: is not UTF-8", source=source, remedy="save it as UTF-8") from exc
-    except (yaml.YAMLError, ValueError) as exc:  # PyYAML lets the ValueError of "\U00110000" through
+    except ValueError as exc:  # PyYAML lets chr() complain of "\U00110000"
+        raise ConfigurationError(_describe_escape(data), source=source, remedy="correct the YAML there") from exc
+    except yaml.YAMLError as exc:
         raise ConfigurationError(_describe(exc), source=source, remedy="correct the YAML there") from exc
     except RecursionError as exc:
         raise ConfigurationError("is nested too deeply", source=source, remedy="write `key: value` lines") from exc
@@ -167,6 +171,13 @@ def _text(node: yaml.ScalarNode) -> str:
 
 def _refused(problem: str, mark: yaml.Mark | None) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _describe_escape(data: bytes) -> str:
+    """Where the first escape is that stands for no character; the parser does not say."""
+    at = next((match.start() for match in _ESCAPE.finditer(data) if int(match[1], 16) > sys.maxunicode), 0)
+    line = data.count(b"\n", 0, at) + 1
+    return f"line {line}: an escape \\U stands for no character"
 
 
 def _describe(error: Exception) -> str:
