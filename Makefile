@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve models test lint pytest test-freethreaded proto bench clean
+.PHONY: help serve models test lint pytest fuzz test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -62,6 +62,16 @@ lint: $(VENV)/.dev  ## ruff and mypy
 pytest: $(VENV)/.dev  ## The tests alone (ARGS='-k name')
 	$(BIN)/python -m pytest $(ARGS)
 
+# atheris has wheels for some Pythons and platforms only; without it no run is guided by coverage.
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(PIP) --only-binary atheris -e '.[fuzz]' || echo >&2 'atheris cannot be installed here: its runs are left out.'
+	@touch $@
+
+SECONDS = 60
+
+fuzz: $(VENV)/.fuzz  ## All fuzzers for SECONDS in all (default 60; ARGS='--only NAME', '--seed N')
+	$(BIN)/python fuzz/run.py --seconds $(SECONDS) $(ARGS)
+
 # What grpcio cannot be installed for is tested from outside: the server runs free-threaded, its clients do not.
 test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314T=/path/to/python3.14t)
 	@test -n "$(PYTHON314T)" || { echo >&2 'No python3.14t on PATH; name one: make $@ PYTHON314T=/path/to/python3.14t'; exit 1; }
@@ -82,5 +92,5 @@ proto: $(VENV)/.dev  ## Generate the protobuf modules anew
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove environments, example models and caches
-	rm -rf $(VENV) $(VENV314T) .bench-venvs $(MODELS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(VENV314T) .bench-venvs $(MODELS) build dist .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,12 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Final
 
 import pytest
+from hypothesis import settings
+
+# The suite finds the same today as tomorrow; `fuzz/run.py` draws other examples, by `--hypothesis-profile fuzz`.
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("fuzz", deadline=None, max_examples=300)
+settings.load_profile("suite")
 
 _IMPORT_ALL: Final = """
 import importlib, sys

@@ -1,0 +1,180 @@
+"""config.yaml: good files, mutated ones, and any other YAML.
+
+Invariant: a file is read, or refused with ConfigurationError, which can be logged and names the file in every line, and
+the key where one is wrong; settings are within their bounds, and what is written from them is read as the same.
+
+A case is a file's bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.fuzz.sessions import mutate
+from toutates.errors import ConfigurationError
+from toutates.models.settings import CONFIG_NAME, ModelSettings, load_settings
+
+__all__ = ["check", "dump", "load", "make_case"]
+
+GOOD = """\
+# A model of two inputs.
+backend: supertensor
+batch_size: 256
+capacity: 64
+num_executors: 6
+allocator: cpu
+input_shapes:
+  pf_points: [-1, 2, 50]
+  0: [-1]
+output_shapes: {softmax: [-1, 8]}
+profiling:
+  file_prefix: /tmp/profile
+  stop_after_batches: 1000
+"""
+KEYS = ("backend", "batch_size", "capacity", "num_executors", "allocator", "input_shapes", "output_shapes", "profiling")
+PIECES = (
+    *(
+        *KEYS,
+        "file_prefix",
+        "stop_after_batches",
+        "supertensor",
+        "cpu",
+        "cuda_pinned",
+        "batchsize",
+        "x" * 300,
+        "\u00fc",
+    ),
+    *(": ", ":", "- ", "\n", "\n  ", "[", "]", "{", "}", ", ", "? ", "& a", "&a ", "*a", "<<: ", "|\n", ">-\n  ", "# "),
+    *("!!int ", "!!float ", "!!binary ", "!!set ", "!x ", "%YAML 1.1\n", "---\n", "...\n", "'", '"', "\\", "\t", "\0"),
+    *("0", "-1", "1", "64", "010", "0x10", "1_000", "1:30", "1e3", ".inf", ".nan", "9" * 400, "yes", "null", "~"),
+    *("2001-01-01", '"\\U00110000"', '"\\ud800"', "\ud800"),
+)
+VALUES: tuple[Any, ...] = (
+    *(
+        0,
+        1,
+        -1,
+        64,
+        2**20,
+        2**31,
+        10**30,
+        True,
+        False,
+        None,
+        1.5,
+        float("inf"),
+        "",
+        "64",
+        "cpu",
+        "supertensor",
+        "\ud800",
+    ),
+    *([], {}, [[1]], {"x": [-1, 8]}, {"x": "y"}, {1: [2]}, {"x": [1.0]}, {"file_prefix": 5}, {"x": [1] * 40}, b"\xff"),
+)
+
+
+#: Problems that are no key's: the file is not what keys are read from.
+_WHOLE_FILE = (
+    "line ",
+    "is empty",
+    "is not a mapping",
+    "is nested too deeply",
+    "is larger",
+    "special characters",
+    "unacceptable",
+)
+
+
+#: Around the bounds of the numbers.
+EDGES = (-1, 0, 1, 2**10, 2**10 + 1, 2**16, 2**16 + 1, 2**20, 2**20 + 1, 2**31 - 1, 2**31)
+
+
+def make_case(rng: random.Random) -> bytes:
+    """A good file with some keys changed, its text mutated, or pieces of YAML in any order."""
+    kind = rng.random()
+    if kind < 0.4:
+        document: dict[Any, Any] = yaml.safe_load(GOOD)
+        for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
+            key = rng.choice((*KEYS, *KEYS, *KEYS, "batchsize", 7, "x" * 200))
+            if rng.random() < 0.3:
+                document.pop(key, None)
+            else:
+                document[key] = rng.choice(VALUES if rng.random() < 0.5 else EDGES)
+        text = yaml.safe_dump(document, default_flow_style=rng.choice((True, False, None)), allow_unicode=True)
+        return text.encode(errors="surrogatepass")
+    if kind < 0.7:
+        return mutate(GOOD.encode(), rng)
+    text = "".join(rng.choice(PIECES) for _ in range(rng.randint(0, 40)))
+    return (GOOD * rng.randint(0, 1) + text).encode(errors="surrogatepass")
+
+
+def check(case: bytes) -> None:
+    """Raise AssertionError, or whatever leaks, if the invariant breaks."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / CONFIG_NAME
+        try:
+            settings = load(source, case)
+        except ConfigurationError as error:
+            _check_refusal(error, source)
+            return
+        _check_bounds(settings)
+        assert load(source, dump(settings).encode()) == settings, "settings change when they are written and read"
+
+
+def load(source: Path, octets: bytes) -> ModelSettings:
+    """The settings in a file of these bytes."""
+    source.write_bytes(octets)
+    return load_settings(source.parent)
+
+
+def dump(settings: ModelSettings) -> str:
+    """A config.yaml that says the same as ``settings``."""
+    document: dict[str, Any] = {
+        "backend": "supertensor",
+        "batch_size": settings.batch_size,
+        "capacity": settings.capacity,
+        "num_executors": settings.num_executors,
+        "allocator": settings.allocator,
+        "input_shapes": {name: list(shape) for name, shape in settings.input_shapes.items()},
+        "output_shapes": {name: list(shape) for name, shape in settings.output_shapes.items()},
+    }
+    if settings.profiling is not None:
+        document["profiling"] = {"file_prefix": settings.profiling.file_prefix}
+        if settings.profiling.stop_after_batches is not None:
+            document["profiling"]["stop_after_batches"] = settings.profiling.stop_after_batches
+    text: str = yaml.safe_dump(document, allow_unicode=True, width=10**6)
+    return text
+
+
+def _check_refusal(error: ConfigurationError, source: Path) -> None:
+    said = str(error)
+    said.encode()  # a log is UTF-8
+    lines = said.splitlines()
+    assert 1 <= len(lines) <= 11, "a log would be flooded"
+    for line in lines:
+        assert line.startswith(f"{source}: "), f"the file is not named: {line}"
+        assert len(line) < 700, "a log would be flooded"
+        assert all(character.isprintable() for character in line), f"a log would be garbled: {line!r}"
+    if len(lines) == 1:
+        assert error.source == source
+        assert error.key or error.problem.startswith(_WHOLE_FILE), f"no key is named: {said}"
+    else:
+        for line in lines[:10]:
+            where = line.removeprefix(f"{source}: ").partition(": ")[0]
+            assert where.strip(), f"no key is named: {line}"
+
+
+def _check_bounds(settings: ModelSettings) -> None:
+    for name, highest in (("batch_size", 2**20), ("capacity", 2**16), ("num_executors", 2**10)):
+        assert type(getattr(settings, name)) is int
+        assert 1 <= getattr(settings, name) <= highest
+    assert settings.allocator in ("cpu", "cuda_pinned")
+    for shapes in (settings.input_shapes, settings.output_shapes):
+        for shape in shapes.values():
+            assert len(shape) <= 32
+            assert all(type(size) is int and (size == -1 or 1 <= size < 2**31) for size in shape)

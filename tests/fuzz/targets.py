@@ -1,0 +1,51 @@
+"""What there is to fuzz, by name: for ``fuzz/run.py``, for ``fuzz/guided.py``, and for the tests that replay cases."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from tests.fuzz import configuration, header_blocks, infer_requests, sessions
+
+__all__ = ["CORPUS", "CRASHERS", "TARGETS", "Target", "kept_cases"]
+
+#: Cases that reach far, from which the coverage-guided fuzzer starts, by target.
+CORPUS: Final = Path(__file__).resolve().parent.parent.parent / "fuzz" / "corpus"
+#: Cases that broke an invariant once, by target.
+CRASHERS: Final = Path(__file__).resolve().parent / "crashers"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One invariant, and cases for it.
+
+    Attributes:
+        make_case: a case from a source of randomness.
+        check: raises whatever it likes where the invariant breaks; takes any bytes.
+        guided: whether coverage guides a fuzzer of its own to further cases.
+    """
+
+    make_case: Callable[[random.Random], bytes]
+    check: Callable[[bytes], None]
+    guided: bool = False
+
+
+TARGETS: Final = MappingProxyType(
+    {
+        "connection": Target(sessions.make_case, sessions.check, guided=True),
+        "header_blocks": Target(header_blocks.make_case, header_blocks.check),
+        "infer_request": Target(infer_requests.make_case, infer_requests.check, guided=True),
+        "configuration": Target(configuration.make_case, configuration.check),
+    }
+)
+
+
+def kept_cases(name: str) -> Iterator[Path]:
+    """The files that a test replays for a target."""
+    for folder in (CORPUS / name, CRASHERS / name):
+        if folder.is_dir():
+            yield from sorted(path for path in folder.iterdir() if path.is_file())

@@ -1,0 +1,41 @@
+"""Every target's invariant: on cases kept, and on as many made by chance as a suite has time for (``fuzz/run.py``)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.targets import TARGETS, kept_cases
+
+KEPT = [pytest.param(name, path, id=f"{name}-{path.name}") for name in TARGETS for path in kept_cases(name)]
+#: A second's worth.
+CASES = {"connection": 2_000, "header_blocks": 2_000, "infer_request": 5_000, "configuration": 500}
+
+
+@pytest.mark.parametrize(("name", "path"), KEPT)
+def test_invariant_holds_on_cases_kept(name: str, path: Path) -> None:
+    TARGETS[name].check(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_invariant_holds_on_the_same_random_cases_every_time(name: str) -> None:
+    for seed in range(CASES[name]):
+        TARGETS[name].check(TARGETS[name].make_case(random.Random(seed)))
+
+
+# Slower than the random cases above, but what breaks here comes out as small as it gets.
+@pytest.mark.parametrize("name", TARGETS)
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@given(rng=st.randoms(use_true_random=False))
+def test_invariant_holds_on_drawn_cases(name: str, rng: random.Random) -> None:
+    TARGETS[name].check(TARGETS[name].make_case(rng))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@given(octets=st.binary(max_size=300))
+def test_invariant_holds_on_any_bytes(name: str, octets: bytes) -> None:
+    TARGETS[name].check(octets)
