@@ -9,180 +9,55 @@ stream that is over, and an ACK for each SETTINGS and PING.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
 
-from tests.fuzz.disagreements import DISAGREEMENTS, ORACLE_STAYS_IN_STEP
-from tests.fuzz.oracle import Oracle, Verdict
+from tests.fuzz.talk import NEXT, NONE, SKIP, SOME, Talk
+from tests.fuzz.vocabulary import (
+    FIELDS,
+    LARGEST,
+    LARGEST_FRAME,
+    LIMITS,
+    MALFORMED,
+    PAYLOADS,
+    SETTINGS_VALUES,
+    UNDECODABLE,
+    USUAL,
+)
 from tests.h2grpc.support import (
     ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
     GOAWAY,
     HEADERS,
-    NO_ERROR,
     PADDED,
     PING,
-    PREFACE,
     PRIORITY,
     PRIORITY_FLAG,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
-    STREAM,
-    UNARY,
     WINDOW_UPDATE,
-    Fields,
-    Frame,
-    Server,
     block,
     frame,
     message,
-    request,
     settings,
 )
-from toutates.h2grpc import Call, Limits, MessageReceived, Status, StreamOpened
+from toutates.h2grpc import Call, Status
 
 __all__ = ["Conversation"]
 
-LARGEST_FRAME: Final = 65_536
-LIMITS = Limits(
-    max_frame_size=LARGEST_FRAME,
-    stream_window=65_535,
-    connection_window=80_000,
-    max_message_size=100_000,
-    max_header_block_size=5_000,
-    max_header_list_size=2_000,
-    max_concurrent_streams=6,
-    closed_stream_memory=1_000,
-    header_memory_entries=5,
-)
-LARGEST: Final = 2**31 - 1
-
-#: Header lists by what is special about them.
-FIELDS: Final = {
-    "request": request(),
-    "request of a stream": request(STREAM),
-    "request with metadata": request(UNARY, ("x-note", "a"), ("x-note", "b"), ("x-data-bin", "AAE")),
-    "request with a deadline": request(UNARY, ("grpc-timeout", "1S")),
-    "request with a bad deadline": request(UNARY, ("grpc-timeout", "soon")),
-    "request of an unknown method": request("/nowhere"),
-    "request of another kind": request("/", method="GET"),
-    "request of five bytes": request(UNARY, ("content-length", "5")),
-    "request of a large list": request(UNARY, ("x-large", "v" * 2_000)),
-    "request of a huge list": request(UNARY, ("x-large", "v" * 4_000)),
-    "request without :authority": [field for field in request() if field[0] != ":authority"],
-    "request of another host": request(UNARY, ("host", "elsewhere")),
-    "request with a name that is no token": request(UNARY, ("x(y)", "")),
-    "request with TE in capitals": [*request()[:-1], ("te", "Trailers")],
-    "request to CONNECT": [(":method", "CONNECT"), (":authority", "test")],
-    "trailers": [("x-checksum", "1")],
-}
-#: What RFC 9113 section 8 calls malformed.
-MALFORMED: Final[tuple[Fields, ...]] = (
-    [],
-    request()[1:],
-    [*request()[:2], *request()[3:]],
-    request(""),
-    request(UNARY, (":path", UNARY)),
-    request(UNARY, (":scheme", "http")),
-    [*request()[:2], (":path", UNARY), (":path", UNARY), *request()[3:]],
-    [(":unknown", ""), *request()],
-    [(":status", "200"), *request()],
-    request(UNARY, ("X-Upper", "")),
-    request(UNARY, ("", "")),
-    request(UNARY, ("x y", "")),
-    request(UNARY, ("x:y", "")),
-    request(UNARY, (b"x-\xff", "")),
-    request(UNARY, ("x", "a\r\nb")),
-    request(UNARY, ("x", "a\0b")),
-    request(UNARY, ("x", " a")),
-    request(UNARY, ("x", "a\t")),
-    request(UNARY, ("connection", "close")),
-    request(UNARY, ("transfer-encoding", "chunked")),
-    request(UNARY, ("te", "gzip")),
-    request(UNARY, ("content-length", "five")),
-    request(UNARY, ("content-length", "5"), ("content-length", "6")),
-)
-UNDECODABLE: Final = (
-    b"\x80",
-    b"\xff\xff\xff\xff\xff\xff\xff",
-    b"\x00\x05a",
-    b"\x82\x20",
-    b"\xbf\xff\x7f",
-    b"\x00\x81\x00\x00",
-)
-#: What DATA frames hold.
-PAYLOADS: Final = {
-    "a message": message(b"hello"),
-    "an empty message": message(b""),
-    "half a message": message(b"hello")[:7],
-    "rubbish": b"hello",
-    "nothing": b"",
-    "much": bytes(LARGEST_FRAME // 2),
-}
-#: (label, identifier, value) of one setting.
-SETTINGS_VALUES: Final = (
-    ("", 4, 0),
-    ("", 4, 10),
-    ("", 4, 65_535),
-    ("", 4, 1_000_000),
-    ("", 4, LARGEST),
-    ("", 5, 16_384),
-    ("", 5, 20_000),
-    ("", 5, 2**24 - 1),
-    ("", 1, 0),
-    ("", 1, 4_096),
-    ("", 1, 100_000),
-    ("", 2, 0),
-    ("", 3, 0),
-    ("", 6, 0),
-    ("", 6, 2**32 - 1),
-    ("", 99, 2**32 - 1),
-    (" of an illegal value", 4, LARGEST + 1),
-    (" of an illegal value", 5, 16_383),
-    (" of an illegal value", 5, 2**24),
-    (" of an illegal value", 2, 2),
-    (" of an extension", 8, 2),
-)
-
-#: Which stream: up to ``SOME`` one of those there are, most often one that is not over; the others seldom exist.
-SOME, NEXT, SKIP, EVEN, NONE = 19, 20, 21, 22, 23
 EXISTING = st.integers(0, SOME)
 ANY_STREAM = st.integers(0, NONE)
 FLAG = st.booleans()
 RARELY = st.integers(0, 15).map(lambda number: number == 15)
-USUAL: Final = ("request", "request of a stream", "request with metadata", "request with a deadline")
 
 
-class Conversation(RuleBasedStateMachine):
+class Conversation(Talk):
     """See the module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.start([])
-
-    def start(self, pairs: list[tuple[int, int]]) -> None:
-        """A new connection, on which the peer has sent its SETTINGS."""
-        self.server = Server(LIMITS)
-        self.oracle = Oracle(LIMITS)
-        self.last_id = -1
-        self.states: dict[int, str] = {}
-        self.calls: list[Call] = []
-        self.unread: list[MessageReceived] = []
-        self.echoes: list[Frame] = []
-        #: what the peer may still send, on the connection and by stream
-        self.window = 65_535
-        self.windows: dict[int, int] = {}
-        #: bytes of DATA announced and received
-        self.lengths: dict[int, tuple[int | None, int]] = {}
-        self.send(PREFACE + settings(*pairs), "the preface", 0, first=True)
 
     @initialize(window=st.sampled_from((None, 0, 5, 65_535, LARGEST)))
     def open(self, window: int | None) -> None:
@@ -525,51 +400,6 @@ class Conversation(RuleBasedStateMachine):
         self.server.connection.expire(self.server.now_ns)
         self.sent()
 
-    # --- the model ---------------------------------------------------------------------------------------------------
-
-    def pick(self, which: int) -> int:
-        """A stream's number; -1 where there is none yet."""
-        if which > SOME:
-            return {NEXT: self.last_id + 2, SKIP: self.last_id + 6, EVEN: 2, NONE: 0}[which]
-        alive = [stream_id for stream_id, state in self.states.items() if state in ("open", "half-closed")]
-        if alive and which < 15:
-            return alive[which % len(alive)]
-        # Some of them were passed over.
-        return max(1, self.last_id - 2 * (which % 6)) if self.last_id > 0 else -1
-
-    def state(self, stream_id: int) -> str:
-        """Where a stream stands, by what both sides have sent."""
-        if not stream_id:
-            return "connection"
-        if stream_id > self.last_id or not stream_id & 1:
-            return "idle" if stream_id & 1 else "even"
-        return self.states.get(stream_id, "skipped")
-
-    def opened(self, stream_id: int, flags: int, announced: int | None) -> None:
-        """HEADERS that is about to be sent."""
-        if self.state(stream_id) == "idle":
-            self.last_id = stream_id
-            self.states[stream_id] = "half-closed" if flags & END_STREAM else "open"
-            self.windows[stream_id] = LIMITS.stream_window
-            self.lengths[stream_id] = (announced, 0)
-        elif self.state(stream_id) == "open" and flags & END_STREAM:
-            self.states[stream_id] = "half-closed"
-
-    def spent(self, stream_id: int, flow_bytes: int, size: int) -> bool:
-        """DATA that is about to be sent; whether it fits the stream's window."""
-        if stream_id:
-            self.window -= flow_bytes
-        if self.state(stream_id) != "open":
-            return True
-        self.windows[stream_id] -= flow_bytes
-        announced, received = self.lengths[stream_id]
-        self.lengths[stream_id] = (announced, received + size)
-        return self.windows[stream_id] >= 0
-
-    def short(self, stream_id: int) -> bool:
-        announced, received = self.lengths.get(stream_id, (None, 0))
-        return announced is not None and received < announced
-
     def some_call(self, which: int, *, unary: bool | None = None) -> Call | None:
         """One of the calls that wait for an answer, of either kind or of one; a new one if there is none."""
         calls = self.waiting(unary)
@@ -581,80 +411,6 @@ class Conversation(RuleBasedStateMachine):
     def waiting(self, unary: bool | None) -> list[Call]:
         self.calls = [call for call in self.calls if call.open]
         return [call for call in self.calls if unary in (None, is_unary(call))]
-
-    def send(self, octets: bytes, label: str, stream_id: int, state: str | None = None, *, first: bool = False) -> None:
-        """The peer's frames to both servers; compare what they make of them."""
-        state = self.state(stream_id) if state is None else state
-        connection = self.server.connection
-        events = self.server.receive(octets)
-        sent = self.server.frames()
-        if first:
-            sent = sent[1:]  # h2 was told our SETTINGS
-        ours = self.verdict(sent)
-        if ours is Verdict.ACCEPT and label.startswith("DATA") and state == "open" and octets[4] & END_STREAM:
-            self.states[stream_id] = "half-closed"
-        if ours is Verdict.ACCEPT and label == "RST_STREAM" and state in ("open", "half-closed"):
-            self.states[stream_id] = "reset by peer"
-        theirs = self.oracle.receive(octets)
-        in_step = self.compare(label, state, ours, theirs, sent)
-        for event in events:
-            if isinstance(event, StreamOpened | Call):
-                call = event.call if isinstance(event, StreamOpened) else event
-                self.calls.append(call)
-                if in_step:
-                    self.check_request(call, whole=isinstance(event, Call))
-            elif isinstance(event, MessageReceived):
-                self.unread.append(event)
-        assert connection.closed == (ours is Verdict.CONNECTION)
-        if in_step and not connection.closed:
-            self.sent(sent)
-        else:
-            self.start([])
-
-    def compare(self, label: str, state: str, ours: Verdict, theirs: Verdict, sent: list[Frame]) -> bool:
-        """Whether h2 is still of use: after most disagreements it is not."""
-        if any(one.type == GOAWAY and one.code == ENHANCE_YOUR_CALM for one in sent):
-            return False  # a peer may be refused for how much it sends (RFC 9113 section 10.5)
-        if label == "GOAWAY":
-            return False  # after which h2 takes no frame, though the streams there are go on (RFC 9113 section 6.8)
-        if ours is theirs:
-            return True
-        listed = DISAGREEMENTS.get((label, state))
-        assert listed is not None, f"{label} on a stream that is {state}: we say {ours}, h2 says {theirs}"
-        assert (ours, theirs) == listed[:2], f"{label}, {state}: listed as {listed}, now {ours} and {theirs}"
-        return (label, state) in ORACLE_STAYS_IN_STEP
-
-    def verdict(self, sent: list[Frame]) -> Verdict:
-        if any(one.type == GOAWAY for one in sent):
-            return Verdict.CONNECTION
-        if any(one.type == RST_STREAM and one.code != NO_ERROR for one in sent):
-            return Verdict.STREAM
-        return Verdict.ACCEPT
-
-    def sent(self, frames: Iterable[Frame] | None = None) -> None:
-        """What the server has sent: h2 has to agree that it may."""
-        frames = self.server.frames() if frames is None else list(frames)
-        for one in frames:
-            if one.type == RST_STREAM:
-                self.states[one.stream_id] = "reset by us"
-            elif one.type in (HEADERS, DATA) and one.flags & END_STREAM:
-                if self.state(one.stream_id) == "half-closed":
-                    self.states[one.stream_id] = "closed"
-            elif one.type == WINDOW_UPDATE:
-                increment = int.from_bytes(one.payload, "big")
-                if one.stream_id:
-                    self.windows[one.stream_id] += increment
-                else:
-                    self.window += increment
-        self.echoes += [one for one in frames if one.type in (PING, SETTINGS)]
-        self.oracle.mirror(frames)
-        assert self.echoes == self.oracle.echoes, "the answers to SETTINGS and PING differ"
-
-    def check_request(self, call: Call, *, whole: bool) -> None:
-        fields = [(field.name, field.value) for field in call.head.fields]
-        assert fields == self.oracle.requests[call.stream_id], "the header lists differ"
-        if whole:
-            assert message(call.message) == self.oracle.bodies[call.stream_id], "the bodies differ"
 
 
 def is_unary(call: Call) -> bool:

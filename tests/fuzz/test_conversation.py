@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fuzz.disagreements import DISAGREEMENTS
-from tests.fuzz.machine import EVEN, FIELDS, LIMITS, NEXT, NONE, SKIP, SOME, Conversation
+from tests.fuzz.machine import Conversation
 from tests.fuzz.oracle import Verdict
+from tests.fuzz.talk import EVEN, NEXT, NONE, SKIP, SOME
+from tests.fuzz.vocabulary import FIELDS, LIMITS
 from tests.h2grpc.support import Frame
 
 TestConversation = Conversation.TestCase
