@@ -72,20 +72,20 @@ def test_server_that_stops_takes_no_new_connections_and_answers_the_old_ones(rep
 
 
 def test_calls_cut_off_at_the_end_of_the_grace_make_the_exit_code_1(repository: Path, tmp_path: Path) -> None:
-    with busy_server(repository, tmp_path, 1500, "--shutdown-grace", "0.2") as (process, _, future):
+    with busy_server(repository, tmp_path, 1000, "--shutdown-grace", "0.2") as (process, _, future):
         assert process.stop() == 1
         assert future.exception().code().name == "UNAVAILABLE"
 
 
 def test_a_call_cut_off_on_one_of_several_workers_makes_the_exit_code_1(repository: Path, tmp_path: Path) -> None:
     flags = ["--shutdown-grace", "0.2", "--processing-cores", "3"]
-    with busy_server(repository, tmp_path, 1500, *flags) as (process, _, future):
+    with busy_server(repository, tmp_path, 1000, *flags) as (process, _, future):
         assert process.stop() == 1
         assert future.exception().code().name == "UNAVAILABLE"
 
 
 def test_a_second_signal_ends_the_grace(repository: Path, tmp_path: Path) -> None:
-    with busy_server(repository, tmp_path, 1500) as (process, _, future):
+    with busy_server(repository, tmp_path, 1000) as (process, _, future):
         process.process.terminate()
         time.sleep(0.1)
         assert process.stop() == 1
