@@ -18,9 +18,14 @@ from toutates.h2grpc.connection import ServerConnection
 
 __all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "Transport"]
 
-#: First size of a read; grown to the second for connections that fill it.
+#: First size of a read. A connection that fills its reads gets larger ones, up to the second, while their frames are
+#: handled fast, which those of large tensors are; and smaller ones, down to the third, where they are not: small frames
+#: by the thousand, or headers and messages that mean far more than their bytes, would hold up all other connections.
 READ_BYTES: Final = 65_536
 LARGE_READ_BYTES: Final = 1_048_576
+SMALL_READ_BYTES: Final = 16_384
+#: What handling a read may take.
+READ_NS: Final = 4_000_000
 #: Buffers per sendmsg call; Linux takes 1,024.
 MAX_BUFFERS: Final = 512
 
@@ -106,6 +111,13 @@ class Transport:
     def congested(self) -> bool:
         """Whether the peer leaves too many bytes unread for its requests to be read."""
         return self.unsent_bytes > self._max_unsent_bytes
+
+    def fit_reads(self, took_ns: int) -> None:
+        """A read that was filled took so long to handle: choose the size of the next one."""
+        if took_ns > READ_NS:
+            self.read_bytes = max(self.read_bytes >> 1, SMALL_READ_BYTES)
+        else:
+            self.read_bytes = min(self.read_bytes << 1, LARGE_READ_BYTES)
 
     def flush(self) -> bool:
         """Send the connection's output, joined to one buffer where it is small."""

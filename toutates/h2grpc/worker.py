@@ -53,7 +53,7 @@ from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.tls import TlsEngine
 from toutates.h2grpc.tls_transport import TlsTransport
-from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, LARGE_READ_BYTES, Transport
+from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, Transport
 
 __all__ = ["Worker"]
 
@@ -505,8 +505,7 @@ class Worker:
         if not data:
             self._drop(transport)
             return
-        if len(data) == transport.read_bytes:
-            transport.read_bytes = LARGE_READ_BYTES
+        began_ns = time.monotonic_ns() if len(data) == transport.read_bytes else NEVER
         if transport.closing:
             return
         transport.last_read_ns = self.now_ns
@@ -519,6 +518,8 @@ class Worker:
                 self._connection_terminated(transport, event)
             else:
                 self._dispatch(event)
+        if began_ns != NEVER:
+            transport.fit_reads(time.monotonic_ns() - began_ns)
         if connection.next_deadline_ns != NEVER:
             self._timed[connection] = None
             self._plan_deadline(connection.next_deadline_ns)

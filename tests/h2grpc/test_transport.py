@@ -1,0 +1,41 @@
+"""How much a connection is read at once."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from toutates.h2grpc import Limits, ServerConnection
+from toutates.h2grpc.transport import LARGE_READ_BYTES, READ_BYTES, READ_NS, SMALL_READ_BYTES, Transport
+
+
+@pytest.fixture
+def transport() -> Iterator[Transport]:
+    """A transport over a real socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, select.epoll() as epoll:
+        transport = Transport(ours, ServerConnection({}, Limits(), []), "test", epoll, 1_000, 0)
+        yield transport
+        transport.close()
+
+
+def test_reads_grow_while_their_frames_are_handled_fast(transport: Transport) -> None:
+    assert transport.read_bytes == READ_BYTES
+    sizes = []
+    for _ in range(6):
+        transport.fit_reads(READ_NS // 10)
+        sizes.append(transport.read_bytes)
+    assert sizes == [2 * READ_BYTES, 4 * READ_BYTES, 8 * READ_BYTES, *[LARGE_READ_BYTES] * 3]
+
+
+def test_reads_shrink_while_their_frames_hold_others_up(transport: Transport) -> None:
+    transport.fit_reads(READ_NS + 1)
+    assert transport.read_bytes == READ_BYTES // 2
+    for _ in range(5):
+        transport.fit_reads(READ_NS * 10)
+    assert transport.read_bytes == SMALL_READ_BYTES
+    transport.fit_reads(READ_NS // 10)
+    assert transport.read_bytes == 2 * SMALL_READ_BYTES
