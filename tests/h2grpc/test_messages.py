@@ -124,3 +124,15 @@ def test_messages_that_grow_modestly_are_inflated_without_end_and_others_as_far_
     with pytest.raises(LimitExceeded, match="larger than 1000 bytes once decompressed") as info:
         inflater.inflate(bomb, "deflate", 1_000, 10**10)
     assert info.value.limit == "decompressed_size"
+
+
+def test_messages_that_are_too_large_once_inflated_use_up_what_is_allowed_like_others() -> None:
+    inflater = Inflater(Allowance(burst=100, per_second=10, per_call=0))
+    bomb = zlib.compress(bytes(10**6))
+    max_size = 100 * len(bomb) + 60 * 1_024
+    limits = []
+    for _ in range(3):
+        with pytest.raises(LimitExceeded) as info:
+            inflater.inflate(bomb, "deflate", max_size, 0)
+        limits.append(info.value.limit)
+    assert limits == ["decompressed_size", "inflation", "inflation"]

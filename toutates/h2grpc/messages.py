@@ -52,9 +52,9 @@ class Inflater:
         try:
             message = decompress(data, encoding, min(max_size, allowed))
         except LimitExceeded as error:
+            self._meter.take(now_ns, 0, max(0, min(max_size, allowed) - modest) / 1_024)
             if allowed >= max_size:
                 raise
-            self._meter.take(now_ns, 0, max(0, allowed - modest) / 1_024)
             text = f"messages that become more than {MODEST_RATIO} times as large come too often; do not compress them"
             raise LimitExceeded("inflation", text) from error
         self._meter.take(now_ns, 0, max(0, len(message) - modest) / 1_024)
