@@ -1,0 +1,160 @@
+"""Requests that are small on the wire and large, or dear, for the server."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import ClassVar, Final
+
+from fuzz.attacks.attack import Attack
+from fuzz.attacks.peer import Peer
+from fuzz.attacks.wire import field, framed, greeting, infer_message, request_block, unary, varint
+
+__all__ = [
+    "DeflateBomb",
+    "EmptyContents",
+    "GzipBomb",
+    "ManyDimensions",
+    "NestedGroups",
+    "PlanPollution",
+    "ShapePollution",
+]
+
+_BLOCK: Final = request_block()
+#: How many answers are waited for before the next requests: an attacker who is ahead by more gains nothing.
+_AHEAD: Final = 8
+
+
+class _Bomb(Attack):
+    """One request, over and over."""
+
+    stops: ClassVar[Sequence[str]] = ("grpc-status 3", "grpc-status 8", "grpc-status 13")
+    connections = 2
+    block: ClassVar[bytes] = _BLOCK
+
+    @cached_property
+    def body(self) -> bytes:
+        """The length-prefixed message."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        assert self.body
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        stream_id = 1
+        while True:
+            while stream_id // 2 - peer.answered >= _AHEAD:
+                await peer.wait_answer()
+            await peer.send(unary(stream_id, self.block, self.body), 1)
+            stream_id += 2
+
+
+class GzipBomb(_Bomb):
+    """A message of 100 MB of zeros in 100 KB of gzip."""
+
+    name = "gzip-bomb"
+    summary = "messages that decompress (gzip) to a thousand times their size, 100 MB"
+    limit = "`--max-decompressed-size` (64 MiB): RESOURCE_EXHAUSTED"
+    stops = ("grpc-status 8",)
+    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
+
+    @cached_property
+    def body(self) -> bytes:
+        return framed(gzip.compress(bytes(100_000_000), 6), 1)
+
+
+class DeflateBomb(_Bomb):
+    """The same in zlib's format."""
+
+    name = "deflate-bomb"
+    summary = "the same with deflate"
+    limit = "`--max-decompressed-size` (64 MiB): RESOURCE_EXHAUSTED"
+    stops = ("grpc-status 8",)
+    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "deflate"))
+
+    @cached_property
+    def body(self) -> bytes:
+        return framed(zlib.compress(bytes(100_000_000), 6), 1)
+
+
+class NestedGroups(_Bomb):
+    """Groups in groups, as deep as a message takes them, which a recursive parser falls over."""
+
+    name = "nested-protobuf"
+    summary = "protobuf groups nested 200,000 deep"
+    limit = "protobuf's own limit of depth: the request is INVALID_ARGUMENT or INTERNAL"
+
+    @cached_property
+    def body(self) -> bytes:
+        start, end = varint(15 << 3 | 3), varint(15 << 3 | 4)
+        return framed(infer_message("victim", [1, 4], bytes(16)) + start * 200_000 + end * 200_000)
+
+
+class EmptyContents(_Bomb):
+    """A million raw contents of no bytes: two bytes on the wire, an object each for the server."""
+
+    name = "repeated-protobuf"
+    summary = "a million empty `raw_input_contents`, two bytes each"
+    limit = "a request's fields are counted before it is parsed: INVALID_ARGUMENT"
+
+    @cached_property
+    def body(self) -> bytes:
+        return framed(infer_message("victim", [1, 4], bytes(16)) + field(7, b"") * 1_000_000)
+
+
+class ManyDimensions(_Bomb):
+    """A shape of a million dimensions."""
+
+    name = "many-dimensions"
+    summary = "an input of a million dimensions"
+    limit = "a request's fields are counted before it is parsed: INVALID_ARGUMENT"
+
+    @cached_property
+    def body(self) -> bytes:
+        return framed(infer_message("victim", [1] * 1_000_000, bytes(16)))
+
+
+class PlanPollution(Attack):
+    """Requests no two of which are alike in names and parameters, so that nothing the server remembers is of use."""
+
+    name = "plan-pollution"
+    summary = "valid requests, each with another parameter, so that none is like one seen before"
+    limit = "1,024 plans per worker, the oldest goes; such requests are answered"
+    stops = ()
+    connections = 2
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        stream_id = 1
+        while True:
+            while stream_id // 2 - peer.answered >= 64:
+                await peer.wait_answer()
+            key = b"p%d" % (stream_id // 2 + 1_000_000 * peer.tally.connections)
+            parameter = field(4, field(1, key) + field(2, b"\x10\x01"))
+            message = infer_message("victim", [1, 4], bytes(16), rest=parameter)
+            await peer.send(unary(stream_id, _BLOCK, framed(message)), 1)
+            stream_id += 2
+
+
+class ShapePollution(Attack):
+    """Requests no two of which are of the same shape, each of which has batches of its own."""
+
+    name = "shape-pollution"
+    summary = "valid requests of ever other shapes, up to 128 KB a row, for a model of open shape"
+    limit = "shapes and spare batches are kept within bounds; the oldest go; such requests are answered"
+    stops = ()
+    connections = 2
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        stream_id = 1
+        while True:
+            while stream_id // 2 - peer.answered >= 4:
+                await peer.wait_answer()
+            columns = 1 + stream_id * 7919 % 32_768
+            message = infer_message("shapes", [1, columns], bytes(4 * columns), "FP32")
+            await peer.send(unary(stream_id, _BLOCK, framed(message)), 1)
+            stream_id += 2

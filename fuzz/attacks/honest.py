@@ -1,0 +1,235 @@
+"""Honest clients, who go on while others attack: one that measures how long each answer takes, and tritonclient."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from fuzz.attacks.models import VICTIM_ADDS
+from fuzz.attacks.wire import (
+    ACK,
+    END_STREAM,
+    Code,
+    Kind,
+    frame,
+    framed,
+    greeting,
+    infer_message,
+    request_block,
+    unary,
+)
+
+__all__ = ["Crowd", "HonestError", "Phase", "RawClient"]
+
+#: A server that needs longer counts as stuck.
+_PATIENCE_S: Final = 20.0
+#: Between two requests of the client that measures, and of tritonclient.
+_PAUSE_S: Final = 0.003
+_TRITON_PAUSE_S: Final = 0.05
+
+
+class HonestError(AssertionError):
+    """An honest request was not answered, or wrongly."""
+
+
+class RawClient:
+    """One connection, one call at a time; its calls cost so little that their time is the server's.
+
+    Raises:
+        HonestError: by all methods: the server did not answer rightly.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._block = request_block()
+        self._stream_id = -1
+        self._received = b""
+        self._sock.sendall(greeting())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def call(self, number: int) -> None:
+        """Ask the model "victim", and see that its answer is right."""
+        self._stream_id += 2
+        row = struct.pack("<4i", number, number + 1, number + 2, number + 3)
+        expected = struct.pack("<4i", *(VICTIM_ADDS + number + at for at in range(4)))
+        try:
+            self._sock.sendall(unary(self._stream_id, self._block, framed(infer_message("victim", [1, 4], row))))
+            message = self._answer()
+        except OSError as error:
+            raise HonestError(f"the connection broke: {error!r}") from error
+        if not message.endswith(expected):
+            raise HonestError(f"answered {message!r} instead of {expected!r}")
+
+    def _answer(self) -> bytes:
+        message = b""
+        while True:
+            kind, flags, stream_id, payload = self._frame()
+            if kind == Kind.SETTINGS and not flags & ACK:
+                self._sock.sendall(frame(Kind.SETTINGS, ACK))
+            elif kind == Kind.PING and not flags & ACK:
+                self._sock.sendall(frame(Kind.PING, ACK, 0, payload))
+            elif kind == Kind.GOAWAY:
+                code = Code(int.from_bytes(payload[4:8], "big")).name
+                raise HonestError(f"GOAWAY {code}: {payload[8:].decode(errors='replace')}")
+            elif kind == Kind.RST_STREAM and stream_id == self._stream_id:
+                raise HonestError(f"RST_STREAM {Code(int.from_bytes(payload, 'big')).name}")
+            elif kind == Kind.DATA:
+                message += payload
+            elif kind == Kind.HEADERS and flags & END_STREAM:
+                if not message:
+                    raise HonestError(f"no message; trailers {payload!r}")
+                return message
+
+    def _frame(self) -> tuple[int, int, int, bytes]:
+        while len(self._received) < 9 or len(self._received) < 9 + int.from_bytes(self._received[:3], "big"):
+            data = self._sock.recv(65_536)
+            if not data:
+                raise HonestError("the server closed the connection")
+            self._received += data
+        end = 9 + int.from_bytes(self._received[:3], "big")
+        head, payload, self._received = self._received[:9], self._received[9:end], self._received[end:]
+        return head[3], head[4], int.from_bytes(head[5:9], "big"), payload
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What honest clients saw for a while.
+
+    Attributes:
+        requests: answered rightly, those of tritonclient included.
+        p50_ms, p99_ms, worst_ms: of the client that measures.
+    """
+
+    requests: int
+    p50_ms: float
+    p99_ms: float
+    worst_ms: float
+
+
+class Crowd:
+    """Both clients, each in a thread, from ``with`` to its end. A request that fails makes ``phase`` raise.
+
+    Args:
+        port: of the server.
+        with_triton: whether tritonclient is among them; it has no wheels for free-threaded Python.
+    """
+
+    def __init__(self, port: int, *, with_triton: bool = True) -> None:
+        self._port = port
+        self._over = threading.Event()
+        #: (start, end) of each call, monotonic seconds
+        self._calls: list[tuple[float, float]] = []
+        self._triton_ends: list[float] = []
+        self._failures: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._guard, args=(self._call_and_measure,))]
+        if with_triton and _has_triton():
+            self._threads.append(threading.Thread(target=self._guard, args=(self._call_with_triton,)))
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def phase(self, started: float, ended: float) -> Phase:
+        """What was seen between two moments of ``time.monotonic``: of all calls that were then under way.
+
+        Raises:
+            HonestError: a request failed at any time so far, or there was none.
+        """
+        for failure in self._failures:
+            raise HonestError(f"{type(failure).__name__}: {failure}") from failure
+        took = sorted(end - start for start, end in self._calls if start <= ended and end >= started)
+        if not took:
+            raise HonestError(f"no honest request of {ended - started:.1f} s has been answered yet")
+        triton = sum(started <= end <= ended for end in self._triton_ends)
+        return Phase(
+            len(took) + triton, _percentile_ms(took, 0.5), _percentile_ms(took, 0.99), _percentile_ms(took, 1.0)
+        )
+
+    def _guard(self, talk: Any) -> None:
+        try:
+            talk()
+        except BaseException as error:
+            self._failures.append(error)
+
+    def _call_and_measure(self) -> None:
+        client = RawClient(self._port)
+        try:
+            number = 0
+            while not self._over.is_set():
+                started = time.monotonic()
+                client.call(number)
+                ended = time.monotonic()
+                self._calls.append((started, ended))
+                number += 1
+                time.sleep(_PAUSE_S)
+        finally:
+            client.close()
+
+    def _call_with_triton(self) -> None:
+        with triton_client(self._port) as client:
+            number = 0
+            while not self._over.is_set():
+                call_triton(client, number)
+                self._triton_ends.append(time.monotonic())
+                number += 1
+                time.sleep(_TRITON_PAUSE_S)
+
+
+def _percentile_ms(ascending: Sequence[float], share: float) -> float:
+    return ascending[min(len(ascending), max(1, math.ceil(share * len(ascending)))) - 1] * 1_000
+
+
+def _has_triton() -> bool:
+    try:
+        import tritonclient.grpc  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def triton_client(port: int) -> Iterator[Any]:
+    """A tritonclient whose connection no other one shares."""
+    from tritonclient.grpc import InferenceServerClient
+
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with InferenceServerClient(f"127.0.0.1:{port}", channel_args=options) as client:
+        yield client
+
+
+def call_triton(client: Any, number: int) -> None:
+    """Ask the model "victim" by tritonclient.
+
+    Raises:
+        HonestError: the answer is wrong.
+    """
+    from tritonclient.grpc import InferInput
+
+    row = np.arange(number, number + 4, dtype=np.int32).reshape(1, 4)
+    tensor = InferInput("INPUT", row.shape, "INT32")
+    tensor.set_data_from_numpy(row)
+    answer = client.infer("victim", [tensor], client_timeout=_PATIENCE_S).as_numpy("OUTPUT")
+    if not np.array_equal(answer, row + VICTIM_ADDS):
+        raise HonestError(f"tritonclient was answered {answer} instead of {row + VICTIM_ADDS}")

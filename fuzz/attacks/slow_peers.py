@@ -1,0 +1,233 @@
+"""Peers that take their time: to say who they are, to ask, to read what they asked for, or to be there at all."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import trio
+
+from fuzz.attacks.attack import Attack
+from fuzz.attacks.peer import Peer
+from fuzz.attacks.wire import (
+    END_HEADERS,
+    PREFACE,
+    Kind,
+    frame,
+    framed,
+    greeting,
+    infer_message,
+    request_block,
+    unary,
+    window_update,
+)
+
+__all__ = [
+    "ClosedWindow",
+    "DeafReader",
+    "OpenStreams",
+    "SilentConnections",
+    "SlowBody",
+    "SlowHeaders",
+    "SlowPreface",
+    "TinyWindow",
+    "UnfinishedUploads",
+    "Vanished",
+]
+
+_BLOCK: Final = request_block()
+#: Between the bytes of those that say something now and then.
+_PAUSE_S: Final = 0.1
+
+
+def _asking_for(elements: int) -> bytes:
+    """A request that is answered with so many floats."""
+    return framed(infer_message("generator", [1], struct.pack("<q", elements), "INT64"))
+
+
+class SilentConnections(Attack):
+    """Connections on which nothing is ever said."""
+
+    name = "silent-connections"
+    summary = "200 connections on which nothing is said"
+    limit = "`--handshake-timeout` (20 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 200
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.wait_over()
+
+
+class SlowPreface(Attack):
+    """The preface, a byte at a time."""
+
+    name = "slow-preface"
+    summary = "200 connections that send the HTTP/2 preface byte by byte"
+    limit = "`--handshake-timeout` (20 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 200
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.dribble(PREFACE, 1.0)
+        await peer.wait_over()
+
+
+class SlowHeaders(Attack):
+    """A header block, a byte at a time."""
+
+    name = "slow-headers"
+    summary = "50 connections that send a header block byte by byte"
+    limit = "`--stall-timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 50
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        await peer.dribble(frame(Kind.HEADERS, END_HEADERS, 1, _BLOCK), _PAUSE_S)
+        await peer.wait_over()
+
+
+class SlowBody(Attack):
+    """A request's message, a byte at a time."""
+
+    name = "slow-body"
+    summary = "50 connections that send a request's message in DATA frames of a byte"
+    limit = "`--stall-timeout` (60 s): 64 KiB at least in that time"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 50
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting() + frame(Kind.HEADERS, END_HEADERS, 1, _BLOCK))
+        await peer.send(frame(Kind.DATA, 0, 1, struct.pack(">BI", 0, 1_000_000)))
+        byte = frame(Kind.DATA, 0, 1, b"\0")
+        while True:
+            await peer.dribble(byte, _PAUSE_S, size=len(byte))
+
+
+class ClosedWindow(Attack):
+    """Answers that no window is given for."""
+
+    name = "closed-window"
+    cve = "CVE-2019-9517"
+    summary = "answers of 1 MiB without a window to send them in"
+    limit = "`--max-buffered-bytes` (half of the memory); `--stall-timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY")
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting(stream_window=0))
+        body = _asking_for(262_144)
+        for stream_id in range(1, 200, 2):
+            await peer.send(unary(stream_id, _BLOCK, body), 1)
+        stream_id = 201
+        while True:
+            if 2 * peer.answered >= stream_id - 1:  # all were refused, for a ring that is full
+                await peer.send(unary(stream_id, _BLOCK, body), 1)
+                stream_id += 2
+            await peer.pause(_PAUSE_S)
+
+
+class TinyWindow(Attack):
+    """Answers that are taken a byte at a time, and slowly."""
+
+    name = "tiny-window"
+    summary = "answers of 1 MiB, taken a byte at a time"
+    limit = "`--stall-timeout` (60 s): 64 KiB at least in that time"
+    stops = ("closed", "reset", "GOAWAY")
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting(stream_window=1))
+        body = _asking_for(262_144)
+        for stream_id in range(1, 20, 2):
+            await peer.send(unary(stream_id, _BLOCK, body), 1)
+        stream_id = 21
+        while True:
+            if 2 * peer.answered >= stream_id - 1:  # all were refused, for a ring that is full
+                await peer.send(unary(stream_id, _BLOCK, body), 1)
+                stream_id += 2
+            for open_id in range(max(1, stream_id - 20), stream_id, 2):
+                await peer.dribble(window_update(open_id, 1), _PAUSE_S, size=13)
+
+
+class DeafReader(Attack):
+    """Answers of 100 MB that are asked for, and not read from the socket."""
+
+    name = "deaf-reader"
+    cve = "CVE-2019-9517"
+    summary = "answers of 100 MB, with windows for all of them, that are never read from the socket"
+    limit = "no request is read while 4 MiB wait for the socket; `--max-buffered-bytes` (half of the memory); "
+    limit += "`--stall-timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 2
+    receive_buffer = 4_096
+    reads = False
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        body = _asking_for(25_000_000)
+        for stream_id in range(1, 20, 2):
+            await peer.send(unary(stream_id, _BLOCK, body), 1)
+        # Nothing is read, so only a write shows that the connection is over.
+        while True:
+            await trio.sleep(_PAUSE_S)
+            await peer.send(frame(Kind.PRIORITY, 0, 1, bytes(5)))
+
+
+class OpenStreams(Attack):
+    """As many calls as the server takes, none of them ever made whole."""
+
+    name = "open-streams"
+    summary = "50,000 calls per connection that are begun and left at that"
+    limit = "`--max-concurrent-streams` (100000); `--stall-timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 2
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        for first in range(1, 100_000, 2_000):
+            await peer.send(
+                b"".join(
+                    frame(Kind.HEADERS, END_HEADERS, stream_id, _BLOCK) for stream_id in range(first, first + 2_000, 2)
+                ),
+                1_000,
+            )
+        await peer.wait_over()
+
+
+class UnfinishedUploads(Attack):
+    """Large messages, all but their last byte."""
+
+    name = "unfinished-uploads"
+    summary = "messages of 4 MB, sent but for their last byte and left at that"
+    limit = "`--max-connection-buffered-bytes` (2 GiB), `--max-buffered-bytes` (half of the memory): "
+    limit += "RESOURCE_EXHAUSTED; `--stall-timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY", "grpc-status 8")
+    connections = 2
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        piece = bytes(16_384)
+        for stream_id in range(1, 60, 2):
+            await peer.send(frame(Kind.HEADERS, END_HEADERS, stream_id, _BLOCK), 1)
+            await peer.send(frame(Kind.DATA, 0, stream_id, struct.pack(">BI", 0, 4_000_001)))
+            for _ in range(4_000_000 // len(piece)):
+                await peer.send(frame(Kind.DATA, 0, stream_id, piece))
+        await peer.wait_over()
+
+
+class Vanished(Attack):
+    """Clients whose machine is gone: nothing ends the connection, and nothing answers any more."""
+
+    name = "vanished-peer"
+    summary = "50 connections whose process is then suspended: no FIN, no answer"
+    limit = "`--keepalive-time` (300 s) and `--keepalive-timeout` (20 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 50
+    freezes = True
+
+    async def strike(self, peer: Peer) -> None:
+        body = framed(infer_message("victim", [1, 4], bytes(16)))
+        await peer.send(greeting() + unary(1, _BLOCK, body), 1)
+        if not peer.answered:
+            await peer.wait_answer()
+        peer.note_ready()
+        await peer.wait_over()

@@ -1,0 +1,146 @@
+"""Whoever attacks, honest clients are served rightly; the attacker meets the limit that is there for it.
+
+That honest requests are all answered, ``run_experiment`` sees to: one that is not fails the test.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fuzz.attacks.experiment import AttackProcess
+from fuzz.attacks.honest import Crowd, HonestError, RawClient
+from fuzz.attacks.registry import ATTACKS
+from tests.attacks.support import (
+    MOST_GROWTH_MIB,
+    MOST_P99_MS,
+    SECONDS,
+    assert_stopped,
+    assert_survived,
+    attacked,
+    attacked_by_all,
+)
+from tests.e2e.process import ServerProcess, running
+
+#: These need a server with other limits, below.
+_ELSEWHERE: Final = {"hold-connections", "vanished-peer"}
+#: These wait for timers, and so for each other.
+_SLOW: Final = (
+    "silent-connections",
+    "slow-preface",
+    "slow-headers",
+    "slow-body",
+    "tiny-window",
+    "closed-window",
+    "open-streams",
+)
+#: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
+_DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
+#: What these make the server keep is bounded: spare batches by 256 MiB per model, ONNX Runtime's arena by all answers
+#: that wait at once, and what allocators keep by the messages of both connections.
+_KEPT_MIB: Final = {
+    "shape-pollution": 400.0,
+    "deaf-reader": 2_000.0,
+    "unfinished-uploads": 256.0,
+    "gzip-bomb": 256.0,
+    "deflate-bomb": 256.0,
+}
+_KEPT_BY_SLOW_MIB: Final = 192.0
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in _ELSEWHERE and name not in _SLOW])
+def test_honest_clients_are_served_while_somebody_attacks(target: ServerProcess, name: str) -> None:
+    attack = ATTACKS[name]
+    outcome = attacked(target, attack)
+    assert_survived(
+        outcome,
+        most_p99_ms=(2 if name in _DEAR else 1) * MOST_P99_MS,
+        most_growth_mib=_KEPT_MIB.get(name, MOST_GROWTH_MIB),
+    )
+    assert_stopped(outcome.report, attack)
+
+
+def test_peers_that_take_their_time_are_sent_away(target: ServerProcess) -> None:
+    attacks = [ATTACKS[name] for name in _SLOW]
+    seen, reports = attacked_by_all(target, attacks, _KEPT_BY_SLOW_MIB)
+    assert seen.p99_ms < MOST_P99_MS
+    for attack, report in zip(attacks, reports, strict=True):
+        assert_stopped(report, attack)
+
+
+def test_connections_of_a_peer_that_vanished_are_closed(models: Path, tmp_path: Path) -> None:
+    attack = ATTACKS["vanished-peer"]
+    flags = ["--load-models", "victim", "--keepalive-time", "0.5", "--keepalive-timeout", "1"]
+    with running(models, tmp_path, flags) as process:
+        outcome = attacked(process, attack, SECONDS)
+        assert_survived(outcome)
+        assert_stopped(outcome.report, attack)
+        endings = outcome.report.endings
+        assert endings.get("closed", 0) + endings.get("reset", 0) >= attack.connections, outcome.report
+        assert process.stop() == 0
+
+
+# --- too many connections
+
+
+def test_connections_above_the_limit_are_turned_away_and_the_others_served(models: Path, tmp_path: Path) -> None:
+    attack = ATTACKS["hold-connections"]
+    flags = ["--load-models", "victim", "--max-concurrent-connections", "50"]
+    with running(models, tmp_path, flags) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome)
+        assert outcome.report.endings["GOAWAY NO_ERROR"] > attack.connections - 50
+        with Crowd(process.port):  # there is room again
+            _wait_answered(process)
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+def test_accepting_pauses_without_file_descriptors_and_goes_on_with_them(models: Path, tmp_path: Path) -> None:
+    attack = ATTACKS["hold-connections"]
+    with running(models, tmp_path, ["--load-models", "victim"]) as process:
+        pid = process.process.pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (process.open_files() + 60, hard))
+        outcome = attacked(process, attack)
+        assert_survived(outcome)
+        assert "accepting pauses" in process.log
+        assert process.log.count("accepting pauses") < 20
+        assert outcome.server_cpu < 0.9, "the server spins while it cannot accept"
+        _wait_answered(process)
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+def _wait_answered(process: ServerProcess) -> None:
+    """A new client is answered, soon."""
+    deadline = time.monotonic() + 10
+    while True:
+        client = RawClient(process.port)
+        try:
+            client.call(1)
+            return
+        except HonestError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        finally:
+            client.close()
+
+
+# --- the attackers themselves
+
+
+def test_an_attacker_runs_until_it_is_told_to_stop(target: ServerProcess) -> None:
+    with AttackProcess("port-scan", target.port, pause_s=0.05) as attacker:
+        attacker.wait_ready()
+        assert attacker.wait_stopped()
+        report = attacker.end()
+    assert report.connections
+    assert report.bytes_sent
+    assert report.cpu_seconds > 0
+    assert report.seconds < 20
