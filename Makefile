@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve models test lint pytest fuzz test-freethreaded proto bench clean
+.PHONY: help serve models test lint pytest fuzz attacks soak test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -77,6 +77,15 @@ test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314
 	@test -n "$(PYTHON314T)" || { echo >&2 'No python3.14t on PATH; name one: make $@ PYTHON314T=/path/to/python3.14t'; exit 1; }
 	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T)
 	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest tests/e2e $(ARGS)
+
+# Both rewrite their part of a page in docs: what attackers cost and what stops them, and the account of a soak.
+attacks: $(VENV)/.dev  ## Every attack on a server, and the table of docs/security.md (ARGS='--only NAME')
+	$(BIN)/python -m fuzz.attacks report $(ARGS)
+
+MINUTES = 30
+
+soak: $(VENV)/.dev  ## All clients at once for MINUTES (30), and an account (SERVER_PYTHON=PATH, ARGS=--write)
+	$(BIN)/python -m fuzz.soak --minutes $(MINUTES) $(if $(SERVER_PYTHON),--python '$(SERVER_PYTHON)') $(ARGS)
 
 # The other servers and perf_analyzer get environments of their own in .bench-venvs, on first use.
 $(VENV)/.bench: $(VENV)/.dev

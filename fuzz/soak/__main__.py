@@ -1,0 +1,70 @@
+"""``python -m fuzz.soak``: run the soak, print its account, and end with 1 if the server did not pass.
+
+Invariant: every request is answered with what ONNX Runtime makes of it, or refused with a status that it may have, or
+given up by its client; none is lost. Afterwards the server has no more files and threads than at the start, and no more
+memory than once every attack had been made, after two minutes or so, but for 10 % and 24 MiB that allocators move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+_PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+_BEGIN: Final = "<!-- begin of what `make soak` writes -->\n"
+_END: Final = "<!-- end of what `make soak` writes -->\n"
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fuzz.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=1, help="default: 1")
+    parser.add_argument("--workers", type=int, default=2, help="of the server (default: 2)")
+    parser.add_argument("--clients", type=int, default=6, help="connections of the storm (default: 6)")
+    parser.add_argument("--python", default=sys.executable, help="the server's interpreter (default: this one)")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--write", action="store_true", help="write the account into docs/reliability.md")
+    arguments = parser.parse_args()
+    # The tests' server takes its interpreter from here, when their module is imported.
+    os.environ["TOUTATES_SERVER_PYTHON"] = arguments.python
+    from fuzz.soak.soak import Plan, soak
+
+    plan = Plan(arguments.minutes * 60, arguments.workers, arguments.clients, arguments.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        account = soak(plan, Path(folder))
+    section = account.markdown(_heading(arguments))
+    print(section)
+    if arguments.write and not account.verdict():
+        write(section)
+    return int(bool(account.verdict()))
+
+
+def _heading(arguments: argparse.Namespace) -> str:
+    from tests.e2e.free_threading import is_free_threaded
+
+    build = "free-threaded" if is_free_threaded() else "with the GIL"
+    return (
+        f"{arguments.minutes:g} minutes on {datetime.date.today()}, {os.cpu_count()} CPUs, Linux {platform.release()}, "
+        f"{arguments.workers} workers, Python {build}, seed {arguments.seed}."
+    )
+
+
+def write(section: str) -> None:
+    """Replace the account in the page."""
+    text = _PAGE.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    _PAGE.write_text(before + _BEGIN + "\n" + section + "\n" + _END + after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
