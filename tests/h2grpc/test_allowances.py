@@ -192,3 +192,13 @@ def test_reset_of_a_call_frees_what_was_held_of_it() -> None:
     assert server.connection._budget.used == 500
     server.receive(rst_stream(1))
     assert server.connection._budget.used == 0
+
+
+def test_settings_cost_more_where_many_streams_are_open() -> None:
+    server = Server.opened()
+    server.receive(b"".join(headers(2 * number + 1, REQUEST_BLOCK) for number in range(20_480)))
+    changes = 0
+    while not server.receive(settings((4, 65_535 + changes))):
+        changes += 1
+    assert server.connection._limit_hits == {"settings": 1}
+    assert changes == 9  # of 100, each for 11, the handshake's for one

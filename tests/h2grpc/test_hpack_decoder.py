@@ -271,3 +271,12 @@ def test_decoder_and_hpack_agree_on_mutated_blocks(
             at = chance.randrange(len(block) + 1)
             block[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
     check([bytes(block) for block in octets], bound)
+
+
+def test_table_size_updates_are_few() -> None:
+    """RFC 7541 section 4.2: the smallest size and the last."""
+    decoder = HpackDecoder(10_000)
+    assert [field.value for field in decoder.decode(b"\x20\x3f\xe1\x1f\x82")[0]] == [b"GET"]
+    with pytest.raises(HeaderBlockError, match="too many table size updates") as info:
+        decoder.decode(b"\x20\x20\x20\x82")
+    assert info.value.hostile

@@ -39,3 +39,9 @@ def test_reads_shrink_while_their_frames_hold_others_up(transport: Transport) ->
     assert transport.read_bytes == SMALL_READ_BYTES
     transport.fit_reads(READ_NS // 10)
     assert transport.read_bytes == 2 * SMALL_READ_BYTES
+
+
+def test_reads_that_are_full_are_timed_whatever_their_size(transport: Transport) -> None:
+    for took_ns in (READ_NS * 10, READ_NS * 10, 0, 0, 0):
+        assert transport.timed_bytes == transport.read_bytes
+        transport.fit_reads(took_ns)

@@ -66,6 +66,8 @@ _unpack_uint32 = UINT32.unpack_from
 #: The PING that follows the first GOAWAY of a graceful shutdown; its ACK shows that the peer has read the GOAWAY.
 SHUTDOWN_PING = b"goodbye!"
 KEEPALIVE_PING = b"are you?"
+#: SETTINGS may change the window of every stream; with this many more, one costs a millisecond more and counts twice.
+STREAMS_PER_SETTINGS = 2_048
 #: What the record of a call takes, about.
 CALL_BYTES = 1_024
 
@@ -465,7 +467,7 @@ class ServerConnection(Receiver):
             self._spend("resets", "RST_STREAM frames for the calls made", now_ns)
             self._receive_rst_stream(stream_id, data[start:end], events)
         elif frame_type == SETTINGS:
-            self._spend("settings", "SETTINGS frames", now_ns)
+            self._spend("settings", "SETTINGS frames", now_ns, 1 + len(self.streams) // STREAMS_PER_SETTINGS)
             self._receive_settings(flags, data[start:end])
         elif frame_type == PING:
             self._spend("pings", "PING frames for the calls made", now_ns)

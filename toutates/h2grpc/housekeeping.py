@@ -77,6 +77,7 @@ class _Notes:
     owes_room_ns: int = NEVER
     sent_bytes: int = 0
     ping_ns: int = 0
+    seems_gone: bool = False
     left_ns: int = 0
     finished_leaving: bool = False
 
@@ -188,9 +189,12 @@ class Housekeeper:
         """Peers that went away without a word: their machine is off, or a router between us forgot the connection."""
         if notes.ping_ns > link.last_read_ns:
             if now_ns - notes.ping_ns >= self._keepalive_timeout_ns:
-                return Finding(Duty.DROP, "keepalive_timeout", "the peer does not answer")
+                if notes.seems_gone:
+                    return Finding(Duty.DROP, "keepalive_timeout", "the peer does not answer")
+                notes.seems_gone = True  # its answer may be there, unread behind what made this visit late
         elif now_ns - link.last_read_ns >= self._keepalive_ns:
             notes.ping_ns = now_ns
+            notes.seems_gone = False
             return Finding(Duty.PING)
         return None
 

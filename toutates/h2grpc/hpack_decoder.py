@@ -29,6 +29,11 @@ _STATIC_FIELDS: Final = {
 _FIRST_DYNAMIC: Final = len(_STATIC_FIELDS) + 1
 
 
+#: Table size updates at the start of a block: an encoder that changed its mind since the last one names the smallest
+#: size in between and the last (RFC 7541 section 4.2). More of them would be a cheap way to keep us at work.
+MAX_RESIZES: Final = 2
+
+
 class HeaderBlockError(Exception):
     """The peer's header block cannot be decoded, so the compression state is lost: a connection error.
 
@@ -76,6 +81,7 @@ class HpackDecoder:
         max_list_size = self._max_list_size
         fields: list[HeaderField] = []
         size = 0
+        resizes = 0
         at = 0
         end = len(block)
         while at < end:
@@ -92,6 +98,9 @@ class HpackDecoder:
             elif octet & 0x20:  # dynamic table size update (section 6.3)
                 if fields:
                     raise ValueError("Table size update not at the start of the block")
+                resizes += 1
+                if resizes > MAX_RESIZES:
+                    raise HeaderBlockError("header block with too many table size updates", hostile=True)
                 max_size = octet & 0x1F
                 if max_size == 0x1F:
                     max_size, at = _read_integer(block, at, 0x1F)

@@ -114,8 +114,10 @@ class Receiver(Sender):
 
     # --- allowances --------------------------------------------------------------------------------------------------
 
-    def _spend(self, limit: str, frames: str, now_ns: int) -> None:
+    def _spend(self, limit: str, frames: str, now_ns: int, cost: int = 1) -> None:
         """One more of the frames that a peer has an allowance of, the field ``limit`` of ``Limits``.
+
+        One that makes us work for each of many streams counts for ``cost`` of them.
 
         Raises:
             ConnectionFault: there were too many of ``frames``.
@@ -124,7 +126,7 @@ class Receiver(Sender):
         meter = self._meters.get(limit)
         if meter is None:
             meter = self._meters[limit] = Meter(getattr(self._limits, limit), now_ns, work)
-        if not meter.take(now_ns, work):
+        if not meter.take(now_ns, work, cost):
             raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, f"too many {frames}", limit)
 
     # --- streams -----------------------------------------------------------------------------------------------------

@@ -64,6 +64,13 @@ class TlsTransport(Transport):
         """Whether the handshake is complete."""
         return self._engine.established
 
+    @property
+    def _largest_read_bytes(self) -> int:
+        return LARGE_TLS_READ_BYTES
+
+    def _bytes_of_full_read(self) -> int:
+        return self.read_bytes >> 1  # a record that is not whole brings nothing, and may be 16 KiB long
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _receive(self, size: int) -> bytes:
@@ -78,8 +85,6 @@ class TlsTransport(Transport):
         if not data:
             self._engine.end()
             return data
-        if len(data) == size:
-            self.read_bytes = LARGE_TLS_READ_BYTES
         engine = self._engine
         was_established = engine.established
         try:

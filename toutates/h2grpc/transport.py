@@ -64,6 +64,7 @@ class Transport:
         "received_bytes",
         "sent_bytes",
         "sock",
+        "timed_bytes",
         "unsent",
         "unsent_bytes",
     )
@@ -85,6 +86,8 @@ class Transport:
         #: ConnectionFault
         self.receive: Callable[[int], bytes] = sock.recv
         self.read_bytes = READ_BYTES
+        #: reads that bring so much are timed for ``fit_reads``
+        self.timed_bytes = self._bytes_of_full_read()
         # Written by the driver where it reads, because a call for them would cost more than they do.
         self.opened_ns = self.last_read_ns = now_ns
         self.received_bytes = 0
@@ -117,7 +120,15 @@ class Transport:
         if took_ns > READ_NS:
             self.read_bytes = max(self.read_bytes >> 1, SMALL_READ_BYTES)
         else:
-            self.read_bytes = min(self.read_bytes << 1, LARGE_READ_BYTES)
+            self.read_bytes = min(self.read_bytes << 1, self._largest_read_bytes)
+        self.timed_bytes = self._bytes_of_full_read()
+
+    @property
+    def _largest_read_bytes(self) -> int:
+        return LARGE_READ_BYTES
+
+    def _bytes_of_full_read(self) -> int:
+        return self.read_bytes
 
     def flush(self) -> bool:
         """Send the connection's output, joined to one buffer where it is small."""

@@ -505,7 +505,7 @@ class Worker:
         if not data:
             self._drop(transport)
             return
-        began_ns = time.monotonic_ns() if len(data) == transport.read_bytes else NEVER
+        began_ns = time.monotonic_ns() if len(data) >= transport.timed_bytes else NEVER
         if transport.closing:
             return
         transport.last_read_ns = self.now_ns
