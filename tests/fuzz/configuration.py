@@ -18,8 +18,9 @@ import yaml
 from tests.fuzz.sessions import mutate
 from toutates.errors import ConfigurationError
 from toutates.models.settings import CONFIG_NAME, ModelSettings, load_settings
+from toutates.models.yaml_writer import write_yaml
 
-__all__ = ["check", "dump", "load", "make_case"]
+__all__ = ["check", "load", "make_case"]
 
 GOOD = """\
 # A model of two inputs.
@@ -35,8 +36,18 @@ output_shapes: {softmax: [-1, 8]}
 profiling:
   file_prefix: /tmp/profile
   stop_after_batches: 1000
+max_queue_delay_us: 100
+preferred_batch_sizes: [2, 4]
+outputs: [softmax]
+model_filename: graph.onnx
+devices: [cpu, "gpu:1"]
+accelerators: {tensorrt: {trt_fp16_enable: 1}}
+session: {intra_threads: 2, execution_mode: parallel, graph_level: basic, arena_shrinkage: "cpu:0"}
+warmup:
+- {name: a, batch_size: 8, inputs: {x: {datatype: FP32, shape: [4], data: random}}}
+- {count: 2, inputs: {y: {datatype: BOOL, shape: [], file: f}}}
 """
-KEYS = ("backend", "batch_size", "capacity", "num_executors", "allocator", "input_shapes", "output_shapes", "profiling")
+KEYS = ("backend", *ModelSettings.__dataclass_fields__)
 PIECES = (
     *(
         *KEYS,
@@ -123,32 +134,15 @@ def check(case: bytes) -> None:
             _check_refusal(error, source)
             return
         _check_bounds(settings)
-        assert load(source, dump(settings).encode()) == settings, "settings change when they are written and read"
+        assert load(source, write_yaml(settings).encode()) == settings, "settings change when they are written and read"
 
 
 def load(source: Path, octets: bytes) -> ModelSettings:
     """The settings in a file of these bytes."""
     source.write_bytes(octets)
-    return load_settings(source.parent)
-
-
-def dump(settings: ModelSettings) -> str:
-    """A config.yaml that says the same as ``settings``."""
-    document: dict[str, Any] = {
-        "backend": "supertensor",
-        "batch_size": settings.batch_size,
-        "capacity": settings.capacity,
-        "num_executors": settings.num_executors,
-        "allocator": settings.allocator,
-        "input_shapes": {name: list(shape) for name, shape in settings.input_shapes.items()},
-        "output_shapes": {name: list(shape) for name, shape in settings.output_shapes.items()},
-    }
-    if settings.profiling is not None:
-        document["profiling"] = {"file_prefix": settings.profiling.file_prefix}
-        if settings.profiling.stop_after_batches is not None:
-            document["profiling"]["stop_after_batches"] = settings.profiling.stop_after_batches
-    text: str = yaml.safe_dump(document, allow_unicode=True, width=10**6)
-    return text
+    settings = load_settings(source.parent)
+    assert settings is not None
+    return settings
 
 
 def _check_refusal(error: ConfigurationError, source: Path) -> None:

@@ -8,8 +8,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.configuration import dump, load
+from tests.fuzz.configuration import load
 from toutates.models.settings import CONFIG_NAME, ModelSettings, ProfilingSettings
+from toutates.models.yaml_writer import write_yaml
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)
 SHAPES = st.dictionaries(NAMES, st.lists(st.just(-1) | st.integers(1, 2**31 - 1), max_size=32).map(tuple), max_size=5)
@@ -33,4 +34,4 @@ SETTINGS = st.builds(
 @given(SETTINGS)
 def test_settings_survive_being_written_and_read(settings: ModelSettings) -> None:
     with TemporaryDirectory() as folder:
-        assert load(Path(folder) / CONFIG_NAME, dump(settings).encode()) == settings
+        assert load(Path(folder) / CONFIG_NAME, write_yaml(settings).encode()) == settings
