@@ -100,7 +100,7 @@ def test_a_request_that_nobody_waits_for_is_not_tried_again_by_itself() -> None:
     with rig.running():
         broken, left = rig.worker.collect("broken", "left")
     assert isinstance(broken, ExecutionFailed)
-    assert isinstance(left, ExecutionFailed)
+    assert isinstance(left, TooLate)  # and not what is wrong with the other
     assert rig.batches == []
 
 

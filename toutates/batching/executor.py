@@ -160,8 +160,11 @@ class Executor:
             for ticket, first, rows, part in own:
                 outputs: Outputs | None = None
                 error: RequestError | None = failure
-                if not alone and self._is_wanted(ticket, time.monotonic_ns()):
-                    outputs, error = self._try_rows(batch, first, rows)
+                if not alone:
+                    if self._is_wanted(ticket, time.monotonic_ns()):
+                        outputs, error = self._try_rows(batch, first, rows)
+                    else:
+                        error = _ABANDONED  # a caller that is late and still there must not hear of another's fault
                 timing = Timing(taken_ns, self._session.started_ns, self._session.ended_ns, time.monotonic_ns())
                 if outputs is not None:
                     self._on_batch(rows, 1, timing)

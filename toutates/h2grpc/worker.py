@@ -505,20 +505,22 @@ class Worker:
         if not data:
             self._drop(transport)
             return
-        began_ns = time.monotonic_ns() if len(data) >= transport.timed_bytes else NEVER
         if transport.closing:
             return
-        transport.last_read_ns = self.now_ns
-        transport.received_bytes += len(data)
+        size = len(data)
+        timed = size >= transport.timed_bytes
+        began_ns = time.monotonic_ns() if timed else 0
+        transport.last_read_ns = now_ns = self.now_ns
+        transport.received_bytes += size
         connection = transport.connection
-        for event in connection.receive_data(data, self.now_ns):
+        for event in connection.receive_data(data, now_ns):
             if event.__class__ is Call:
                 self._start_unary(event)
             elif event.__class__ is ConnectionTerminated:
                 self._connection_terminated(transport, event)
             else:
                 self._dispatch(event)
-        if began_ns != NEVER:
+        if timed:
             transport.fit_reads(time.monotonic_ns() - began_ns)
         if connection.next_deadline_ns != NEVER:
             self._timed[connection] = None
