@@ -94,7 +94,7 @@ def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str
 def test_every_flag_is_in_the_table_above() -> None:
     flags = {flag for action in server_parser()._actions for flag in action.option_strings}
     shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
-    together = {"--tls-cert", "--tls-key", "--tls-client-ca"}  # tested below
+    together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
 
 

@@ -129,7 +129,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         )
     return Options(
         model_repositories=read_specifications(
-            flags.model_repository,
+            flags.model_repository or (),
             endpoint=flags.s3_endpoint,
             bucket=flags.s3_bucket,
             prefix=flags.s3_prefix,

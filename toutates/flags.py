@@ -51,7 +51,6 @@ def server_parser() -> Parser:
     models.add_argument(
         "--model-repository",
         action="append",
-        default=[],
         metavar="DIR",
         help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX; may be given several times (required, unless "
         "there is --s3-bucket)",

@@ -25,11 +25,13 @@ from toutates.repositories.cache import ModelCache
 from toutates.repositories.s3 import S3Repository
 from toutates.repositories.specification import S3Specification
 
-__all__ = ["CREDENTIALS", "Fault", "Proxy", "S3Service", "files_in", "moto", "quiet", "repository", "s3rver"]
+__all__ = ["CREDENTIALS", "PAGE", "Fault", "Proxy", "S3Service", "files_in", "moto", "quiet", "repository", "s3rver"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SECONDS: Final = 30.0
 
+#: objects on one page of moto's listings; 1000 on those of others
+PAGE: Final = 9
 #: What s3rver lets in, and moto does not look at. AWS_MAX_ATTEMPTS keeps tests of failures short.
 CREDENTIALS: Final[Mapping[str, str]] = {
     "AWS_ACCESS_KEY_ID": "S3RVER",
@@ -57,7 +59,7 @@ class S3Service:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def bucket(self, files: Mapping[str, bytes] = {}) -> str:  # noqa: B006 (only read)
+    def bucket(self, files: Mapping[str, bytes] = {}) -> str:
         """A new bucket with these objects."""
         self._buckets += 1
         name = f"bucket-{self._buckets}"
@@ -98,6 +100,7 @@ def _running(command: list[str], announced: str, log: Path) -> Iterator[S3Servic
     """A service that prints its port, as the group of this pattern."""
     with log.open("wb") as output:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+        environment["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
         assert process.stdout is not None
         port = 0
@@ -170,6 +173,7 @@ class Fault:
         cut_at: bytes of the response after which the connection is closed; None for no cut.
         garble_at: number of the byte of the response that is changed; None for none.
         hold: the response waits for it.
+        slow: the response comes in small pieces, ten in a second.
     """
 
     pattern: str
@@ -177,6 +181,7 @@ class Fault:
     cut_at: int | None = None
     garble_at: int | None = None
     hold: threading.Event | None = None
+    slow: bool = False
 
 
 @dataclass
@@ -197,6 +202,7 @@ class Proxy:
     def __post_init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._accept)]
         self._sockets: set[socket.socket] = set()
         self._threads[0].start()
@@ -212,6 +218,7 @@ class Proxy:
 
     def close(self) -> None:
         """Close all connections, and end all threads."""
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
@@ -271,7 +278,9 @@ class Proxy:
         passed = 0
         if fault.hold is not None:
             fault.hold.wait(_SECONDS)
-        while data := server.recv(65_536):
+        while data := server.recv(1_000 if fault.slow else 65_536):
+            if fault.slow:
+                self._closed.wait(0.1)
             if fault.garble_at is not None and passed <= fault.garble_at < passed + len(data):
                 at = fault.garble_at - passed
                 data = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import Proxy, S3Service, files_in, quiet, repository
+from tests.repositories.support import PAGE, Proxy, S3Service, files_in, quiet, repository
 from toutates.errors import ConfigurationError
 from toutates.models import repository as local
 
@@ -83,31 +83,39 @@ def test_only_the_versions_wanted_are_fetched(service: S3Service, tmp_path: Path
         assert none.fingerprint == two.fingerprint == folder.fingerprint
 
 
-def test_large_files_are_read_in_ranges_at_once(service: S3Service, tmp_path: Path) -> None:
+def test_large_files_are_read_in_ranges_at_once(s3rver_service: S3Service, tmp_path: Path) -> None:
     content = os.urandom(1024) * (64 * 1024) + b"odd end"
-    proxy = Proxy(service.port)
+    bucket = s3rver_service.bucket({"m/1/model.onnx": content})
+    proxy = Proxy(s3rver_service.port)
+    second = threading.Event()
+    waited: list[bool] = []
+
+    def before(line: str) -> None:
+        if "model.onnx" in line:
+            if len(proxy.reads) > 1:
+                second.set()
+            waited.append(second.wait(10))
+
+    proxy.before = before
     try:
-        bucket = service.bucket()
-        etag = service.put_in_parts(bucket, "m/1/model.onnx", content, 16 * 2**20)
-        assert "-" in etag  # no MD5, so nothing but size and ETag tell what is right
-        second = threading.Event()
-        waited: list[bool] = []
-
-        def before(line: str) -> None:
-            if "model.onnx" in line:
-                if len(proxy.reads) > 1:
-                    second.set()
-                waited.append(second.wait(10))
-
-        proxy.before = before
         with repository(proxy, bucket, tmp_path) as remote:
-            (folder,) = remote.scan()
-            fetched = remote.fetch(folder, quiet)
+            fetched = remote.fetch(remote.scan()[0], quiet)
             assert fetched.versions[0].model_path.read_bytes() == content
-        assert len(proxy.reads) == 9
-        assert all(waited), "one range after the other"
     finally:
         proxy.close()
+    assert len(proxy.reads) == 9
+    assert all(waited), "one range after the other"
+
+
+def test_files_uploaded_in_parts_are_read_in_ranges(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
+    content = os.urandom(1024) * (20 * 1024)
+    bucket = moto_service.bucket()
+    etag = moto_service.put_in_parts(bucket, "m/1/model.onnx", content)
+    assert "-" in etag  # no MD5: nothing but its size and ETag say what is right
+    with repository(proxy, bucket, tmp_path) as remote:
+        fetched = remote.fetch(remote.scan()[0], quiet)
+        assert fetched.versions[0].model_path.read_bytes() == content
+    assert len(proxy.reads) == 3
 
 
 def test_what_is_in_the_cache_is_not_downloaded_again(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
@@ -160,9 +168,7 @@ def test_equal_files_of_two_buckets_are_downloaded_once_if_their_etags_are_md5(
     assert len(proxy.reads) == 1
 
 
-def test_files_whose_etags_are_no_md5_are_kept_apart(
-    proxy: Proxy, moto_service: S3Service, tmp_path: Path
-) -> None:
+def test_files_whose_etags_are_no_md5_are_kept_apart(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
     content = os.urandom(6 * 2**20)
     for _ in range(2):
         bucket = moto_service.bucket()
@@ -201,14 +207,11 @@ def test_two_equal_files_of_one_model_are_downloaded_once(
     assert len(proxy.reads) == 1
 
 
-def test_more_objects_than_one_page_lists(service: S3Service, tmp_path: Path) -> None:
-    bucket = service.bucket({f"m/{number}/model.onnx": b"" for number in range(1, 8)})
-    with repository(service, bucket, tmp_path) as remote:
-        pages = remote._client._client.get_paginator("list_objects_v2").paginate(
-            Bucket=bucket, PaginationConfig={"PageSize": 2}
-        )
-        assert sum(1 for _ in pages) > 1  # the service does page
-        assert len(remote.scan()[0].versions) == 7
+def test_listings_of_several_pages_are_read_to_the_end(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({f"m/{number}/model.onnx": b"" for number in range(1, 3 * PAGE)})
+    with repository(proxy, bucket, tmp_path) as remote:
+        assert len(remote.scan()[0].versions) == 3 * PAGE - 1
+    assert len(proxy.requests) == 3
 
 
 def test_an_empty_bucket_is_an_empty_repository(service: S3Service, tmp_path: Path) -> None:

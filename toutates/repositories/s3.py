@@ -40,7 +40,7 @@ class S3Repository:
         self.name = specification.url
         self._prefix = specification.prefix
         self._cache = cache
-        self._client = S3Client(specification, THREADS)
+        self._client = S3Client(specification, THREADS, cache.stopping)
         self._place = f"s3://{specification.bucket} at {self._client.endpoint}"
         self._downloads = Downloads(self._client, cache, self._place)
         #: what the last scan saw; replaced as a whole

@@ -7,7 +7,8 @@ text of ours, and the libraries' own debug logs, which would show signed request
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 20
 #: Of one request, with botocore's waits between them, where AWS_MAX_ATTEMPTS or a profile does not say otherwise.
 _ATTEMPTS: Final = 5
-_CHUNK: Final = 256 * 1024
+_CHUNK: Final = 128 * 1024
 #: More objects than this are no model repository but a bucket without --s3-prefix.
 _MAX_OBJECTS: Final = 200_000
 _MAX_SHOWN: Final = 300  # characters of a text that is not ours
@@ -54,6 +55,7 @@ class ObjectReader:
 
     etag_is_md5: bool
     _body: Any
+    _forget: Callable[[Any], None]
 
     def chunks(self) -> Iterator[bytes]:
         """The content, in pieces.
@@ -70,6 +72,7 @@ class ObjectReader:
         except (BotoCoreError, HTTPClientError, HTTPError, OSError) as error:
             raise ReadInterrupted(_shown(error)) from error
         finally:
+            self._forget(self._body)
             self._body.close()
 
 
@@ -79,13 +82,18 @@ class S3Client:
     Args:
         specification: what the operator asked for.
         connections: how many threads will read at once.
+        stopping: once it is set, no request is sent, nor tried again.
 
     Raises:
         ConfigurationError: boto3 is not installed, or cannot be set up like this.
     """
 
-    def __init__(self, specification: S3Specification, connections: int) -> None:
+    def __init__(self, specification: S3Specification, connections: int, stopping: threading.Event) -> None:
         self._specification = specification
+        self._stopping = stopping
+        self._lock = threading.Lock()
+        #: contents that are being read
+        self._bodies: set[Any] = set()
         self._bucket = specification.bucket
         try:
             import boto3
@@ -131,6 +139,8 @@ class S3Client:
                 remedy="check the --s3 flags, AWS_PROFILE and the files of ~/.aws",
             ) from error
 
+        self._client.meta.events.register("before-send.s3", self._heed)
+
     @property
     def endpoint(self) -> str:
         """The URL of the service, whoever has named it."""
@@ -174,6 +184,8 @@ class S3Client:
         arguments = {} if whole else {"Range": f"bytes={start}-{end - 1}"}
         try:
             response = self._client.get_object(Bucket=self._bucket, Key=found.key, IfMatch=found.etag, **arguments)
+        except ToutatesError:
+            raise
         except Exception as error:
             code, status = _code(error)
             if status == 412 or code == "PreconditionFailed":
@@ -195,11 +207,31 @@ class S3Client:
                 "is an S3 service, and what lies between"
             )
         encrypted = response.get("ServerSideEncryption", "").startswith("aws:kms")
-        return ObjectReader(not encrypted and "SSECustomerAlgorithm" not in response, body)
+        with self._lock:
+            self._bodies.add(body)
+        return ObjectReader(not encrypted and "SSECustomerAlgorithm" not in response, body, self._forget)
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Let the connections go. Contents that are being read in other threads end early."""
+        with self._lock:
+            bodies = list(self._bodies)
+        for body in bodies:
+            # Of urllib3 since 2.3; without it, a read ends with its chunk or its time.
+            shutdown = getattr(getattr(body, "_raw_stream", None), "shutdown", None)
+            try:
+                if shutdown is not None:
+                    shutdown()
+            except (OSError, ValueError):
+                pass  # it has ended by itself
         self._client.close()
+
+    def _forget(self, body: Any) -> None:
+        with self._lock:
+            self._bodies.discard(body)
+
+    def _heed(self, **_: Any) -> None:
+        if self._stopping.is_set():
+            raise RepositoryError("the server is stopping")
 
     def _where(self) -> str:
         asked = self._specification
@@ -230,7 +262,6 @@ class S3Client:
                 return wrong(f"there is no such bucket ({code})", "correct the bucket's name")
             if status == 404:
                 return wrong(f"nothing is there ({code})", "check the bucket and that --s3-endpoint is an S3 service")
-            return RepositoryError(f"{self._where()}: {problem} now: {_shown(error)}")
         if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
             return wrong(
                 "there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile"

@@ -75,7 +75,9 @@ def read_specifications(
     if bucket is not None:
         found.append(_s3(bucket, prefix or "", endpoint or "", region or "", _BUCKET))
     if not found:
-        raise ConfigurationError("there is no model repository", remedy="give --model-repository or --s3-bucket")
+        raise ConfigurationError(
+            "a model repository is required", remedy="give --model-repository or --s3-bucket, see 'toutates --help'"
+        )
     if not any(isinstance(one, S3Specification) for one in found):
         for flag, value in (("--s3-endpoint", endpoint), ("--s3-region", region)):
             if value is not None:
