@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,7 @@ def test_a_key_that_cannot_be_a_file_is_a_problem_of_its_version_alone(key: str,
     models, odd = models_among(objects("p/m/1/model.onnx", "p/m/2/model.onnx", "p/" + key), "s3://b/p", "p/")
     assert odd == []
     folder = models["m"].describe(VIEW)
-    with pytest.raises(AssertionError, match=problem):
-        raise AssertionError(folder.versions[0].problem)
+    assert re.search(problem, folder.versions[0].problem)
     assert "s3://b/p/m" in folder.versions[0].problem
     assert "rename or remove" in folder.versions[0].problem
     assert folder.versions[1].problem == ""

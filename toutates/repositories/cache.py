@@ -155,6 +155,13 @@ class ModelCache:
                 remedy="make it writable for the server's user, or name another directory",
             ) from error
 
+    def stop(self) -> None:
+        """Set ``stopping``, and note that what is held was in use until now. The locks end with the process."""
+        self.stopping.set()
+        with self._mutex:
+            for view in self._held:
+                self._touch(view)
+
     # --- views -------------------------------------------------------------------------------------------------------
 
     def view_path(self, view: str, model: str) -> Path:
@@ -191,11 +198,14 @@ class ModelCache:
             if count > 1:
                 self._held[view] = (descriptor, count - 1)
             elif count:
-                try:
-                    os.utime(self._views / view / "manifest")
-                except OSError:
-                    pass
+                self._touch(view)
                 os.close(descriptor)
+
+    def _touch(self, view: str) -> None:
+        try:
+            os.utime(self._views / view / "manifest")
+        except OSError:
+            pass  # it is taken for older than it is
 
     def link(self, view: str, model: str, files: Mapping[str, CachedFile]) -> None:
         """Make the files of a view that is held, by path in the model.

@@ -89,7 +89,7 @@ class S3Repository:
 
     def stop(self) -> None:
         """See ``Repository.stop``. Other repositories with the same cache stop too."""
-        self._cache.stopping.set()
+        self._cache.stop()
         self._downloads.close()
         self._client.close()
 

@@ -158,7 +158,14 @@ class S3Client:
         try:
             for page in pages:
                 for entry in page.get("Contents", ()):
-                    yield S3Object(entry["Key"], entry.get("ETag", ""), entry["Size"])
+                    if not entry.get("ETag"):
+                        raise ConfigurationError(
+                            f"the service lists {entry['Key']!r} without an ETag, so that no change of it would show",
+                            key=self._specification.flag,
+                            value=self._specification.url,
+                            remedy="use a service that has ETags",
+                        )
+                    yield S3Object(entry["Key"], entry["ETag"], entry["Size"])
                 count += page.get("KeyCount", len(page.get("Contents", ())))
                 if count > _MAX_OBJECTS:
                     raise ConfigurationError(
@@ -197,7 +204,8 @@ class S3Client:
             raise self._explained(error, f"object {found.key!r} cannot be read") from error
         body, status = response["Body"], response["ResponseMetadata"]["HTTPStatusCode"]
         # If-Match and Range are not understood by every implementation.
-        if response.get("ETag", found.etag) != found.etag or (whole and response["ContentLength"] != found.size):
+        etag = response.get("ETag", found.etag)
+        if etag.strip('"') != found.etag.strip('"') or (whole and response["ContentLength"] != found.size):
             body.close()
             raise ObjectChanged(f"'{url}' has changed")
         if not whole and (status != 206 or response["ContentLength"] != end - start):
@@ -209,6 +217,10 @@ class S3Client:
         encrypted = response.get("ServerSideEncryption", "").startswith("aws:kms")
         with self._lock:
             self._bodies.add(body)
+        if self._stopping.is_set():  # `close` may have been before
+            self._forget(body)
+            body.close()
+            self._heed()
         return ObjectReader(not encrypted and "SSECustomerAlgorithm" not in response, body, self._forget)
 
     def close(self) -> None:
@@ -221,7 +233,7 @@ class S3Client:
             try:
                 if shutdown is not None:
                     shutdown()
-            except (OSError, ValueError):
+            except (OSError, ValueError, RuntimeError):
                 pass  # it has ended by itself
         self._client.close()
 
