@@ -84,7 +84,7 @@ class DownloadLine:
         self._clock = clock
         self._lock = threading.Lock()
         self._models: dict[str, tuple[int, int]] = {}
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._period = _TERMINAL_SECONDS if self._terminal else _LOG_SECONDS
         self._next = clock() + self._period
 
@@ -105,6 +105,9 @@ class DownloadLine:
         total = sum(total for _, total in self._models.values()) / 1e6
         if self._terminal:
             text = f"\r\x1b[Kfetching models: {done:.1f} of {total:.1f} MB ({model})"
-            print(text, end="\n" if done == total else "", file=sys.stderr, flush=True)
+            try:
+                print(text, end="\n" if done == total else "", file=sys.stderr, flush=True)
+            except (OSError, ValueError):
+                pass  # a terminal that has gone is no reason not to serve
         else:
             logger.info("fetched %.1f of %.1f MB: %s", done, total, model)
