@@ -40,11 +40,14 @@ def config(extra: str = "", **changes: str | None) -> str:
 
 def load(folder: Path, text: str | bytes) -> ModelSettings:
     (folder / "config.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_settings(folder)
+    settings = load_settings(folder)
+    assert settings is not None
+    return settings
 
 
 def test_a_version_without_config_yaml_has_the_defaults(tmp_path: Path) -> None:
-    settings = load_settings(tmp_path)
+    assert load_settings(tmp_path) is None
+    settings = ModelSettings()
     assert settings == ModelSettings(batch_size=64, capacity=16, num_executors=1, allocator="cpu")
     assert dict(settings.input_shapes) == dict(settings.output_shapes) == {}
     assert settings.profiling is None
@@ -98,7 +101,7 @@ BAD = {
     "unknown allocator": (config(allocator="gpu"), "allocator", "'gpu'", "cpu or cuda_pinned"),
     "allocator a list": (config(allocator="[cpu]"), "allocator", "['cpu']", "cpu or cuda_pinned"),
     "misspelled key": (config("num_executor: 1\n"), "num_executor", "unknown key", "did you mean `num_executors`?"),
-    "unrelated key": (config("zzz: 1\n"), "zzz", "unknown key", "known keys: allocator, backend, batch_size"),
+    "unrelated key": (config("zzz: 1\n"), "zzz", "unknown key", "known keys: accelerators, allocator, backend, batch_size"),
     "merge key": (config("<<: {capacity: 1}\n"), "<<", "unknown key", "known keys"),
     "quoted number": (config(batch_size="'64'"), "batch_size", "'64'", "without quotes, such as `batch_size: 64`"),
     "true for a number": (config(capacity="true"), "capacity", "True", "from 1 to 65536"),

@@ -79,8 +79,8 @@ def read(
 def test_a_model_with_open_first_dimensions_is_batched_and_its_rows_lack_them() -> None:
     signature = read(identities((["n", 3, "length"], [None, 3, "length"]), (["m"], ["m"])))
     assert signature == Signature(
-        inputs=(TensorSpec("x0", FP32, (3, -1)), TensorSpec("x1", FP32, (1,), squeezed=True)),
-        outputs=(TensorSpec("y0", FP32, (3, -1)), TensorSpec("y1", FP32, (1,), squeezed=True)),
+        inputs=(TensorSpec("x0", FP32, (3, -1)), TensorSpec("x1", FP32, (1,), reshape=())),
+        outputs=(TensorSpec("y0", FP32, (3, -1)), TensorSpec("y1", FP32, (1,), reshape=())),
         batched=True,
     )
 
@@ -117,20 +117,20 @@ def test_rows_without_dimensions_are_shown_with_one_of_size_1_whatever_config_ya
     model = identities((["n"], ["n"]))
     for inputs in ({}, {"x0": (-1,)}):
         [tensor] = read(model, inputs).inputs
-        assert (tensor.shape, tensor.squeezed) == ((1,), True)
+        assert (tensor.shape, tensor.reshape) == ((1,), ())
     with pytest.raises(ConfigurationError, match=r"input_shapes\.x0: has 2 dimensions, the graph has 1"):
         read(model, {"x0": (-1, 1)})
 
 
 def test_rows_of_one_number_are_not_taken_for_rows_without_dimensions() -> None:
     [tensor] = read(identities((["n", 1], ["n", 1]))).inputs
-    assert (tensor.shape, tensor.squeezed) == ((1,), False)
+    assert (tensor.shape, tensor.reshape) == ((1,), None)
 
 
 def test_a_tensor_of_one_dimension_is_shown_as_it_is_where_nothing_is_batched() -> None:
     signature = read(identities((["n"], ["n"]), ([4], [4])))
     assert not signature.batched
-    assert [(tensor.shape, tensor.squeezed) for tensor in signature.inputs] == [((-1,), False), ((4,), False)]
+    assert [(tensor.shape, tensor.reshape) for tensor in signature.inputs] == [((-1,), None), ((4,), None)]
 
 
 def test_initializers_that_are_inputs_too_are_left_alone_where_config_yaml_does_not_name_them() -> None:

@@ -3,6 +3,7 @@
     <root>/<model>/<version>/model.onnx         the graph, with external weights beside it if it has any
     <root>/<model>/<version>/model.onnx/        or a directory that holds model.onnx and its weights
     <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.settings``
+    <root>/<model>/config.pbtxt                 optional, see ``toutates.models.triton_configuration``
 
 Only what makes the whole repository unusable is raised. What is wrong with one model or version is noted on it, so that
 the others are served and the repository index can show the reason. Links to directories are followed, because
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from toutates.errors import ConfigurationError
+from toutates.models.settings import MODEL_FILENAME
+from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
 
-__all__ = ["MODEL_FILENAME", "ModelFolder", "VersionFolder", "scan"]
-
-MODEL_FILENAME: Final = "model.onnx"
+__all__ = ["MODEL_FILENAME", "ModelFolder", "VersionFolder", "scan", "version_folder"]
 
 _FLAG: Final = "--model-repository"
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
@@ -44,12 +45,14 @@ class VersionFolder:
         path: the version's directory.
         model_path: the graph's file, whether or not it can be read.
         problem: why the version cannot be loaded; empty if nothing stands against it.
+        triton: what the model's config.pbtxt says; None without one.
     """
 
     number: int
     path: Path
     model_path: Path
     problem: str = ""
+    triton: TritonConfiguration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,20 @@ def _model(path: Path) -> ModelFolder:
         if not _is_version(entry) and entry not in _RESERVED
     ]
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
-    return ModelFolder(path.name, path, tuple(_version(path, number) for number in numbers), tuple(warnings), problem)
+    try:
+        triton = read_triton_configuration(path)
+    except ConfigurationError as error:
+        return ModelFolder(path.name, path, warnings=tuple(warnings), problem=str(error))
+    if triton is not None:
+        numbers, missing = triton.chosen(numbers)
+        warnings += [f"'{path / str(number)}' is not there, and version_policy names it" for number in missing]
+        if triton.warning:
+            warnings.append(triton.warning)
+        if missing and not numbers and not problem:
+            problem = f"'{triton.source}': version_policy selects no version that is there"
+    filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
+    versions = tuple(version_folder(path / str(number), filename, triton) for number in numbers)
+    return ModelFolder(path.name, path, versions, tuple(warnings), problem)
 
 
 def _is_version(name: str) -> bool:
@@ -138,16 +154,26 @@ def _is_version(name: str) -> bool:
     return len(name) <= 19 and _VERSION.fullmatch(name) is not None and int(name) <= _GREATEST_VERSION
 
 
-def _version(model: Path, number: int) -> VersionFolder:
-    path = model / str(number)
-    model_path = path / MODEL_FILENAME
+def version_folder(
+    path: Path, filename: str = MODEL_FILENAME, triton: TritonConfiguration | None = None
+) -> VersionFolder:
+    """Look at a version's directory.
+
+    Args:
+        path: the directory, whose name is the version's number.
+        filename: of the graph, or of a directory that holds ``model.onnx``.
+        triton: what the model's config.pbtxt says.
+    """
+    number = int(path.name)
+    model_path = path / filename
     if model_path.is_dir():
         model_path /= MODEL_FILENAME
     try:
         regular = stat.S_ISREG(model_path.stat().st_mode)
     except OSError as exc:
-        return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}")
-    return VersionFolder(number, path, model_path, "" if regular else f"'{model_path}' is not a regular file")
+        return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}", triton)
+    problem = "" if regular else f"'{model_path}' is not a regular file"
+    return VersionFolder(number, path, model_path, problem, triton)
 
 
 def _directories(path: Path) -> list[str]:
