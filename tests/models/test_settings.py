@@ -101,7 +101,7 @@ BAD = {
     "unknown allocator": (config(allocator="gpu"), "allocator", "'gpu'", "cpu or cuda_pinned"),
     "allocator a list": (config(allocator="[cpu]"), "allocator", "['cpu']", "cpu or cuda_pinned"),
     "misspelled key": (config("num_executor: 1\n"), "num_executor", "unknown key", "did you mean `num_executors`?"),
-    "unrelated key": (config("zzz: 1\n"), "zzz", "unknown key", "known keys: accelerators, allocator, backend, batch_size"),
+    "unrelated key": (config("zzz: 1\n"), "zzz", "unknown key", "known keys: accelerators, allocator, backend,"),
     "merge key": (config("<<: {capacity: 1}\n"), "<<", "unknown key", "known keys"),
     "quoted number": (config(batch_size="'64'"), "batch_size", "'64'", "without quotes, such as `batch_size: 64`"),
     "true for a number": (config(capacity="true"), "capacity", "True", "from 1 to 65536"),

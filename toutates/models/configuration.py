@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -101,9 +102,13 @@ def completed(settings: ModelSettings, signature: Signature) -> ModelSettings:
         output_wire_shapes=wire_shapes(signature.outputs),
         required_inputs=tuple(tensor.name for tensor in signature.inputs if not tensor.optional),
         outputs=tuple(tensor.name for tensor in signature.outputs),
-        devices=tuple(settings.device(number) for number in range(settings.num_executors))
-        if len(set(settings.devices)) > 1
-        else settings.devices[:1]
-        if settings.devices != ("auto",)
-        else (),
+        devices=_devices(settings),
     )
+
+
+def _devices(settings: ModelSettings) -> tuple[str, ...]:
+    """By executor, those of one device side by side; one alone stands for all."""
+    counts = Counter(settings.device(number) for number in range(settings.num_executors))
+    if len(counts) > 1:
+        return tuple(counts.elements())
+    return () if "auto" in counts else tuple(counts)

@@ -1,4 +1,4 @@
-"""The file config.pbtxt beside the version directories: Triton's model configuration as protobuf text, and back to it."""
+"""The file config.pbtxt beside the version directories: Triton's ModelConfig as protobuf text, read and written."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from toutates.errors import ConfigurationError
 from toutates.models.settings import MODEL_FILENAME
 from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
 
-__all__ = ["MODEL_FILENAME", "ModelFolder", "VersionFolder", "scan", "version_folder"]
+__all__ = ["MODEL_FILENAME", "ModelFolder", "VersionFolder", "scan", "scan_model", "version_folder"]
 
 _FLAG: Final = "--model-repository"
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
@@ -88,7 +88,7 @@ def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
     if only is not None:
         _refuse_unknown(only, names)
         names = [name for name in names if name in only]
-    return [_model(root / name) for name in names]
+    return [scan_model(root / name) for name in names]
 
 
 def _model_names(root: Path) -> list[str]:
@@ -115,7 +115,8 @@ def _refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
             raise ConfigurationError("no such model in the repository", key="--load-models", value=name, remedy=remedy)
 
 
-def _model(path: Path) -> ModelFolder:
+def scan_model(path: Path) -> ModelFolder:
+    """Look at one model's directory; what is wrong with it is noted."""
     try:
         path.name.encode()
     except UnicodeEncodeError:

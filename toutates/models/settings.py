@@ -2,8 +2,8 @@
 
 The file lies beside a model.onnx, is small and written by hand, so the reader is strict: a key that is misspelled,
 given twice or of the wrong type is refused rather than passed over, because the server would otherwise run for months
-with a default that nobody chose. A file that is not YAML is refused for the first thing wrong with it. In a file that is,
-everything wrong is reported at once, one line each, so that one start of the server shows all there is to mend.
+with a default that nobody chose. A file that is not YAML is refused for the first thing wrong with it. In a file that
+is, everything wrong is reported at once, one line each, so that one start of the server shows all there is to mend.
 
 The same settings can come from Triton's config.pbtxt, see ``triton_configuration``.
 """
