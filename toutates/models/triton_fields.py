@@ -133,8 +133,8 @@ PARAMETERS: Final = (
     "session.use_device_allocator_for_initializers",
     "cudnn_conv_algo_search",
     "gpu_mem_limit",
-    "toutates.allocator",
     "toutates.capacity",
+    "toutates.allocator",
     "toutates.profiling.file_prefix",
     "toutates.profiling.stop_after_batches",
 )
