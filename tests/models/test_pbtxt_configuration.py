@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor
 
 from toutates.batching.session import SessionOptions
 from toutates.errors import ConfigurationError
@@ -35,7 +34,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def paths_of(message: Descriptor, prefix: str = "") -> set[str]:
+def paths_of(message: Any, prefix: str = "") -> set[str]:
     """Of every field below which none is a message without a rule."""
     paths: set[str] = set()
     for field in message.fields:

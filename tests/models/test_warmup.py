@@ -69,12 +69,8 @@ def test_a_sample_that_does_not_fit_is_refused(tmp_path: Path, sample: WarmupSam
 
 def test_arrays_have_the_graph_s_shapes_and_equal_rows(tmp_path: Path) -> None:
     arrays = warmup_arrays(WarmupSample("a", {"x": X, "s": S}, batch_size=4), SIGNATURE, "m", tmp_path)
-    assert (arrays[0].shape, arrays[0].dtype, arrays[1].shape, arrays[1].dtype) == (
-        (4, 2, 3),
-        np.float32,
-        (4,),
-        np.int32,
-    )
+    assert (arrays[0].shape, arrays[0].dtype.name) == ((4, 2, 3), "float32")
+    assert (arrays[1].shape, arrays[1].dtype.name) == ((4,), "int32")
     assert np.ptp(arrays[0]) > 0
     np.testing.assert_array_equal(arrays[0][0], arrays[0][3])
     assert not arrays[1].any()
