@@ -1,4 +1,5 @@
-"""The command line: ``toutates`` serves, ``toutates probe`` checks a server's health.
+"""The command line: ``toutates`` serves, ``toutates probe`` checks a server's health, ``toutates check`` a repository,
+and ``toutates config`` shows what a model's configuration comes to.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toutates.access import parse_restrictions
-from toutates.errors import ConfigurationError
-from toutates.flags import Parser, seconds, server_parser
+from toutates.errors import ConfigurationError, ModelLoadError
+from toutates.flags import Parser, add_custom_op_libraries, positive, seconds, server_parser
 from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, TlsFiles, parse_address
@@ -33,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["probe"]:
             return _probe(arguments[1:])
+        if arguments[:1] == ["check"]:
+            return _check(arguments[1:])
+        if arguments[:1] == ["config"]:
+            return _config(arguments[1:])
         return _serve(parse_options(arguments))
     except ConfigurationError as error:
         print(f"toutates: error: {error}", file=sys.stderr)
@@ -43,14 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(options: Options) -> int:
     watch_gil()  # before the extension modules below
-    # ONNX Runtime's builds for Linux report models and runs to Microsoft, in threads of their own, unless told not to.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # Imported only now: ONNX Runtime takes a while, and neither --help nor a mistake should.
-    _require_onnxruntime()
+    _prepare_onnxruntime()
     from toutates.server import run
 
     with standard_streams():
         return run(options)
+
+
+def _prepare_onnxruntime() -> None:
+    """Import it: only now, because it takes a while, and neither --help nor a mistake should."""
+    # ONNX Runtime's builds for Linux report models and runs to Microsoft, in threads of their own, unless told not to.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    _require_onnxruntime()
 
 
 def _require_onnxruntime() -> None:
@@ -112,6 +121,75 @@ def _probe(arguments: list[str]) -> int:
     healthy, text = probe(address, parsed.timeout, tls)
     print(text, file=sys.stdout if healthy else sys.stderr)
     return EXIT_OK if healthy else EXIT_FAILURE
+
+
+def _check(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="toutates check",
+        description="Read every model and configuration of a repository, and print everything that is wrong, one line "
+        "each. Nothing is loaded on a GPU. Exit codes: 0 all is well, 1 something is wrong, 2 usage.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx")
+    add_custom_op_libraries(parser)
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    parsed = parser.parse_args(arguments)
+    if "://" in parsed.repository:
+        raise ConfigurationError(
+            "is no directory, and only directories can be checked",
+            key="REPOSITORY",
+            value=parsed.repository,
+            remedy="check the directory that it was, or will be, copied from or to",
+        )
+    libraries = _libraries(parsed.custom_op_libraries)
+    _prepare_onnxruntime()
+    from onnxruntime import get_available_providers
+
+    from toutates.check import check_repository
+
+    has_gpu_build = "CUDAExecutionProvider" in get_available_providers()
+    report = check_repository(Path(parsed.repository), libraries, has_gpu_build=has_gpu_build)
+    for line in report.facts:
+        print(line)
+    for line in report.warnings:
+        print(f"warning: {line}")
+    for line in report.problems:
+        print(f"error: {line}")
+    print(f"{len(report.problems)} errors, {len(report.warnings)} warnings")
+    return EXIT_FAILURE if report.problems or (parsed.strict and report.warnings) else EXIT_OK
+
+
+def _config(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="toutates config",
+        description="Print what the files and the graph of a model come to: the configuration that it is served with, "
+        "complete. Exit codes: 0, 1 the model cannot be served, 2 usage.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of VERSION/model.onnx")
+    parser.add_argument("--version", type=positive, metavar="N", help="of the model (default: the newest served)")
+    parser.add_argument(
+        "--format",
+        choices=["yaml", "pbtxt", "both"],
+        default="both",
+        metavar="FORMAT",
+        help="yaml, pbtxt or both (default: both)",
+    )
+    add_custom_op_libraries(parser)
+    parsed = parser.parse_args(arguments)
+    model_dir = Path(parsed.model_dir)
+    if not model_dir.is_dir():
+        raise ConfigurationError("is not a directory", key="MODEL_DIR", value=str(model_dir), remedy="correct the path")
+    libraries = _libraries(parsed.custom_op_libraries)
+    _prepare_onnxruntime()
+    from toutates.config_command import effective_configuration
+
+    try:
+        print(effective_configuration(model_dir, parsed.version, parsed.format, libraries), end="")
+    except (ConfigurationError, ModelLoadError) as error:
+        print(f"toutates: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    return EXIT_OK
 
 
 def parse_options(arguments: Sequence[str]) -> Options:

@@ -10,7 +10,7 @@ from toutates.errors import ConfigurationError
 from toutates.options import DEFAULT_CACHE_SIZE
 from toutates.version import package_version
 
-__all__ = ["Parser", "seconds", "server_parser"]
+__all__ = ["Parser", "add_custom_op_libraries", "positive", "seconds", "server_parser"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,10 +32,12 @@ def server_parser() -> Parser:
     """The parser of the command line without a subcommand."""
     parser = Parser(
         prog="toutates",
-        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [options]",
+        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
+        "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
-        epilog="'toutates probe' checks a running server's health. Exit codes: 0 clean end, 1 failure, 2 a flag, the "
-        "repository or the installation cannot be used.",
+        epilog="'toutates probe' checks a running server's health, 'toutates check' a repository, and "
+        "'toutates config' shows a model's configuration; see their --help. Exit codes: 0 clean end, 1 failure, 2 a "
+        "flag, the repository or the installation cannot be used.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
@@ -71,7 +73,7 @@ def server_parser() -> Parser:
     )
     s3.add_argument(
         "--model-cache-size",
-        type=_positive,
+        type=positive,
         default=DEFAULT_CACHE_SIZE,
         metavar="BYTES",
         help=f"it may have; what was used longest ago is removed first (default: {DEFAULT_CACHE_SIZE})",
@@ -85,9 +87,7 @@ def server_parser() -> Parser:
         help="comma-separated, by priority: cpu, cuda, tensorrt (or trt). auto takes cuda where this onnxruntime and "
         "this machine have it, else cpu (default: auto)",
     )
-    ort.add_argument(
-        "--custom-op-libraries", metavar="PATHS", help="comma-separated shared libraries of custom operators"
-    )
+    add_custom_op_libraries(ort)
     ort.add_argument(
         "--trt-op-types-to-exclude",
         default="",
@@ -95,18 +95,18 @@ def server_parser() -> Parser:
         help="comma-separated operator types that TensorRT leaves to the other providers",
     )
     ort.add_argument(
-        "--trt-min-subgraph-size", type=_positive, metavar="N", help="nodes that a subgraph for TensorRT has at least"
+        "--trt-min-subgraph-size", type=positive, metavar="N", help="nodes that a subgraph for TensorRT has at least"
     )
     ort.add_argument(
         "--ort-intra-threads",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="threads inside one operator, per session; more than one pays for large models (default: 1)",
     )
     ort.add_argument(
         "--ort-inter-threads",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="threads across operators, per session (default: 1)",
@@ -115,14 +115,14 @@ def server_parser() -> Parser:
     cores = parser.add_argument_group("cores")
     cores.add_argument(
         "--processing-cores",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="worker threads, each with connections of its own; more than one pays on free-threaded Python (default: "
         "1 with the GIL; without it one per CPU that the process may use, less those of the other roles)",
     )
     cores.add_argument(
         "--executor-cores",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="models loaded at the same time; with --cpu-pinning also the cores that executors share (default: 1)",
@@ -141,56 +141,56 @@ def server_parser() -> Parser:
     )
     grpc.add_argument(
         "--max-concurrent-connections",
-        type=_positive,
+        type=positive,
         default=100_000,
         metavar="N",
         help="more are turned away (default: 100000)",
     )
     grpc.add_argument(
         "--max-concurrent-streams",
-        type=_positive,
+        type=positive,
         default=100_000,
         metavar="N",
         help="calls at once per connection (default: 100000)",
     )
     grpc.add_argument(
         "--max-frame-size",
-        type=_positive,
+        type=positive,
         default=32_768,
         metavar="BYTES",
         help="HTTP/2 frames that clients may send, 16384 to 16777215 (default: 32768)",
     )
     grpc.add_argument(
         "--max-message-size",
-        type=_positive,
+        type=positive,
         default=2**31 - 1,
         metavar="BYTES",
         help="requests that clients may send (default: 2147483647)",
     )
     grpc.add_argument(
         "--max-decompressed-size",
-        type=_positive,
+        type=positive,
         default=67_108_864,
         metavar="BYTES",
         help="what a compressed request may become (default: 67108864)",
     )
     grpc.add_argument(
         "--max-connection-buffered-bytes",
-        type=_positive,
+        type=positive,
         default=2**31 - 1,
         metavar="BYTES",
         help="requests under way that one connection may have held (default: 2147483647)",
     )
     grpc.add_argument(
         "--max-buffered-bytes",
-        type=_positive,
+        type=positive,
         metavar="BYTES",
         help="requests under way and unread responses that the server holds for all its clients (default: half of the "
         "memory that the process may use)",
     )
     grpc.add_argument(
         "--max-resets-per-second",
-        type=_positive,
+        type=positive,
         default=200,
         metavar="N",
         help="calls that a connection may cancel in the long run beyond one of two; five times as many at once "
@@ -198,7 +198,7 @@ def server_parser() -> Parser:
     )
     grpc.add_argument(
         "--max-inflight-requests",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="inference requests accepted and not answered yet, of all models; more are refused (default: no limit)",
     )
@@ -292,7 +292,19 @@ def server_parser() -> Parser:
     return parser
 
 
-def _positive(text: str) -> int:
+def add_custom_op_libraries(parser: argparse._ActionsContainer) -> None:
+    """The flag that every command which reads models has."""
+    parser.add_argument(
+        "--custom-op-libraries", metavar="PATHS", help="comma-separated shared libraries of custom operators"
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up, from the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
     # Of ASCII digits, and not so many that int() itself refuses.
     if text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0:
         return int(text)

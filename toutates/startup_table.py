@@ -50,8 +50,11 @@ def placement_table(placement: Placement, table: ModelTable, intra_threads: int)
         table: what was loaded, which tells how many executors there are.
         intra_threads: ``--ort-intra-threads``.
     """
-    executors = sum(version.settings.num_executors for version in table.served())
-    pool_threads = executors * (intra_threads - 1)
+    all_settings = [version.settings for version in table.served()]
+    executors = sum(settings.num_executors for settings in all_settings)
+    pool_threads = sum(
+        settings.num_executors * ((settings.session.intra_threads or intra_threads) - 1) for settings in all_settings
+    )
     if not placement.pinned:
         counts = {"worker": placement.processing_cores, "executor": executors, "intra-op thread": pool_threads}
         shown = [f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items() if count]

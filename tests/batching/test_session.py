@@ -180,3 +180,21 @@ def test_a_profile_is_written_at_the_end_by_every_executor(tmp_path: Path) -> No
     profiles = list(tmp_path.glob("profile*.json"))
     assert len(profiles) == 2
     assert sum(map(runs_in, profiles)) == 3
+
+
+def test_options_of_a_model_reach_its_session(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(DOUBLE)
+    options = SessionOptions(
+        inter_threads=2,
+        parallel=False,
+        graph_level="off",
+        memory_arena=False,
+        memory_pattern=False,
+        config_entries=(("session.use_device_allocator_for_initializers", "1"),),
+    )
+    made = load_session(path, options).get_session_options()
+    assert made.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    assert (made.enable_cpu_mem_arena, made.enable_mem_pattern) == (False, False)
+    assert made.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"

@@ -72,7 +72,7 @@ def test_config_of_an_unbatched_model_has_whole_dims_optional_inputs_and_no_batc
 
 
 def test_rows_without_dimensions_are_shown_with_one_and_reshaped_to_none() -> None:
-    spec = TensorSpec("x", BY_NAME["FP32"], (1,), squeezed=True)
+    spec = TensorSpec("x", BY_NAME["FP32"], (1,), reshape=())
     plain = TensorSpec("y", BY_NAME["FP32"], (1,))
     signature = Signature(inputs=(spec, plain), outputs=(replace(spec, name="z"),), batched=True)
     config = model_config("m", signature, ModelSettings())

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toutates.errors import ConfigurationError
-from toutates.models.settings import ModelSettings, ProfilingSettings, check_allocator, load_settings
+from toutates.models.settings import (
+    ModelSettings,
+    ProfilingSettings,
+    SessionSettings,
+    WarmupInput,
+    WarmupSample,
+    check_allocator,
+    load_settings,
+)
 
 REQUIRED = {"backend": "supertensor", "batch_size": "8", "capacity": "4", "num_executors": "2", "allocator": "cpu"}
 
@@ -40,11 +48,14 @@ def config(extra: str = "", **changes: str | None) -> str:
 
 def load(folder: Path, text: str | bytes) -> ModelSettings:
     (folder / "config.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return load_settings(folder)
+    settings = load_settings(folder)
+    assert settings is not None
+    return settings
 
 
 def test_a_version_without_config_yaml_has_the_defaults(tmp_path: Path) -> None:
-    settings = load_settings(tmp_path)
+    assert load_settings(tmp_path) is None
+    settings = ModelSettings()
     assert settings == ModelSettings(batch_size=64, capacity=16, num_executors=1, allocator="cpu")
     assert dict(settings.input_shapes) == dict(settings.output_shapes) == {}
     assert settings.profiling is None
@@ -60,6 +71,71 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         output_shapes={"softmax": (-1, 8)},
         profiling=ProfilingSettings("/tmp/profile", 1000),
     )
+
+
+MORE = """\
+batching: false
+max_queue_delay_us: 500
+preferred_batch_sizes: [2, 4]
+preserve_ordering: true
+input_wire_shapes: {x: [-1, 4]}
+output_wire_shapes: {y: [-1, 1]}
+required_inputs: [w, 0]
+outputs: [y]
+model_filename: sub/graph.onnx
+devices: [cpu, auto, "gpu:1"]
+accelerators: {tensorrt: {trt_fp16_enable: 1}, cuda: {arena_extend_strategy: kSameAsRequested}}
+session:
+  intra_threads: 4
+  inter_threads: 2
+  execution_mode: sequential
+  graph_level: basic
+  memory_arena: false
+  memory_pattern: false
+  arena_shrinkage: cpu:0
+  device_allocator_for_initializers: true
+warmup:
+- name: typical
+  batch_size: 8
+  count: 3
+  inputs: {x: {datatype: FP32, shape: [4], data: random}, z: {datatype: BYTES, shape: [], file: a/b.raw}}
+- inputs: {x: {datatype: BOOL, shape: [4]}}
+"""
+
+
+def test_every_optional_key_is_read(tmp_path: Path) -> None:
+    assert load(tmp_path, config(MORE)) == ModelSettings(
+        batch_size=8,
+        capacity=4,
+        num_executors=2,
+        batching=False,
+        max_queue_delay_us=500,
+        preferred_batch_sizes=(2, 4),
+        preserve_ordering=True,
+        input_wire_shapes={"x": (-1, 4)},
+        output_wire_shapes={"y": (-1, 1)},
+        required_inputs=("w", "0"),
+        outputs=("y",),
+        model_filename="sub/graph.onnx",
+        devices=("cpu", "auto", "gpu:1"),
+        accelerators={"tensorrt": {"trt_fp16_enable": "1"}, "cuda": {"arena_extend_strategy": "kSameAsRequested"}},
+        session=SessionSettings(4, 2, "sequential", "basic", False, False, "cpu:0", True),
+        warmup=(
+            WarmupSample(
+                "typical",
+                {"x": WarmupInput("FP32", (4,), "random"), "z": WarmupInput("BYTES", (), "file", "a/b.raw")},
+                batch_size=8,
+                count=3,
+            ),
+            WarmupSample("sample 1", {"x": WarmupInput("BOOL", (4,))}),
+        ),
+    )
+
+
+def test_executors_take_their_devices_in_turn() -> None:
+    settings = ModelSettings(num_executors=3, devices=("cpu", "gpu:1"))
+    assert [settings.device(number) for number in range(3)] == ["cpu", "gpu:1", "cpu"]
+    assert ModelSettings().device(5) == "auto"
 
 
 @pytest.mark.parametrize(
@@ -98,8 +174,8 @@ BAD = {
     "unknown allocator": (config(allocator="gpu"), "allocator", "'gpu'", "cpu or cuda_pinned"),
     "allocator a list": (config(allocator="[cpu]"), "allocator", "['cpu']", "cpu or cuda_pinned"),
     "misspelled key": (config("num_executor: 1\n"), "num_executor", "unknown key", "did you mean `num_executors`?"),
-    "unrelated key": (config("zzz: 1\n"), "zzz", "unknown key", "known keys: allocator, backend, batch_size"),
-    "empty key": (config("'': 1\n"), "''", "unknown key", "known keys: allocator, backend, batch_size"),
+    "unrelated key": (config("zzz: 1\n"), "zzz", "unknown key", "known keys: accelerators, allocator, backend,"),
+    "empty key": (config("'': 1\n"), "''", "unknown key", "known keys: accelerators, allocator, backend,"),
     "merge key": (config("<<: {capacity: 1}\n"), "<<", "unknown key", "known keys"),
     "quoted number": (config(batch_size="'64'"), "batch_size", "'64'", "without quotes, such as `batch_size: 64`"),
     "true for a number": (config(capacity="true"), "capacity", "True", "from 1 to 65536"),
@@ -125,6 +201,44 @@ BAD = {
     "number as prefix": (config("profiling: {file_prefix: 3}\n"), "profiling.file_prefix", "3", "ort_profile"),
     "stop after nothing": (
         config("profiling: {stop_after_batches: 0}\n"), "profiling.stop_after_batches", "0", "from 1 to",
+    ),
+    "batching no flag": (config("batching: 1\n"), "batching", "1", "write `batching: true` or `batching: false`"),
+    "negative delay": (config("max_queue_delay_us: -1\n"), "max_queue_delay_us", "-1", "from 0 to 60000000"),
+    "preferred above": (
+        config("preferred_batch_sizes: [4, 9]\n"), "preferred_batch_sizes", "9", "write sizes of at most 8",
+    ),
+    "preferred no list": (config("preferred_batch_sizes: 4\n"), "preferred_batch_sizes", "4", "[4, 8]"),
+    "preferred no number": (config("preferred_batch_sizes: [a]\n"), "preferred_batch_sizes", "['a']", "[4, 8]"),
+    "required no list": (config("required_inputs: x\n"), "required_inputs", "'x'", "[name]"),
+    "empty name": (config("outputs: ['']\n"), "outputs", "['']", "[name]"),
+    "filename that leaves": (config("model_filename: ../x\n"), "model_filename", "'../x'", "a plain name"),
+    "absolute filename": (config("model_filename: /x\n"), "model_filename", "'/x'", "such as model.onnx"),
+    "unknown device": (config("devices: [tpu]\n"), "devices", "['tpu']", "of auto, cpu and gpu:N"),
+    "unknown accelerator": (config("accelerators: {tpu: {}}\n"), "accelerators.tpu", "unknown", "tensorrt, cuda"),
+    "option no word": (
+        config("accelerators: {cuda: {x: [1]}}\n"), "accelerators.cuda.x", "[1]", "write `x: '1'`",
+    ),
+    "session no mapping": (config("session: 4\n"), "session", "4", "session: {intra_threads: 4}"),
+    "misspelled session key": (
+        config("session: {intra_thread: 4}\n"), "session.intra_thread", "unknown", "did you mean `intra_threads`?",
+    ),
+    "unknown mode": (
+        config("session: {execution_mode: both}\n"), "session.execution_mode", "'both'", "sequential or parallel",
+    ),
+    "no threads": (config("session: {intra_threads: 0}\n"), "session.intra_threads", "0", "from 1 to 1024"),
+    "warm-up no list": (config("warmup: {x: 1}\n"), "warmup", "{'x': 1}", "warmup: [{name: zeros"),
+    "warm-up without inputs": (config("warmup: [{name: a}]\n"), "warmup[0].inputs", "required", "every input"),
+    "warm-up of open shape": (
+        config("warmup: [{inputs: {x: {datatype: FP32, shape: [-1]}}}]\n"),
+        "warmup[0].inputs.x.shape", "[-1]", "the size of each dimension",
+    ),
+    "warm-up file that leaves": (
+        config("warmup: [{inputs: {x: {datatype: FP32, shape: [1], file: ../x}}}]\n"),
+        "warmup[0].inputs.x.file", "'../x'", "a plain name",
+    ),
+    "warm-up of two kinds": (
+        config("warmup: [{inputs: {x: {datatype: FP32, shape: [1], file: x, data: zero}}}]\n"),
+        "warmup[0].inputs.x.data", "beside `file`", "keep one of them",
     ),
     "misspelled nested key": (
         config("profiling: {prefix: a}\n"), "profiling.prefix", "unknown key", "did you mean `file_prefix`?",

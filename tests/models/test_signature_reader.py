@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from toutates.errors import ConfigurationError, ModelLoadError
+from toutates.models.declared import Declared, DeclaredTensor
 from toutates.models.settings import ModelSettings
 from toutates.models.signature_reader import read_signature
 from toutates.protocol.datatypes import BY_NAME
@@ -79,8 +81,8 @@ def read(
 def test_a_model_with_open_first_dimensions_is_batched_and_its_rows_lack_them() -> None:
     signature = read(identities((["n", 3, "length"], [None, 3, "length"]), (["m"], ["m"])))
     assert signature == Signature(
-        inputs=(TensorSpec("x0", FP32, (3, -1)), TensorSpec("x1", FP32, (1,), squeezed=True)),
-        outputs=(TensorSpec("y0", FP32, (3, -1)), TensorSpec("y1", FP32, (1,), squeezed=True)),
+        inputs=(TensorSpec("x0", FP32, (3, -1)), TensorSpec("x1", FP32, (1,), reshape=())),
+        outputs=(TensorSpec("y0", FP32, (3, -1)), TensorSpec("y1", FP32, (1,), reshape=())),
         batched=True,
     )
 
@@ -117,20 +119,20 @@ def test_rows_without_dimensions_are_shown_with_one_of_size_1_whatever_config_ya
     model = identities((["n"], ["n"]))
     for inputs in ({}, {"x0": (-1,)}):
         [tensor] = read(model, inputs).inputs
-        assert (tensor.shape, tensor.squeezed) == ((1,), True)
+        assert (tensor.shape, tensor.reshape) == ((1,), ())
     with pytest.raises(ConfigurationError, match=r"input_shapes\.x0: has 2 dimensions, the graph has 1"):
         read(model, {"x0": (-1, 1)})
 
 
 def test_rows_of_one_number_are_not_taken_for_rows_without_dimensions() -> None:
     [tensor] = read(identities((["n", 1], ["n", 1]))).inputs
-    assert (tensor.shape, tensor.squeezed) == ((1,), False)
+    assert (tensor.shape, tensor.reshape) == ((1,), None)
 
 
 def test_a_tensor_of_one_dimension_is_shown_as_it_is_where_nothing_is_batched() -> None:
     signature = read(identities((["n"], ["n"]), ([4], [4])))
     assert not signature.batched
-    assert [(tensor.shape, tensor.squeezed) for tensor in signature.inputs] == [((-1,), False), ((4,), False)]
+    assert [(tensor.shape, tensor.reshape) for tensor in signature.inputs] == [((-1,), None), ((4,), None)]
 
 
 def test_initializers_that_are_inputs_too_are_left_alone_where_config_yaml_does_not_name_them() -> None:
@@ -290,3 +292,171 @@ def test_the_maps_of_a_classifier_are_refused_with_the_way_to_export_it_without(
 
     with pytest.raises(ModelLoadError, match=r"'probabilities' has the type seq.map.* zipmap=False"):
         read(Classifier())
+
+
+# --- other shapes for clients, and what config.pbtxt declares --------------------------------------------------------
+
+
+def read_with(session: onnxruntime.InferenceSession, declared: Declared | None = None, **settings: Any) -> Signature:
+    return read_signature(session, ModelSettings(**settings), source=SOURCE, declared=declared)
+
+
+def test_clients_may_see_other_shapes_than_the_graph_has() -> None:
+    signature = read_with(
+        identities((["n", 1, "a", 6], ["n", 1, "a", 6])),
+        input_wire_shapes={"x0": (-1, -1, 2, 3)},
+        output_wire_shapes={"y0": (-1, -1, 6)},
+    )
+    [x], [y] = signature.inputs, signature.outputs
+    assert (x.shape, x.reshape, x.graph_shape) == ((-1, 2, 3), (1, -1, 6), (1, -1, 6))
+    assert (y.shape, y.reshape) == ((-1, 6), (1, -1, 6))
+
+
+def test_a_shape_for_clients_that_is_the_graph_s_changes_nothing() -> None:
+    session = identities((["n", 3], ["n", 3]))
+    assert read_with(session, input_wire_shapes={"x0": (-1, 3)}) == read_with(session)
+
+
+@pytest.mark.parametrize("wire", [(-1, 4), (3, -1), (-1, -1), (3,)])
+def test_a_shape_for_clients_that_cannot_become_the_graph_s_is_refused(wire: tuple[int, ...]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"config\.yaml: input_wire_shapes\.x0: cannot become the graph's shape"
+    ):
+        read_with(identities((["n", 3], ["n", 3])), input_wire_shapes={"x0": wire})
+
+
+def test_batching_may_be_switched_off() -> None:
+    signature = read_with(identities((["n", 3], ["n", 3])), batching=False)
+    assert not signature.batched
+    assert signature.inputs[0].shape == (-1, 3)
+
+
+def test_outputs_may_be_left_out_and_inputs_required() -> None:
+    signature = read_with(
+        identities((["n", 3], ["n", 3]), (["n", 3], ["n", 3])), outputs=("y1",), required_inputs=("x0",)
+    )
+    assert [tensor.name for tensor in signature.outputs] == ["y1"]
+    weighted = read_with(with_optional_weights(), input_shapes={"w": (2,)}, required_inputs=("w",))
+    assert [(tensor.name, tensor.optional) for tensor in weighted.inputs] == [("x", False), ("w", False)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"outputs": ("y",)}, r"outputs: the model has no such output \(got 'y'\); did you mean 'y0'\?"),
+        (
+            {"required_inputs": ("q",)},
+            r"required_inputs: the model has no such input \(got 'q'\); the model's inputs: x0",
+        ),
+        ({"output_wire_shapes": {"y": (1,)}}, r"output_wire_shapes\.y: the model has no such output"),
+    ],
+)
+def test_a_name_that_is_no_tensor_s_is_refused(settings: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        read_with(identities((["n", 3], ["n", 3])), **settings)
+
+
+def declares(*inputs: DeclaredTensor, outputs: Sequence[DeclaredTensor] = (), max_batch_size: int = 0) -> Declared:
+    return Declared(Path("m/config.pbtxt"), "m", max_batch_size, inputs, tuple(outputs))
+
+
+def of(name: str, *shape: int, dims: tuple[int, ...] | None = None, optional: bool = False) -> DeclaredTensor:
+    return DeclaredTensor(name, "TYPE_FP32", dims if dims is not None else shape, shape, optional)
+
+
+@pytest.mark.parametrize(
+    ("declared", "batched", "shape"),
+    [
+        pytest.param(declares(), True, (-1, 3), id="nothing"),
+        pytest.param(declares(max_batch_size=4), True, (-1, 3), id="batch size alone"),
+        pytest.param(declares(of("x0", 7, 3)), True, (7, 3), id="inputs alone: completed"),
+        pytest.param(declares(of("x0", 7, 3), max_batch_size=4), True, (7, 3), id="inputs and batch size"),
+        pytest.param(
+            declares(of("x0", -1, 3), outputs=[of("y0", -1, 3)], max_batch_size=4), True, (-1, 3), id="everything"
+        ),
+        pytest.param(
+            declares(of("x0", -1, 8, 3), outputs=[of("y0", -1, -1, 3)]), False, (-1, 8, 3), id="no batch size"
+        ),
+        pytest.param(
+            declares(of("x0", -1, 3, dims=(-1, 3, 1)), outputs=[of("y0", -1, 3)], max_batch_size=4),
+            True,
+            (-1, 3, 1),
+            id="reshaped",
+        ),
+    ],
+)
+def test_what_is_declared_narrows_the_graph(declared: Declared, batched: bool, shape: tuple[int, ...]) -> None:
+    graph = identities((["n", "a", 3], ["n", "a", 3]))
+    batching = bool(declared.max_batch_size) or not declared.is_complete
+    signature = read_with(graph, declared, batching=batching)
+    assert (signature.batched, signature.inputs[0].shape) == (batched, shape)
+
+
+def test_an_initializer_that_is_declared_is_optional_if_it_says_so() -> None:
+    outputs = [of("y", -1, 2)]
+    for optional in (True, False):
+        declared = declares(of("x", -1, 2), of("w", 2, optional=optional), outputs=outputs)
+        signature = read_with(with_optional_weights(), declared, batching=False)
+        assert [(tensor.name, tensor.optional) for tensor in signature.inputs] == [("x", False), ("w", optional)]
+
+
+DIFFERENT = {
+    "too few inputs": (
+        declares(of("x0", 3)), "unable to load model 'm', configuration expects 1 inputs, model provides 2; add x1",
+    ),
+    "another input": (
+        declares(of("x0", 3), of("x1", 3), of("q", 3)), "unexpected inference input 'q', allowed inputs are: x0, x1",
+    ),
+    "another output": (
+        declares(outputs=[of("q", 3)]), "unexpected inference output 'q', allowed outputs are: y0, y1",
+    ),
+    "datatype": (
+        declares(outputs=[DeclaredTensor("y0", "TYPE_INT8", (3,), (3,))]),
+        "unable to load model 'm', configuration expects datatype TYPE_INT8 for output 'y0', model provides TYPE_FP32",
+    ),
+    "rank": (
+        declares(of("x0", 3, 1), of("x1", 3), max_batch_size=2),
+        "model 'm', tensor 'x0': the model expects 2 dimensions (shape [-1,3]) but the model configuration specifies "
+        "3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+        "making complete shape [-1,3,1]); write dims: [3]",
+    ),
+    "size without a batch": (
+        declares(of("x0", 2, 4), of("x1", -1, 3), outputs=[of("y0", -1, 3)]),
+        "model 'm', tensor 'x0': the model expects 2 dimensions (shape [-1,3]) but the model configuration specifies "
+        "2 dimensions (shape [2,4]); write dims: [-1, 3]",
+    ),
+    "an output that is narrowed": (
+        declares(of("x0", -1, 3), of("x1", -1, 3), outputs=[of("y0", 5, 3)]),
+        "model 'm', tensor 'y0': the model expects 2 dimensions (shape [-1,3]) but",
+    ),
+    "optional without a default": (
+        declares(of("x0", -1, 3, optional=True), of("x1", -1, 3), outputs=[of("y0", -1, 3)]),
+        "input 'x0' optional: the graph has no default for the input",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("declared", "problem"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_what_is_declared_otherwise_is_refused_in_triton_s_words(declared: Declared, problem: str) -> None:
+    graph = identities((["n", 3], ["n", 3]), (["n", 3], ["n", 3]))
+    with pytest.raises(ConfigurationError) as caught:
+        read_with(graph, declared)
+    assert str(caught.value).startswith("m/config.pbtxt: ")
+    assert problem in str(caught.value)
+
+
+def test_batching_of_a_graph_that_fixes_its_first_dimension_is_refused() -> None:
+    graph = identities(([1, 3], [1, 3]))
+    complete = declares(of("x0", 3), outputs=[of("y0", 3)], max_batch_size=8)
+    problem = r"first dimension must be -1; but shape expected by the model is \[1,3\]; write max_batch_size: 0"
+    with pytest.raises(ConfigurationError, match=problem):
+        read_with(graph, complete)
+    with pytest.raises(ConfigurationError, match="autofill failed for model 'm': model does not support batching"):
+        read_with(graph, declares(max_batch_size=8))
+
+
+def test_every_difference_is_told_at_once() -> None:
+    declared = declares(of("q", 3), outputs=[of("y0", 4)], max_batch_size=2)
+    with pytest.raises(ConfigurationError) as caught:
+        read_with(identities((["n", 3], ["n", 3])), declared)
+    assert len(str(caught.value).splitlines()) == 3

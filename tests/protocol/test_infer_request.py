@@ -354,7 +354,7 @@ def test_validation_of_texts_leaves_their_size_open() -> None:
 
 
 def test_validation_takes_the_shape_off_squeezed_rows() -> None:
-    signature = Signature((TensorSpec("X", BY_NAME["INT8"], (1,), squeezed=True),), (), batched=True)
+    signature = Signature((TensorSpec("X", BY_NAME["INT8"], (1,), reshape=()),), (), batched=True)
     request = ModelInferRequest()
     request.inputs.add(name="X", datatype="INT8", shape=[3, 1])
     validated = validate(request, [3], signature, "m")

@@ -165,14 +165,14 @@ class PackedLane(Lane):
     def _read_known_outputs(self) -> Outputs | None:
         """The form of the outputs where the graph fixes them and they are small; None leaves them to ONNX Runtime."""
         tensors = self.signature.outputs
-        if any(-1 in tensor.shape or not tensor.datatype.size for tensor in tensors):
+        if any(-1 in tensor.graph_shape or not tensor.datatype.size for tensor in tensors):
             return None
-        if not self.signature.batched and any(not tensor.shape for tensor in tensors):
+        if not self.signature.batched and any(not tensor.graph_shape for tensor in tensors):
             return None  # no shape at all may be a scalar's, or a rank that the graph leaves open
-        row_bytes = tuple(prod(tensor.shape) * tensor.datatype.size for tensor in tensors)
+        row_bytes = tuple(prod(tensor.graph_shape) * tensor.datatype.size for tensor in tensors)
         if 0 in row_bytes or sum(row_bytes) * self.batch_rows > MAX_BOUND_OUTPUT_BYTES:
             return None
-        return Outputs((), row_bytes, tuple(() if tensor.squeezed else tensor.shape for tensor in tensors))
+        return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
 
     def new_batch(self, workers: int) -> Batch:
         batch = Batch(self, workers)

@@ -43,6 +43,11 @@ class SessionOptions:
         inter_threads: threads across operators.
         intra_op_cpus: the CPU of each thread of the pool inside operators, ``intra_threads`` - 1 of them because the
             executor's own thread is the first; empty leaves them where the system puts them.
+        parallel: whether operators run side by side; None for where ``inter_threads`` is above 1.
+        graph_level: graph optimisations: ``off``, ``basic``, ``extended`` or ``all``.
+        memory_arena: whether memory for the CPU comes from an arena, which keeps what it once had.
+        memory_pattern: whether memory is planned by the pattern of the runs before.
+        config_entries: further entries of ONNX Runtime's session configuration.
     """
 
     providers: tuple[Provider, ...] = (("CPUExecutionProvider", {}),)
@@ -50,6 +55,19 @@ class SessionOptions:
     intra_threads: int = 1
     inter_threads: int = 1
     intra_op_cpus: tuple[int, ...] = ()
+    parallel: bool | None = None
+    graph_level: str = "all"
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    config_entries: tuple[tuple[str, str], ...] = ()
+
+
+_GRAPH_LEVELS: Final = {
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
 
 
 def load_session(
@@ -75,8 +93,14 @@ def load_session(
         # One group per thread of the pool, and ONNX Runtime counts processors from 1.
         affinities = ";".join(str(cpu + 1) for cpu in options.intra_op_cpus)
         session_options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
-    if options.inter_threads > 1:
-        session_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL  # else there is no second thread
+    parallel = options.inter_threads > 1 if options.parallel is None else options.parallel
+    if parallel:  # else there is no second thread
+        session_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
+    session_options.enable_cpu_mem_arena = options.memory_arena
+    session_options.enable_mem_pattern = options.memory_pattern
+    for key, value in options.config_entries:
+        session_options.add_session_config_entry(key, value)
     # Fatal errors only: a run that fails comes back as an exception, and would leave a line in the log for each request
     # of a broken client. What a provider lacks is said by another logger of ONNX Runtime's.
     session_options.log_severity_level = 4
@@ -146,6 +170,7 @@ class ModelSession:
         signature: the model's tensors.
         model: its name, for errors.
         profile_batches: after so many runs the profile is written; None where the session was loaded without one.
+        arena_shrinkage: devices whose arenas give memory back after each run, such as ``cpu:0``; "" for none.
     """
 
     def __init__(
@@ -155,6 +180,7 @@ class ModelSession:
         model: str,
         *,
         profile_batches: int | None = None,
+        arena_shrinkage: str = "",
     ) -> None:
         self.session = session
         self.signature = signature
@@ -172,6 +198,10 @@ class ModelSession:
         self.one_thread = options.intra_op_num_threads == 1 and (
             options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         )
+        self._run_options: onnxruntime.RunOptions | None = None
+        if arena_shrinkage:
+            self._run_options = onnxruntime.RunOptions()
+            self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
         self._output_names = [tensor.name for tensor in signature.outputs]
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
@@ -203,7 +233,7 @@ class ModelSession:
         """
         self.started_ns = time.monotonic_ns()
         try:
-            self.session.run_with_iobinding(binding)
+            self.session.run_with_iobinding(binding, self._run_options)
         except Exception as error:
             raise execution_failure(error) from error
         finally:
@@ -235,13 +265,12 @@ class ModelSession:
         self.started_ns = time.monotonic_ns()
         try:
             if not self._needs_ort_values:
-                outputs = self.session.run(
-                    self._output_names, {tensors[index].name: array for index, array in inputs.items()}
-                )
+                feed = {tensors[index].name: array for index, array in inputs.items()}
+                outputs = self.session.run(self._output_names, feed, self._run_options)
                 results = [np.asarray(output) for output in outputs]
             else:
                 feeds = {tensors[index].name: _as_ort_value(array, tensors[index]) for index, array in inputs.items()}
-                values = self.session.run_with_ort_values(self._output_names, feeds)
+                values = self.session.run_with_ort_values(self._output_names, feeds, self._run_options)
                 results = [_as_array(value) for value in values]
         except Exception as error:
             raise execution_failure(error) from error
@@ -344,7 +373,7 @@ def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSp
     """Whether an output has its type, the dimensions that are fixed, and as many as it should."""
     if dtype != tensor.datatype.numpy:
         return False
-    expected = () if tensor.squeezed else tensor.shape
+    expected = tensor.graph_shape
     if rows is None and not expected:
         return True  # a scalar, or of a rank that the graph leaves open
     return len(row_shape) == len(expected) and all(
@@ -353,7 +382,7 @@ def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSp
 
 
 def _wrong_output(array: npt.NDArray[Any], tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
-    shape = () if tensor.squeezed else tensor.shape
+    shape = tensor.graph_shape
     expected = list(shape if rows is None else (rows, *shape))
     found = next((type_.name for type_ in BY_NAME.values() if type_.numpy == array.dtype), str(array.dtype))
     return ExecutionFailed(

@@ -6,11 +6,13 @@ The configuration is written as Triton shows it after completing and normalising
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from toutates.models.repository import MODEL_FILENAME
-from toutates.models.settings import ModelSettings
+from toutates.models.settings import ModelSettings, SessionSettings, WarmupInput, WarmupSample
+from toutates.models.triton_configuration import BACKEND, PLATFORM
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelMetadataResponse
 from toutates.protocol.model_config_pb2 import (
     ModelConfig,
@@ -21,13 +23,11 @@ from toutates.protocol.model_config_pb2 import (
     ModelOutput,
     ModelTensorReshape,
     ModelVersionPolicy,
+    ModelWarmup,
 )
 from toutates.protocol.signature import Signature, TensorSpec
 
 __all__ = ["BACKEND", "PLATFORM", "model_config", "model_metadata"]
-
-PLATFORM: Final = "onnxruntime_onnx"
-BACKEND: Final = "onnxruntime"
 
 _GPU_DEVICE: Final = 0  # the one that sessions run on
 
@@ -55,31 +55,107 @@ def _tensor_metadata(tensor: TensorSpec, signature: Signature) -> ModelMetadataR
     )
 
 
-def model_config(name: str, signature: Signature, settings: ModelSettings, *, gpu: bool = False) -> ModelConfig:
-    """Answer ModelConfig.
+def model_config(
+    name: str,
+    signature: Signature,
+    settings: ModelSettings,
+    *,
+    gpu: bool | None = False,
+    version_policy: ModelVersionPolicy | None = None,
+    with_own: bool = False,
+) -> ModelConfig:
+    """Answer ModelConfig: the configuration as far as it is acted on, complete and normalised.
 
     Args:
         name: of the model.
         signature: of the version described; dims are given without the batch dimension.
         settings: of the same version.
-        gpu: whether a CUDA or TensorRT execution provider runs it.
+        gpu: whether a CUDA or TensorRT execution provider runs what may run anywhere; None leaves that open.
+        version_policy: of the model; None for all versions, which is what is served without a config.pbtxt.
+        with_own: whether what Triton has no field for goes into ``parameters``, under keys that begin with
+            ``toutates.``: then ``triton_configuration`` reads the same settings from the message.
     """
     pinned = ModelOptimizationPolicy.PinnedMemoryBuffer(enable=True)
-    return ModelConfig(
+    config = ModelConfig(
         name=name,
         platform=PLATFORM,
         backend=BACKEND,
-        # Every version in the repository is served, where Triton's default is the latest.
-        version_policy=ModelVersionPolicy(all=ModelVersionPolicy.All()),
+        version_policy=version_policy or ModelVersionPolicy(all=ModelVersionPolicy.All()),
         max_batch_size=settings.batch_size if signature.batched else 0,
         input=[_input(tensor) for tensor in signature.inputs],
         output=[_output(tensor) for tensor in signature.outputs],
-        instance_group=[_instance_group(name, settings.num_executors, gpu)],
-        default_model_filename=MODEL_FILENAME,
+        instance_group=_instance_groups(name, settings, gpu),
+        default_model_filename=settings.model_filename,
         dynamic_batching=_dynamic_batching(signature, settings),
         # Triton shows both as true on every machine, with or without a GPU.
         optimization=ModelOptimizationPolicy(input_pinned_memory=pinned, output_pinned_memory=pinned),
+        model_warmup=[_warmup(sample) for sample in settings.warmup],
     )
+    level = _GRAPH_LEVELS[settings.session.graph_level]
+    if level:
+        config.optimization.graph.level = level
+    for accelerator, options in settings.accelerators.items():
+        config.optimization.execution_accelerators.gpu_execution_accelerator.add(
+            name=accelerator, parameters=dict(options)
+        )
+    parameters = _parameters(settings.session) | (_own_parameters(settings) if with_own else {})
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+_GRAPH_LEVELS: Final = {"basic": -1, "all": 0, "extended": 1, "off": 2}
+
+
+def _parameters(session: SessionSettings) -> dict[str, str]:
+    """What differs from the defaults, under Triton's keys."""
+    parameters: dict[str, str] = {}
+    if session.intra_threads is not None:
+        parameters["intra_op_thread_count"] = str(session.intra_threads)
+    if session.inter_threads is not None:
+        parameters["inter_op_thread_count"] = str(session.inter_threads)
+    if session.execution_mode is not None:
+        parameters["execution_mode"] = str(int(session.execution_mode == "parallel"))
+    if not session.memory_arena:
+        parameters["enable_mem_arena"] = "0"
+    if not session.memory_pattern:
+        parameters["enable_mem_pattern"] = "0"
+    if session.arena_shrinkage:
+        parameters["memory.enable_memory_arena_shrinkage"] = session.arena_shrinkage
+    if session.device_allocator_for_initializers:
+        parameters["session.use_device_allocator_for_initializers"] = "1"
+    return parameters
+
+
+def _own_parameters(settings: ModelSettings) -> dict[str, str]:
+    """What Triton has no field for."""
+    parameters = {"toutates.capacity": str(settings.capacity), "toutates.allocator": settings.allocator}
+    if settings.profiling is not None:
+        parameters["toutates.profiling.file_prefix"] = settings.profiling.file_prefix
+        if settings.profiling.stop_after_batches is not None:
+            parameters["toutates.profiling.stop_after_batches"] = str(settings.profiling.stop_after_batches)
+    return parameters
+
+
+def _warmup(sample: WarmupSample) -> ModelWarmup:
+    return ModelWarmup(
+        name=sample.name,
+        batch_size=sample.batch_size,
+        count=sample.count,
+        inputs={name: _warmup_input(own) for name, own in sample.inputs.items()},
+    )
+
+
+def _warmup_input(own: WarmupInput) -> ModelWarmup.Input:
+    tensor = ModelWarmup.Input(data_type=BY_NAME[own.datatype].config_name, dims=own.shape)
+    match own.data:
+        case "zero":
+            tensor.zero_data = True
+        case "random":
+            tensor.random_data = True
+        case "file":
+            tensor.input_data_file = own.file
+    return tensor
 
 
 def _input(tensor: TensorSpec) -> ModelInput:
@@ -99,17 +175,35 @@ def _output(tensor: TensorSpec) -> ModelOutput:
 
 
 def _reshape(tensor: TensorSpec) -> ModelTensorReshape | None:
-    return ModelTensorReshape(shape=[]) if tensor.squeezed else None
+    if tensor.reshape is not None:
+        return ModelTensorReshape(shape=tensor.reshape)
+    # Triton has no way to say that a tensor has no dimensions; its reader wants some, ours takes this for it.
+    return None if tensor.shape else ModelTensorReshape()
 
 
-def _instance_group(name: str, count: int, gpu: bool) -> ModelInstanceGroup:
-    if gpu:
-        return ModelInstanceGroup(name=name, kind=ModelInstanceGroup.KIND_GPU, count=count, gpus=[_GPU_DEVICE])
-    return ModelInstanceGroup(name=name, kind=ModelInstanceGroup.KIND_CPU, count=count)
+def _instance_groups(name: str, settings: ModelSettings, gpu: bool | None) -> list[ModelInstanceGroup]:
+    """One group for each device, named as Triton names groups that have no name."""
+    if not settings.devices:
+        return [_instance_group(name, settings.num_executors, "auto", gpu)]
+    counts = Counter(settings.device(number) for number in range(settings.num_executors))
+    return [_instance_group(f"{name}_{at}", count, device, gpu) for at, (device, count) in enumerate(counts.items())]
+
+
+def _instance_group(name: str, count: int, device: str, gpu: bool | None) -> ModelInstanceGroup:
+    if device == "auto" and gpu is None:
+        return ModelInstanceGroup(name=name, kind=ModelInstanceGroup.KIND_AUTO, count=count)
+    if device == "cpu" or (device == "auto" and not gpu):
+        return ModelInstanceGroup(name=name, kind=ModelInstanceGroup.KIND_CPU, count=count)
+    number = _GPU_DEVICE if device == "auto" else int(device.removeprefix("gpu:"))
+    return ModelInstanceGroup(name=name, kind=ModelInstanceGroup.KIND_GPU, count=count, gpus=[number])
 
 
 def _dynamic_batching(signature: Signature, settings: ModelSettings) -> ModelDynamicBatching | None:
     """None, which leaves the field out, where requests are never put together."""
     if not signature.batched or settings.batch_size == 1:
         return None
-    return ModelDynamicBatching(preferred_batch_size=[settings.batch_size])
+    return ModelDynamicBatching(
+        preferred_batch_size=settings.preferred_batch_sizes or [settings.batch_size],
+        max_queue_delay_microseconds=settings.max_queue_delay_us,
+        preserve_ordering=settings.preserve_ordering,
+    )

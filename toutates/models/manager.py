@@ -26,11 +26,14 @@ from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
 from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ConfigurationError, ModelLoadError, ToutatesError
+from toutates.models.configuration import VersionConfiguration, load_configuration
 from toutates.models.describe import model_config
+from toutates.models.executor_sessions import executor_session_options
 from toutates.models.repository import ModelFolder, VersionFolder
-from toutates.models.settings import CONFIG_NAME, ModelSettings, check_allocator, load_settings
+from toutates.models.settings import check_allocator
 from toutates.models.signature_reader import read_signature
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.warmup import check_warmup
 from toutates.placement import Placement, Turns, running_on
 from toutates.protocol.signature import Signature
 
@@ -244,62 +247,80 @@ class ModelManager:
 
     def _load_blocking(self, model: str, version: VersionFolder) -> tuple[ServedVersion, list[ModelSession]]:
         """Everything that takes time; in a thread."""
-        if version.problem:
-            raise ModelLoadError(version.problem)
-        settings = load_settings(version.path)
-        source = version.path / CONFIG_NAME
+        configuration = load_configuration(version)
+        if configuration.folder.problem:
+            raise ModelLoadError(configuration.folder.problem)
+        if configuration.notice:
+            logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
+        settings, source = configuration.settings, configuration.source
+        model_path = configuration.folder.model_path
+        options = [
+            executor_session_options(self._options.sessions, settings, number, model=model, source=source)
+            for number in range(settings.num_executors)
+        ]
         profiling = settings.profiling
         # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
         prefixes = [
             f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
             for number in range(settings.num_executors)
         ]
-        first = load_session(version.model_path, self._session_options(), profile_prefix=prefixes[0])
+        first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         check_allocator(settings, first.get_providers(), source)
-        signature = read_signature(first, settings, source=source)
+        signature = read_signature(first, settings, source=source, declared=configuration.declared)
+        check_warmup(settings, signature, version.path.parent, source)
         datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
         if {"BF16", "BYTES"} <= datatypes:
             raise ModelLoadError(
                 "BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind"
             )
         others = [
-            load_session(version.model_path, self._session_options(), profile_prefix=prefix) for prefix in prefixes[1:]
+            load_session(model_path, self._placed(own), profile_prefix=prefix)
+            for own, prefix in zip(options[1:], prefixes[1:], strict=True)
         ]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
+        shrinkage = settings.session.arena_shrinkage
         sessions = [
-            ModelSession(session, signature, model, profile_batches=profile_batches) for session in (first, *others)
+            ModelSession(session, signature, model, profile_batches=profile_batches, arena_shrinkage=shrinkage)
+            for session in (first, *others)
         ]
-        return self._describe(model, version, settings, signature, sessions, first.get_providers()), sessions
+        return self._describe(
+            model, version.number, configuration, signature, sessions, first.get_providers()
+        ), sessions
 
-    def _session_options(self) -> SessionOptions:
-        """The server's, with CPUs for the pool of one more session."""
-        options = self._options.sessions
+    def _placed(self, options: SessionOptions) -> SessionOptions:
+        """The options, with CPUs for the pool of one more session."""
         return replace(options, intra_op_cpus=self._intra_op_turns.take(options.intra_threads - 1))
 
     def _describe(
         self,
         model: str,
-        version: VersionFolder,
-        settings: ModelSettings,
+        number: int,
+        configuration: VersionConfiguration,
         signature: Signature,
         sessions: list[ModelSession],
         providers: list[str],
     ) -> ServedVersion:
         workers = self._options.workers
-        source = version.path / CONFIG_NAME
+        settings, triton = configuration.settings, configuration.folder.triton
         return ServedVersion(
             model=model,
-            number=version.number,
+            number=number,
             signature=signature,
             settings=settings,
-            config=model_config(model, signature, settings, gpu=providers[0] != "CPUExecutionProvider"),
+            config=model_config(
+                model,
+                signature,
+                settings,
+                gpu=providers[0] != "CPUExecutionProvider",
+                version_policy=triton.version_policy if triton is not None else None,
+            ),
             supertensor=SuperTensor(
                 model,
                 signature,
                 batch_size=settings.batch_size,
                 capacity=settings.capacity,
                 workers=workers,
-                pinned=_pinned_memory(source) if settings.allocator == "cuda_pinned" else None,
+                pinned=_pinned_memory(configuration.source) if settings.allocator == "cuda_pinned" else None,
             ),
             counters=VersionCounters(
                 [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]

@@ -3,6 +3,7 @@
     <root>/<model>/<version>/model.onnx         the graph, with external weights beside it if it has any
     <root>/<model>/<version>/model.onnx/        or a directory that holds model.onnx and its weights
     <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.settings``
+    <root>/<model>/config.pbtxt                 optional, see ``toutates.models.triton_configuration``
 
 Only what makes the whole repository unusable is raised. What is wrong with one model or version is noted on it, so that
 the others are served and the repository index can show the reason. Links to directories are followed, because
@@ -22,10 +23,21 @@ from pathlib import Path
 from typing import Final
 
 from toutates.errors import ConfigurationError
+from toutates.models.settings import MODEL_FILENAME
+from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
 
-__all__ = ["MODEL_FILENAME", "RESERVED", "ModelFolder", "VersionFolder", "is_version", "refuse_unknown", "scan"]
+__all__ = [
+    "MODEL_FILENAME",
+    "RESERVED",
+    "ModelFolder",
+    "VersionFolder",
+    "is_version",
+    "refuse_unknown",
+    "scan",
+    "scan_model",
+    "version_folder",
+]
 
-MODEL_FILENAME: Final = "model.onnx"
 #: Triton's own sub-directories of a model
 RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})
 
@@ -45,6 +57,7 @@ class VersionFolder:
         path: the version's directory.
         model_path: the graph's file, whether or not it can be read.
         problem: why the version cannot be loaded; empty if nothing stands against it.
+        triton: what the model's config.pbtxt says; None without one.
         fingerprint: another one after any file of the version has changed; empty where nobody has looked.
     """
 
@@ -52,6 +65,7 @@ class VersionFolder:
     path: Path
     model_path: Path
     problem: str = ""
+    triton: TritonConfiguration | None = None
     fingerprint: str = ""
 
 
@@ -92,7 +106,7 @@ def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
     if only is not None:
         refuse_unknown(only, names)
         names = [name for name in names if name in only]
-    return [_model(root / name) for name in names]
+    return [scan_model(root / name) for name in names]
 
 
 def _model_names(root: Path) -> list[str]:
@@ -124,7 +138,8 @@ def refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
             raise ConfigurationError("no such model in the repository", key="--load-models", value=name, remedy=remedy)
 
 
-def _model(path: Path) -> ModelFolder:
+def scan_model(path: Path) -> ModelFolder:
+    """Look at one model's directory; what is wrong with it is noted."""
     try:
         path.name.encode()
     except UnicodeEncodeError:
@@ -142,7 +157,20 @@ def _model(path: Path) -> ModelFolder:
         if not is_version(entry) and entry not in RESERVED
     ]
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
-    return ModelFolder(path.name, path, tuple(_version(path, number) for number in numbers), tuple(warnings), problem)
+    try:
+        triton = read_triton_configuration(path)
+    except ConfigurationError as error:
+        return ModelFolder(path.name, path, warnings=tuple(warnings), problem=str(error))
+    if triton is not None:
+        numbers, missing = triton.chosen(numbers)
+        warnings += [f"'{path / str(number)}' is not there, and version_policy names it" for number in missing]
+        if triton.warning:
+            warnings.append(triton.warning)
+        if missing and not numbers and not problem:
+            problem = f"'{triton.source}': version_policy selects no version that is there"
+    filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
+    versions = tuple(version_folder(path / str(number), filename, triton) for number in numbers)
+    return ModelFolder(path.name, path, versions, tuple(warnings), problem)
 
 
 def is_version(name: str) -> bool:
@@ -151,16 +179,26 @@ def is_version(name: str) -> bool:
     return len(name) <= 19 and _VERSION.fullmatch(name) is not None and int(name) <= _GREATEST_VERSION
 
 
-def _version(model: Path, number: int) -> VersionFolder:
-    path = model / str(number)
-    model_path = path / MODEL_FILENAME
+def version_folder(
+    path: Path, filename: str = MODEL_FILENAME, triton: TritonConfiguration | None = None
+) -> VersionFolder:
+    """Look at a version's directory.
+
+    Args:
+        path: the directory, whose name is the version's number.
+        filename: of the graph, or of a directory that holds ``model.onnx``.
+        triton: what the model's config.pbtxt says.
+    """
+    number = int(path.name)
+    model_path = path / filename
     if model_path.is_dir():
         model_path /= MODEL_FILENAME
     try:
         regular = stat.S_ISREG(model_path.stat().st_mode)
     except OSError as exc:
-        return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}")
-    return VersionFolder(number, path, model_path, "" if regular else f"'{model_path}' is not a regular file")
+        return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}", triton)
+    problem = "" if regular else f"'{model_path}' is not a regular file"
+    return VersionFolder(number, path, model_path, problem, triton)
 
 
 def _directories(path: Path) -> list[str]:

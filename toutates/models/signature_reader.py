@@ -1,13 +1,14 @@
-"""What a loaded ONNX graph takes and gives, as ONNX Runtime reports it and config.yaml narrows it.
+"""What a loaded ONNX graph takes and gives, as ONNX Runtime reports it and its configuration narrows it.
 
 Whether rows of several requests may share a run is decided by Triton's rule: every input and every output has an open
-first dimension. Four cases need saying:
+first dimension, and the configuration does not say otherwise. Five cases need saying:
 
 - **Optional inputs.** An input of type ``optional(tensor(X))`` may be left out of ONNX Runtime's ``run``, and an
   initializer that the graph also lists as an input may be replaced by a request. The latter is offered only where
   config.yaml's ``input_shapes`` names it: exporters that keep initializers as inputs would otherwise make every weight
   an input. A request that gives an optional input and one that leaves it out cannot share a run, so a model with
   optional inputs is served unbatched; Triton, too, has optional inputs only without batching.
+- **Initializers that config.pbtxt lists as inputs** are offered too, and optional where it says so.
 - **Rows without dimensions.** A batched tensor of shape [batch] is shown as [batch, 1], as Triton shows it.
 - **Unknown rank.** ONNX Runtime's Python interface reports ``[]`` for a scalar and for a tensor whose rank the graph
   leaves open. It is taken for a scalar unless config.yaml gives a shape.
@@ -17,16 +18,17 @@ first dimension. Four cases need saying:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Protocol
 
 from toutates.errors import ConfigurationError, ModelLoadError
-from toutates.models.settings import ModelSettings
+from toutates.models.declared import Declared
+from toutates.models.settings import ModelSettings, Shapes
 from toutates.protocol.datatypes import BY_ORT_TYPE, Datatype
-from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.signature import Signature, TensorSpec, reshape_fits
 
 __all__ = ["Session", "read_signature"]
 
@@ -56,54 +58,116 @@ class Session(Protocol):
     def get_outputs(self) -> Sequence[NodeArg]: ...
 
 
-def read_signature(session: Session, settings: ModelSettings, *, source: Path) -> Signature:
+def read_signature(
+    session: Session, settings: ModelSettings, *, source: Path, declared: Declared | None = None
+) -> Signature:
     """Read the signature of a loaded model.
 
     Args:
         session: the ``onnxruntime.InferenceSession`` of the model.
-        settings: of the same version; its ``input_shapes`` and ``output_shapes`` narrow the graph's.
+        settings: of the same version; its shapes narrow the graph's.
         source: the config.yaml to name in errors.
+        declared: what a config.pbtxt says of the tensors, in place of the settings.
 
     Returns:
         Required inputs, then optional ones, and outputs, in the graph's order; shapes without the batch dimension when
         the model is batched.
 
     Raises:
-        ConfigurationError: a shape of config.yaml names no tensor or contradicts the graph.
+        ConfigurationError: the configuration names a tensor that there is not, or contradicts the graph.
         ModelLoadError: a tensor has an element type that the protocol cannot carry.
     """
-    inputs = _Tensors("input", settings.input_shapes, source)
-    for arg in session.get_inputs():
-        inputs.add(arg, optional=arg.type.startswith(_OPTIONAL))
-    for arg in session.get_overridable_initializers():
-        if arg.name in settings.input_shapes:
-            inputs.add(arg, optional=True)
-    outputs = _Tensors("output", settings.output_shapes, source)
-    for arg in session.get_outputs():
-        outputs.add(arg)
-    batched = inputs.batchable and outputs.batchable
-    return Signature(inputs.specs(batched), outputs.specs(batched), batched)
+    initializers = {tensor.name for tensor in declared.inputs} if declared is not None else settings.input_shapes
+    inputs = _read_inputs(session, initializers)
+    outputs = [_read_tensor(arg, "output") for arg in session.get_outputs()]
+    if declared is not None:
+        settings = declared.apply(settings, inputs, outputs)
+    _refuse_unknown("input", inputs, settings.required_inputs, "required_inputs", source)
+    _refuse_unknown("output", outputs, settings.outputs, "outputs", source)
+    inputs = [
+        replace(tensor, optional=tensor.optional and tensor.name not in settings.required_inputs) for tensor in inputs
+    ]
+    outputs = [tensor for tensor in outputs if not settings.outputs or tensor.name in settings.outputs]
+    ins = _Tensors("input", inputs, settings.input_shapes, settings.input_wire_shapes, source)
+    outs = _Tensors("output", outputs, settings.output_shapes, settings.output_wire_shapes, source)
+    batched = settings.batching and ins.batchable and outs.batchable
+    return Signature(ins.specs(batched), outs.specs(batched), batched)
+
+
+def _read_inputs(session: Session, initializers: Collection[str]) -> list[TensorSpec]:
+    """The graph's inputs, and those of its initializers that are named."""
+    inputs = [
+        replace(_read_tensor(arg, "input"), optional=arg.type.startswith(_OPTIONAL)) for arg in session.get_inputs()
+    ]
+    inputs += [
+        replace(_read_tensor(arg, "input"), optional=True)
+        for arg in session.get_overridable_initializers()
+        if arg.name in initializers
+    ]
+    return inputs
+
+
+def _read_tensor(arg: NodeArg, role: str) -> TensorSpec:
+    """A tensor of the graph, with its whole shape."""
+    shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in arg.shape)
+    return TensorSpec(arg.name, _datatype(arg, role), shape)
+
+
+def _datatype(arg: NodeArg, role: str) -> Datatype:
+    is_optional_input = role == "input" and arg.type.startswith(_OPTIONAL)
+    element = arg.type[len(_OPTIONAL) : -1] if is_optional_input else arg.type
+    if element in BY_ORT_TYPE:
+        return BY_ORT_TYPE[element]
+    hint = "; export the classifier with zipmap=False" if "map(" in element else ""
+    raise ModelLoadError(
+        f"{role} {arg.name!r} has the type {arg.type}, which the inference protocol cannot carry{hint}"
+    )
+
+
+def _refuse_unknown(
+    role: str,
+    tensors: Sequence[TensorSpec],
+    wanted: Collection[str],
+    key: str,
+    source: Path,
+    shapes: Shapes | None = None,
+) -> None:
+    names = [tensor.name for tensor in tensors]
+    for name in wanted:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            known = f"the model's {role}s: {', '.join(names)}"
+            remedy = f"did you mean {near[0]!r}? {known}" if near else known
+            where, value = (f"{key}.{name}", list(shapes[name])) if shapes is not None else (key, name)
+            raise ConfigurationError(
+                f"the model has no such {role}", source=source, key=where, value=value, remedy=remedy
+            )
 
 
 class _Tensors:
-    """The inputs or the outputs of a graph, and what config.yaml says of them.
+    """The inputs or the outputs of a graph, and what the configuration says of them.
 
     Args:
         role: ``input`` or ``output``.
+        tensors: of the graph, with whole shapes.
         configured: shapes by tensor name, the batch dimension included.
+        wire: shapes by tensor name as clients see them, likewise.
         source: the config.yaml to name in errors.
     """
 
-    def __init__(self, role: str, configured: Mapping[str, tuple[int, ...]], source: Path) -> None:
-        self._role, self._configured, self._source = role, configured, source
-        self._tensors: list[TensorSpec] = []  # with whole shapes
-
-    def add(self, arg: NodeArg, *, optional: bool = False) -> None:
-        """Take one tensor of the graph."""
-        shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in arg.shape)
+    def __init__(
+        self,
+        role: str,
+        tensors: Sequence[TensorSpec],
+        configured: Mapping[str, tuple[int, ...]],
+        wire: Mapping[str, tuple[int, ...]],
+        source: Path,
+    ) -> None:
+        self._role, self._configured, self._wire, self._source = role, configured, wire, source
+        _refuse_unknown(role, tensors, configured, f"{role}_shapes", source, configured)
+        _refuse_unknown(role, tensors, wire, f"{role}_wire_shapes", source, wire)
         # [] stands for an unknown rank too (see above): then the configured shape is all there is to know.
-        shape = shape or self._configured.get(arg.name, ())
-        self._tensors.append(TensorSpec(arg.name, self._datatype(arg, optional), shape, optional))
+        self._tensors = [replace(tensor, shape=tensor.shape or configured.get(tensor.name, ())) for tensor in tensors]
 
     @property
     def batchable(self) -> bool:
@@ -114,33 +178,28 @@ class _Tensors:
 
     def specs(self, batched: bool) -> tuple[TensorSpec, ...]:
         """The tensors with their final shapes, the required ones first."""
-        self._refuse_unknown_names()
         ordered = sorted(self._tensors, key=lambda tensor: tensor.optional)
         return tuple(self._spec(tensor, batched) for tensor in ordered)
 
     def _spec(self, tensor: TensorSpec, batched: bool) -> TensorSpec:
         shape = self._narrowed(tensor, batched)
+        if tensor.name in self._wire:
+            return self._reshaped(tensor, shape, self._wire[tensor.name], batched)
         if batched:
-            return replace(tensor, shape=shape[1:] or (1,), squeezed=len(shape) == 1)
+            return replace(tensor, shape=shape[1:] or (1,), reshape=() if len(shape) == 1 else None)
         return replace(tensor, shape=shape)
 
-    def _datatype(self, arg: NodeArg, optional: bool) -> Datatype:
-        element = arg.type[len(_OPTIONAL) : -1] if optional and arg.type.startswith(_OPTIONAL) else arg.type
-        if element in BY_ORT_TYPE:
-            return BY_ORT_TYPE[element]
-        hint = "; export the classifier with zipmap=False" if "map(" in element else ""
-        raise ModelLoadError(
-            f"{self._role} {arg.name!r} has the type {arg.type}, which the inference protocol cannot carry{hint}"
-        )
-
-    def _refuse_unknown_names(self) -> None:
-        names = [tensor.name for tensor in self._tensors]
-        for name, shape in self._configured.items():
-            if name not in names:
-                near = get_close_matches(name, names, n=1)
-                known = f"the model's {self._role}s: {', '.join(names)}"
-                remedy = f"did you mean {near[0]!r}? {known}" if near else known
-                raise self._refused(name, f"the model has no such {self._role}", shape, remedy)
+    def _reshaped(self, tensor: TensorSpec, shape: tuple[int, ...], wire: tuple[int, ...], batched: bool) -> TensorSpec:
+        """The tensor in the shape that clients are to see."""
+        if batched and (wire[:1] != (-1,) or not reshape_fits(wire[1:], shape[1:])):
+            problem = "cannot become the graph's shape behind the batch dimension, which is written -1"
+        elif not batched and not reshape_fits(wire, shape):
+            problem = "cannot become the graph's shape"
+        else:
+            wire, shape = (wire[1:], shape[1:]) if batched else (wire, shape)
+            return replace(tensor, shape=wire, reshape=None if wire == shape else shape)
+        remedy = f"write a shape of as many elements as {list(shape)}, with the same dimensions open"
+        raise self._refused(f"{self._role}_wire_shapes.{tensor.name}", problem, wire, remedy)
 
     def _narrowed(self, tensor: TensorSpec, batched: bool) -> tuple[int, ...]:
         """The configured shape where there is one that fits the graph's, else the graph's."""
@@ -155,8 +214,7 @@ class _Tensors:
         else:
             return shape
         remedy = f"write {list(graph)}, where each -1 {'after the first ' if batched else ''}may become a size"
-        raise self._refused(tensor.name, problem, shape, remedy)
+        raise self._refused(f"{self._role}_shapes.{tensor.name}", problem, shape, remedy)
 
-    def _refused(self, name: str, problem: str, shape: tuple[int, ...], remedy: str) -> ConfigurationError:
-        key = f"{self._role}_shapes.{name}"
+    def _refused(self, key: str, problem: str, shape: tuple[int, ...], remedy: str) -> ConfigurationError:
         return ConfigurationError(problem, source=self._source, key=key, value=list(shape), remedy=remedy)

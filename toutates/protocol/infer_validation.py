@@ -346,9 +346,7 @@ class _Validator:
             raise self._error(f"byte size for tensor '{tensor.name}' exceeds maximum size of {_MAX_BYTES}")
 
     def _row_shape(self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec) -> tuple[int, ...]:
-        if spec.squeezed:
-            return ()
-        return tuple(tensor.shape[1:] if self._signature.batched else tensor.shape)
+        return spec.to_graph(tensor.shape[1:] if self._signature.batched else tensor.shape)
 
     def _expected_bytes(self, tensor: ModelInferRequest.InferInputTensor, rows: int) -> int | None:
         size = self._inputs[tensor.name].datatype.size

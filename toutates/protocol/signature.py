@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from toutates.protocol.datatypes import Datatype
 
-__all__ = ["Signature", "TensorSpec"]
+__all__ = ["Signature", "TensorSpec", "reshape_fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +18,60 @@ class TensorSpec:
     Attributes:
         name: the tensor's name in the ONNX graph.
         datatype: element type on the wire and in memory.
-        shape: sizes of the dimensions, -1 for any size; without the batch dimension when the model is batched.
+        shape: sizes of the dimensions as clients see them, -1 for any size; without the batch dimension when the model
+            is batched.
         optional: whether a request may leave the input out (the graph holds a default for it).
-        squeezed: whether the graph's rows have no dimension at all where clients see one of size 1. Triton shows a
-            tensor of shape [batch] so, and its clients send [batch, 1].
+        reshape: the shape that the graph has in place of ``shape``, where they differ; of as many elements, and with
+            its open dimensions in the same order (``reshape_fits``). Triton shows a tensor of shape [batch] as
+            [batch, 1], so there it is ``()``; a config.pbtxt may ask for others.
     """
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     optional: bool = False
-    squeezed: bool = False
+    reshape: tuple[int, ...] | None = None
+
+    @property
+    def graph_shape(self) -> tuple[int, ...]:
+        """The shape as the graph has it, without the batch dimension when the model is batched."""
+        return self.shape if self.reshape is None else self.reshape
+
+    def to_graph(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """What a shape that a client sends, and that fits ``shape``, is in the graph."""
+        return tuple(shape) if self.reshape is None else _moved(shape, self.shape, self.reshape)
+
+    def to_wire(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """What a shape that the graph gives is for clients."""
+        if self.reshape is None or len(shape) != len(self.reshape):
+            return tuple(shape)
+        return _moved(shape, self.reshape, self.shape)
+
+
+def _moved(sizes: Sequence[int], source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """``target`` with the sizes that stand for the open dimensions of ``source``, in order."""
+    found = iter([size for size, given in zip(sizes, source, strict=True) if given == -1])
+    return tuple(next(found) if size == -1 else size for size in target)
+
+
+def reshape_fits(shape: Sequence[int], reshape: Sequence[int]) -> bool:
+    """Whether elements can go from one shape to the other, whatever the sizes of the open dimensions.
+
+    Triton's rule: as many dimensions are open in both, and between them the sizes have the same products. So
+    [2, 4, -1, 6] may become [8, -1, 1, 6].
+    """
+    return _products(shape) == _products(reshape)
+
+
+def _products(shape: Sequence[int]) -> list[int]:
+    """Products of the sizes between the open dimensions."""
+    parts: list[list[int]] = [[]]
+    for size in shape:
+        if size == -1:
+            parts.append([])
+        else:
+            parts[-1].append(size)
+    return [prod(part) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +80,7 @@ class Signature:
 
     Attributes:
         inputs: required and optional inputs.
-        outputs: every output.
+        outputs: every output that is offered.
         batched: whether every tensor has a leading batch dimension, so that rows of several requests can share a run.
     """
 

@@ -106,7 +106,9 @@ class ModelFiles:
         problem = self._problem(str(number))
         if not problem and graph not in self.files:
             problem = f"unable to find '{self.source}/{graph}': no such object"
-        return VersionFolder(number, folder, path / graph, problem, fingerprint_of(self._lines(f"{number}/")))
+        return VersionFolder(
+            number, folder, path / graph, problem, fingerprint=fingerprint_of(self._lines(f"{number}/"))
+        )
 
     def _problem(self, version: str) -> str:
         start = version + "/"

@@ -92,7 +92,7 @@ class Plan:
         """How a response describes output ``index``."""
         signature = self.version.signature
         tensor = signature.outputs[index]
-        shape = (1,) if tensor.squeezed else row_shape
+        shape = tensor.to_wire(row_shape)
         return WireTensor(tensor.name, tensor.datatype.name, (rows, *shape) if signature.batched else shape)
 
     def template_for(self, outputs: Outputs) -> ResponseTemplate | None:

@@ -1,0 +1,77 @@
+"""With which options the session of each executor is made: the server's, and what the model's settings change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from toutates.batching.session import Provider, SessionOptions
+from toutates.errors import ConfigurationError
+from toutates.models.settings import ACCELERATORS, ModelSettings
+
+__all__ = ["executor_session_options"]
+
+_CPU: Final = "CPUExecutionProvider"
+_PROVIDERS: Final = {"tensorrt": "TensorrtExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def executor_session_options(
+    server: SessionOptions, settings: ModelSettings, executor: int, *, model: str, source: Path
+) -> SessionOptions:
+    """The options of one executor's session.
+
+    Args:
+        server: the server's options.
+        settings: of the version.
+        executor: its number, from 0.
+        model, source: name of the model, and the file to name in errors.
+
+    Raises:
+        ConfigurationError: the executor is to run on a GPU, and the server has none.
+    """
+    own = settings.session
+    entries = server.config_entries
+    if own.device_allocator_for_initializers:
+        entries = (*entries, ("session.use_device_allocator_for_initializers", "1"))
+    return replace(
+        server,
+        providers=_providers(server.providers, settings.device(executor), settings.accelerators, model, source),
+        intra_threads=own.intra_threads or server.intra_threads,
+        inter_threads=own.inter_threads or server.inter_threads,
+        parallel=None if own.execution_mode is None else own.execution_mode == "parallel",
+        graph_level=own.graph_level,
+        memory_arena=own.memory_arena,
+        memory_pattern=own.memory_pattern,
+        config_entries=entries,
+    )
+
+
+def _providers(
+    server: tuple[Provider, ...],
+    device: str,
+    accelerators: Mapping[str, Mapping[str, str]],
+    model: str,
+    source: Path,
+) -> tuple[Provider, ...]:
+    gpu = {name: options for name, options in server if name != _CPU}
+    if device == "cpu" or (device == "auto" and not gpu):
+        return tuple((name, options) for name, options in server if name == _CPU)
+    if not gpu:
+        raise ConfigurationError(
+            f"instance group of model {model} has kind KIND_GPU but no GPUs are available to the server",
+            source=source,
+            key="devices",
+            value=device,
+            remedy="write KIND_AUTO (auto) or KIND_CPU (cpu), or start the server with --execution-providers cuda",
+        )
+    for name in ACCELERATORS:
+        if name in accelerators:
+            provider = _PROVIDERS[name]
+            gpu[provider] = {"device_id": "0"} | gpu.get(provider, {}) | dict(accelerators[name])
+    if device != "auto":
+        gpu = {name: options | {"device_id": device.removeprefix("gpu:")} for name, options in gpu.items()}
+    # What TensorRT leaves goes to CUDA, and what that leaves to the CPU.
+    ordered = [provider for name in ACCELERATORS if (provider := _PROVIDERS[name]) in gpu]
+    return (*((name, gpu[name]) for name in ordered), (_CPU, {}))
