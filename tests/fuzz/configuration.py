@@ -129,7 +129,9 @@ def check(case: bytes) -> None:
 def load(source: Path, octets: bytes) -> ModelSettings:
     """The settings in a file of these bytes."""
     source.write_bytes(octets)
-    return load_settings(source.parent)
+    settings = load_settings(source.parent)
+    assert settings is not None
+    return settings
 
 
 def dump(settings: ModelSettings) -> str:

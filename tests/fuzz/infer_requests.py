@@ -34,7 +34,7 @@ SIGNATURE = Signature(
         TensorSpec("a", BY_NAME["FP32"], (4,)),
         TensorSpec("b", BY_NAME["BYTES"], (-1,)),
         TensorSpec("c", BY_NAME["INT8"], (2, -1), optional=True),
-        TensorSpec("d", BY_NAME["UINT16"], (1,), optional=True, squeezed=True),
+        TensorSpec("d", BY_NAME["UINT16"], (1,), optional=True, reshape=()),
     ),
     (TensorSpec("x", BY_NAME["FP32"], (4,)), TensorSpec("y", BY_NAME["FP16"], (4,))),
     batched=True,

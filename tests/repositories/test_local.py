@@ -18,7 +18,7 @@ def root(tmp_path: Path) -> Path:
     for name in ("m/1/model.onnx", "m/1/weights/a.data", "m/2/model.onnx", "m/config.pbtxt", "n/1/model.onnx"):
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
+        path.write_bytes(b"version_policy { all {} }" if path.name == "config.pbtxt" else name.encode())
     return tmp_path / "root"
 
 
@@ -36,7 +36,7 @@ CHANGES: list[tuple[str, Callable[[Path], object], set[int]]] = [
     ("m/1/weights/a.data", lambda path: path.write_bytes(b"other"), {1}),
     ("m/1/config.yaml", lambda path: path.write_bytes(b""), {1}),
     ("m/1/empty", lambda path: path.mkdir(), {1}),
-    ("m/config.pbtxt", lambda path: path.write_bytes(b"other"), set()),
+    ("m/config.pbtxt", lambda path: path.write_bytes(b"version_policy { all { } }"), set()),
     ("m/labels.txt", lambda path: path.write_bytes(b"other"), set()),
 ]
 
