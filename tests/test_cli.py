@@ -19,6 +19,7 @@ from toutates.errors import ConfigurationError
 from toutates.flags import server_parser
 from toutates.h2grpc import Allowance, Limits
 from toutates.options import Address, Options, TlsFiles, parse_address
+from toutates.repositories.specification import S3Specification
 from toutates.topology import format_cpu_list
 
 ROOT: Final = Path(__file__).parents[1]
@@ -32,12 +33,15 @@ def parse(*flags: str) -> Options:
 
 
 def test_defaults_of_the_flags_are_the_defaults_of_the_options() -> None:
-    assert parse() == Options(Path("models"))
+    assert parse() == Options((Path("models"),))
 
 
 # Flag, value, where it goes, and as what.
 EFFECTS: Final[list[tuple[str, str, str, object]]] = [
-    ("--model-repository", "/elsewhere", "model_repository", Path("/elsewhere")),
+    ("--model-repository", "/elsewhere", "model_repositories", (Path("models"), Path("/elsewhere"))),
+    ("--s3-bucket", "bucket", "model_repositories", (Path("models"), S3Specification("bucket"))),
+    ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
+    ("--model-cache-size", "7", "model_cache_size", 7),
     ("--load-models", "a, b", "load_models", ("a", "b")),
     ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),
     ("--custom-op-libraries", __file__, "custom_op_libraries", (Path(__file__),)),
@@ -90,7 +94,7 @@ def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str
 def test_every_flag_is_in_the_table_above() -> None:
     flags = {flag for action in server_parser()._actions for flag in action.option_strings}
     shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
-    together = {"--tls-cert", "--tls-key", "--tls-client-ca"}  # tested below
+    together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
 
 

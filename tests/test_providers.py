@@ -19,7 +19,7 @@ ALL = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvid
 
 
 def choose(*wanted: str, available: Sequence[str] = ALL, problem: str = "", **flags: object) -> Sequence[Provider]:
-    options = Options(Path("models"), execution_providers=wanted, **flags)  # type: ignore[arg-type]
+    options = Options((Path("models"),), execution_providers=wanted, **flags)  # type: ignore[arg-type]
     return choose_providers(options, available, lambda providers: problem)
 
 

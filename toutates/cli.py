@@ -19,6 +19,7 @@ from toutates.flags import Parser, add_custom_op_libraries, positive, seconds, s
 from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, TlsFiles, parse_address
+from toutates.repositories.specification import read_specifications
 from toutates.standard_streams import standard_streams
 from toutates.topology import allowed_cpus, format_cpu_list, parse_cpu_list
 
@@ -205,7 +206,15 @@ def parse_options(arguments: Sequence[str]) -> Options:
             remedy="leave the --sqpoll flags out",
         )
     return Options(
-        model_repository=Path(flags.model_repository),
+        model_repositories=read_specifications(
+            flags.model_repository or (),
+            endpoint=flags.s3_endpoint,
+            bucket=flags.s3_bucket,
+            prefix=flags.s3_prefix,
+            region=flags.s3_region,
+        ),
+        model_cache_dir=Path(flags.model_cache_dir) if flags.model_cache_dir else None,
+        model_cache_size=flags.model_cache_size,
         load_models=_names(flags.load_models, "--load-models"),
         execution_providers=_providers(flags.execution_providers),
         custom_op_libraries=_libraries(flags.custom_op_libraries),

@@ -2,6 +2,7 @@
 
     ToutatesError
     ├── ConfigurationError      a flag, a config.yaml or a repository is wrong; names file, key, value, remedy
+    ├── RepositoryError         a repository or a model's files cannot be had now; what is served goes on
     ├── ModelLoadError          one model version cannot be served; the others can
     └── RequestError            one inference request cannot be answered
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
@@ -27,6 +28,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotReady",
     "Overloaded",
+    "RepositoryError",
     "RequestError",
     "TooLate",
     "ToutatesError",
@@ -58,6 +60,10 @@ class ConfigurationError(ToutatesError):
         shown = f" (got {value!r})" if value is not None else ""
         text = f"{where}: {problem}{shown}" if where else f"{problem}{shown}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
+
+
+class RepositoryError(ToutatesError):
+    """A repository, or the files of one model, cannot be had at this moment; trying again later may help."""
 
 
 class ModelLoadError(ToutatesError):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from toutates.errors import ConfigurationError
+from toutates.options import DEFAULT_CACHE_SIZE
 from toutates.version import package_version
 
 __all__ = ["Parser", "add_custom_op_libraries", "positive", "seconds", "server_parser"]
@@ -50,9 +51,33 @@ def server_parser() -> Parser:
 
     models = parser.add_argument_group("models")
     models.add_argument(
-        "--model-repository", required=True, metavar="DIR", help="folder of MODEL/VERSION/model.onnx (required)"
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX; may be given several times (required, unless "
+        "there is --s3-bucket)",
     )
     models.add_argument("--load-models", metavar="NAMES", help="comma-separated models to load (default: all)")
+
+    s3 = parser.add_argument_group("models on S3")
+    s3.add_argument("--s3-bucket", metavar="NAME", help="a repository in this bucket; like s3://NAME/PREFIX above")
+    s3.add_argument("--s3-prefix", metavar="PREFIX", help="where in the bucket its models are (default: at the top)")
+    s3.add_argument(
+        "--s3-endpoint", metavar="URL", help="the S3 service of all repositories on S3 (default: boto3's, which is AWS)"
+    )
+    s3.add_argument("--s3-region", metavar="NAME", help="of the buckets (default: boto3's)")
+    s3.add_argument(
+        "--model-cache-dir",
+        metavar="DIR",
+        help="for what was downloaded; servers may share it (default: $XDG_CACHE_HOME/toutates or ~/.cache/toutates)",
+    )
+    s3.add_argument(
+        "--model-cache-size",
+        type=positive,
+        default=DEFAULT_CACHE_SIZE,
+        metavar="BYTES",
+        help=f"it may have; what was used longest ago is removed first (default: {DEFAULT_CACHE_SIZE})",
+    )
 
     ort = parser.add_argument_group("ONNX Runtime")
     ort.add_argument(

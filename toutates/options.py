@@ -8,9 +8,21 @@ from pathlib import Path
 from toutates.access import RestrictedProtocol
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Limits
+from toutates.repositories.specification import Specification
 
-__all__ = ["EXIT_FAILURE", "EXIT_OK", "EXIT_USAGE", "Address", "Options", "TlsFiles", "parse_address"]
+__all__ = [
+    "DEFAULT_CACHE_SIZE",
+    "EXIT_FAILURE",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "Address",
+    "Options",
+    "TlsFiles",
+    "parse_address",
+]
 
+#: bytes of models from S3
+DEFAULT_CACHE_SIZE = 64 * 2**30
 #: Exit codes: a clean end, a failure, and settings that cannot be used.
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -64,6 +76,9 @@ class Options:
     """What the flags say. See ``toutates.cli`` for their meaning and defaults.
 
     Attributes:
+        model_repositories: directories and S3 locations, see ``toutates.repositories.specification``.
+        model_cache_dir: for what comes from S3; None for the user's cache directory.
+        model_cache_size: bytes it may hold.
         load_models: names to load; None for all.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
         processing_cores: how many workers; None leaves it to ``toutates.placement``.
@@ -77,7 +92,9 @@ class Options:
         shutdown_grace_s: seconds.
     """
 
-    model_repository: Path
+    model_repositories: tuple[Specification, ...]
+    model_cache_dir: Path | None = None
+    model_cache_size: int = DEFAULT_CACHE_SIZE
     load_models: tuple[str, ...] | None = None
     execution_providers: tuple[str, ...] = ("auto",)
     custom_op_libraries: tuple[Path, ...] = ()

@@ -31,15 +31,18 @@ import trio
 
 from toutates.batching.session import SessionOptions
 from toutates.certificates import ServerTls, load_server_tls
-from toutates.errors import ConfigurationError
+from toutates.errors import ConfigurationError, RepositoryError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.memory import available_memory
 from toutates.models.manager import LoadOptions, ModelManager
-from toutates.models.repository import ModelFolder, scan
+from toutates.models.repository import ModelFolder
 from toutates.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.placement import Placement, default_processing_cores, doubts, place, running_on
 from toutates.providers import choose_providers
+from toutates.repositories.fetching import fetch_all
+from toutates.repositories.interface import Repository
+from toutates.repositories.opening import find_models, open_repositories
 from toutates.service.answers import is_wanted
 from toutates.service.inflight import FLAG as INFLIGHT_FLAG
 from toutates.service.inflight import Inflight, share
@@ -185,7 +188,15 @@ class Server:
             return await self._run(task_status)
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> int:
-        folders = scan(self._options.model_repository, self._options.load_models)
+        options = self._options
+        repositories = open_repositories(
+            options.model_repositories, cache_root=options.model_cache_dir, cache_size=options.model_cache_size
+        )
+        try:
+            found = find_models(repositories, options.load_models)
+        except RepositoryError as error:
+            # Whoever starts servers is told at once, rather than by a server that stays without models.
+            raise ConfigurationError(str(error)) from error
         for doubt in doubts(self._placement, gil=gil_enabled()):
             logger.warning("%s", doubt)
         self._warn_of_gil()
@@ -194,11 +205,13 @@ class Server:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals)
-                    await self._serve(folders, listeners, task_status)
+                    await self._serve(found, listeners, task_status)
                     nursery.cancel_scope.cancel()
         finally:
             for listener in listeners:
                 listener.close()
+            for repository in repositories:
+                repository.stop()
         return EXIT_FAILURE if self._failed or self._cut_off_calls else EXIT_OK
 
     async def _heed(self, signals: AsyncIterator[int]) -> None:
@@ -213,7 +226,10 @@ class Server:
             self.stop()
 
     async def _serve(
-        self, folders: Sequence[ModelFolder], listeners: list[socket.socket], task_status: trio.TaskStatus[None]
+        self,
+        found: Sequence[tuple[Repository, ModelFolder]],
+        listeners: list[socket.socket],
+        task_status: trio.TaskStatus[None],
     ) -> None:
         options = self._options
         async with trio.open_nursery() as executors:
@@ -227,7 +243,7 @@ class Server:
             )
             manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager))
             try:
-                if await self._load(manager, folders):
+                if await self._load(manager, found):
                     await self._run_workers(manager, listeners, task_status)
             finally:
                 manager.stop()
@@ -273,7 +289,7 @@ class Server:
         self.address = (host, port)
         return listeners
 
-    async def _load(self, manager: ModelManager, folders: Sequence[ModelFolder]) -> bool:
+    async def _load(self, manager: ModelManager, found: Sequence[tuple[Repository, ModelFolder]]) -> bool:
         """Load the models, unless a signal comes first; returns whether to go on."""
         started = time.monotonic()
         async with trio.open_nursery() as nursery:
@@ -283,12 +299,13 @@ class Server:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(cancel_when_stopping)
-            await manager.load_all(folders, _progress_line())
+            await manager.load_all(await fetch_all(found, self._placement.anywhere), _progress_line())
             nursery.cancel_scope.cancel()
         if self._stopping.is_set():
             return False
         if not manager.table.models:
-            logger.warning("the model repository %s has no models", self._options.model_repository)
+            names = ", ".join(str(one) for one in self._options.model_repositories)
+            logger.warning("the model repository %s has no models", names)
         providers = [name for name, _ in self._providers]
         say(startup_table(manager.table, providers, time.monotonic() - started))
         say(placement_table(self._placement, manager.table, self._options.ort_intra_threads))

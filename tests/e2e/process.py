@@ -76,7 +76,7 @@ class ServerProcess:
 
 @contextmanager
 def running(
-    repository: Path,
+    repository: Path | str,
     folder: Path,
     flags: Sequence[str] = (),
     start: Sequence[str] = ("-m", "toutates"),
@@ -85,7 +85,7 @@ def running(
     """A server that has become ready, and ends with the block if it has not ended by then.
 
     Args:
-        repository: the models.
+        repository: the models: a directory or an s3:// URL.
         folder: an empty one, for its log.
         flags: beside the repository and the address.
         start: what the interpreter is told to run.

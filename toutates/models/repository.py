@@ -26,14 +26,26 @@ from toutates.errors import ConfigurationError
 from toutates.models.settings import MODEL_FILENAME
 from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
 
-__all__ = ["MODEL_FILENAME", "ModelFolder", "VersionFolder", "scan", "scan_model", "version_folder"]
+__all__ = [
+    "MODEL_FILENAME",
+    "RESERVED",
+    "ModelFolder",
+    "VersionFolder",
+    "is_version",
+    "refuse_unknown",
+    "scan",
+    "scan_model",
+    "version_folder",
+]
+
+#: Triton's own sub-directories of a model
+RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})
 
 _FLAG: Final = "--model-repository"
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
 _GREATEST_VERSION: Final = 2**63 - 1  # versions are int64 in the protocol
 #: Errors of a link to nothing or to itself, and of an entry that has just been removed.
 _NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-_RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})  # Triton's own sub-directories of a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,7 @@ class VersionFolder:
         model_path: the graph's file, whether or not it can be read.
         problem: why the version cannot be loaded; empty if nothing stands against it.
         triton: what the model's config.pbtxt says; None without one.
+        fingerprint: another one after any file of the version has changed; empty where nobody has looked.
     """
 
     number: int
@@ -53,6 +66,7 @@ class VersionFolder:
     model_path: Path
     problem: str = ""
     triton: TritonConfiguration | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,8 @@ class ModelFolder:
         versions: ascending by number.
         warnings: what was passed over in the directory and may have been meant, one sentence each.
         problem: why no version of it can be loaded; empty if there are any to try.
+        fingerprint: another one after any file of the model has changed; empty where nobody has looked.
+        source: where the operator finds it, a path or an s3:// URL; empty where ``path`` says it.
     """
 
     name: str
@@ -72,6 +88,8 @@ class ModelFolder:
     versions: tuple[VersionFolder, ...] = ()
     warnings: tuple[str, ...] = ()
     problem: str = ""
+    fingerprint: str = ""
+    source: str = ""
 
 
 def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
@@ -86,7 +104,7 @@ def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
     """
     names = _model_names(root)
     if only is not None:
-        _refuse_unknown(only, names)
+        refuse_unknown(only, names)
         names = [name for name in names if name in only]
     return [scan_model(root / name) for name in names]
 
@@ -106,7 +124,12 @@ def _unusable(root: Path, problem: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(problem, key=_FLAG, value=str(root), remedy=remedy)
 
 
-def _refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
+def refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
+    """See that every name in ``only`` is among ``names``, which are sorted.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
     for name in sorted(only):
         if name not in names:
             near = get_close_matches(name, names, n=1)
@@ -127,11 +150,11 @@ def scan_model(path: Path) -> ModelFolder:
         entries = _directories(path)
     except OSError as exc:
         return ModelFolder(path.name, path, problem=f"cannot read '{path}': {exc.strerror}")
-    numbers = sorted(int(entry) for entry in entries if _is_version(entry))
+    numbers = sorted(int(entry) for entry in entries if is_version(entry))
     warnings = [
         f"'{path / entry}' is passed over: a version's directory is named by a positive integer without leading zeros"
         for entry in entries
-        if not _is_version(entry) and entry not in _RESERVED
+        if not is_version(entry) and entry not in RESERVED
     ]
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
     try:
@@ -150,7 +173,8 @@ def scan_model(path: Path) -> ModelFolder:
     return ModelFolder(path.name, path, versions, tuple(warnings), problem)
 
 
-def _is_version(name: str) -> bool:
+def is_version(name: str) -> bool:
+    """Whether a directory of this name is a version of its model."""
     # The length is bounded first: int() refuses very long numbers with an error of its own.
     return len(name) <= 19 and _VERSION.fullmatch(name) is not None and int(name) <= _GREATEST_VERSION
 

@@ -1,0 +1,86 @@
+"""Many models at once: those that cannot be had do not keep the others, and a start that is called off ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import trio
+
+from toutates.errors import RepositoryError
+from toutates.models.repository import ModelFolder, VersionFolder
+from toutates.repositories.fetching import DownloadLine, fetch_all
+from toutates.repositories.interface import Progress
+
+
+class Stubborn:
+    """A repository whose downloads end when it is stopped; but "quick" is there, and "broken" cannot be had."""
+
+    name = "stubborn"
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.begun = threading.Event()
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        return []
+
+    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+        if folder.name == "slow":
+            self.begun.set()
+            self.stopped.wait(30)
+        if folder.name != "quick":
+            raise RepositoryError(f"{folder.name} cannot be had")
+        return folder
+
+    def release(self, folder: ModelFolder) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def folder(name: str) -> ModelFolder:
+    return ModelFolder(name, Path(name), (VersionFolder(1, Path(name), Path(name)),))
+
+
+def test_a_model_that_cannot_be_had_keeps_its_place_with_the_reason() -> None:
+    repository = Stubborn()
+    found = [(repository, folder(name)) for name in ("broken", "quick")]
+    broken, quick = trio.run(fetch_all, found)
+    assert (broken.name, broken.versions, broken.problem) == ("broken", (), "broken cannot be had")
+    assert quick == folder("quick")
+    assert not repository.stopped.is_set()
+
+
+def test_fetching_that_is_cancelled_stops_the_repository() -> None:
+    repository = Stubborn()
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fetch_all, [(repository, folder("slow"))])
+                await trio.to_thread.run_sync(repository.begun.wait)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert repository.stopped.is_set()
+
+
+def test_progress_of_all_models_is_shown_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now = 0.0
+    line = DownloadLine(lambda: now)
+    one, other = line.of("one"), line.of("other")
+    one(1_000_000, 2_000_000)
+    assert not caplog.messages
+    now = 6.0
+    other(0, 3_000_000)
+    one(2_000_000, 2_000_000)
+    assert caplog.messages == ["fetched 1.0 of 5.0 MB: other"]
+    now = 12.0
+    other(1_500_000, 3_000_000)
+    assert caplog.messages[1:] == ["fetched 3.5 of 5.0 MB: other"]

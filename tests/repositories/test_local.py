@@ -1,0 +1,102 @@
+"""Local directories as repositories: fingerprints that change with any file, and names of several together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toutates.errors import ConfigurationError
+from toutates.repositories.local import LocalRepository
+from toutates.repositories.opening import find_models, open_repositories
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("m/1/model.onnx", "m/1/weights/a.data", "m/2/model.onnx", "m/config.pbtxt", "n/1/model.onnx"):
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"version_policy { all {} }" if path.name == "config.pbtxt" else name.encode())
+    return tmp_path / "root"
+
+
+def replace(path: Path) -> None:
+    path.with_name("new").write_bytes(path.read_bytes())
+    os.utime(path.with_name("new"), ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    path.with_name("new").replace(path)
+
+
+CHANGES: list[tuple[str, Callable[[Path], object], set[int]]] = [
+    ("m/1/model.onnx", lambda path: path.write_bytes(b"longer than it was before"), {1}),
+    ("m/1/model.onnx", lambda path: os.utime(path, ns=(1, 1)), {1}),
+    ("m/1/model.onnx", replace, {1}),
+    ("m/1/model.onnx", lambda path: path.unlink(), {1}),
+    ("m/1/weights/a.data", lambda path: path.write_bytes(b"other"), {1}),
+    ("m/1/config.yaml", lambda path: path.write_bytes(b""), {1}),
+    ("m/1/empty", lambda path: path.mkdir(), {1}),
+    ("m/config.pbtxt", lambda path: path.write_bytes(b"version_policy { all { } }"), set()),
+    ("m/labels.txt", lambda path: path.write_bytes(b"other"), set()),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "versions"), CHANGES)
+def test_any_change_is_another_fingerprint_of_its_version_and_model(
+    root: Path, name: str, change: Callable[[Path], object], versions: set[int]
+) -> None:
+    repository = LocalRepository(root)
+    before = repository.scan()
+    assert repository.scan() == before
+    change(root / name)
+    after = repository.scan()
+    assert after[0].fingerprint != before[0].fingerprint
+    assert after[1] == before[1]
+    changed = {
+        new.number
+        for old, new in zip(before[0].versions, after[0].versions, strict=True)
+        if new.fingerprint != old.fingerprint
+    }
+    assert changed == versions
+
+
+def test_a_link_that_is_turned_is_another_fingerprint(root: Path) -> None:
+    (root / "m" / "3").symlink_to(root / "m" / "1")
+    repository = LocalRepository(root)
+    (before,) = repository.scan(["m"])
+    (root / "m" / "3").unlink()
+    (root / "m" / "3").symlink_to(root / "m" / "2")
+    (after,) = repository.scan(["m"])
+    assert after.versions[2].fingerprint != before.versions[2].fingerprint
+
+
+def test_links_in_a_circle_end(root: Path) -> None:
+    (root / "m" / "1" / "self").symlink_to(root / "m")
+    (root / "m" / "1" / "loop").symlink_to(root / "m" / "1" / "loop")
+    repository = LocalRepository(root)
+    assert repository.scan() == repository.scan()
+
+
+def test_fetching_leaves_a_directory_as_it_is(root: Path) -> None:
+    repository = LocalRepository(root)
+    folder, _ = repository.scan()
+    assert repository.fetch(folder, lambda *_: None) is folder
+    assert [version.number for version in repository.fetch(folder, lambda *_: None, [2]).versions] == [2]
+    repository.release(folder)
+
+
+def test_models_of_several_repositories_are_found_together(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "other" / "a" / "1").mkdir(parents=True)
+    repositories = open_repositories([root, tmp_path / "other"], cache_root=None, cache_size=1)
+    assert [folder.name for _, folder in find_models(repositories)] == ["a", "m", "n"]
+    assert [folder.name for _, folder in find_models(repositories, ["n", "a"])] == ["a", "n"]
+    with pytest.raises(ConfigurationError, match=r"--load-models: no such model.*'mm'.*did you mean 'm'.*a, m, n"):
+        find_models(repositories, ["mm"])
+
+
+def test_two_models_of_one_name_are_refused_with_both_paths(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "other" / "m" / "1").mkdir(parents=True)
+    repositories = open_repositories([root, tmp_path / "other"], cache_root=None, cache_size=1)
+    with pytest.raises(ConfigurationError, match=rf"'m' is in two repositories: '{root}/m' and '{tmp_path}/other/m'"):
+        find_models(repositories)
+    assert [folder.name for _, folder in find_models(repositories, ["n"])] == ["n"]

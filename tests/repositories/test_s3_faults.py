@@ -1,0 +1,437 @@
+"""What S3, the network and the disk can do wrong: what is tried again, what is said, and that nothing wrong is kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repositories.support import Fault, Proxy, S3Service, files_in, quiet, repository
+from toutates.errors import ConfigurationError, RepositoryError
+from toutates.repositories import s3_download
+from toutates.repositories.cache import ModelCache
+from toutates.repositories.s3 import S3Repository
+from toutates.repositories.specification import S3Specification
+
+LARGE = os.urandom(1024) * (9 * 1024)  # two parts
+
+
+@pytest.fixture
+def bucket(moto_service: S3Service) -> str:
+    return moto_service.bucket({"m/1/model.onnx": b"graph", "m/1/config.yaml": b"x: 12\n"})
+
+
+def fetched_files(remote: S3Repository) -> dict[str, bytes]:
+    return files_in(remote.fetch(remote.scan()[0], quiet).path)
+
+
+def nothing_is_left(cache: Path) -> bool:
+    return not list((cache / "partial").iterdir())
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut_at", [0, 5, 700])
+def test_a_listing_that_is_cut_off_is_asked_for_again(proxy: Proxy, bucket: str, tmp_path: Path, cut_at: int) -> None:
+    proxy.faults = [Fault("list-type", cut_at=cut_at)]
+    with repository(proxy, bucket, tmp_path) as remote:
+        assert len(remote.scan()) == 1
+    assert len(proxy.requests) == 2
+
+
+def test_a_download_that_is_cut_off_goes_on_where_it_was(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
+    # More often than an object is tried without progress.
+    proxy.faults = [Fault("model.onnx", times=6, cut_at=1_500_000)]
+    with repository(proxy, bucket, tmp_path) as remote:
+        assert fetched_files(remote) == {"1/model.onnx": LARGE}
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_download_that_gets_nowhere_ends(
+    proxy: Proxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_download, "_FIRST_WAIT", 0.001)
+    with repository(proxy, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        head = 500  # of about 600 bytes, none of which is content
+        proxy.faults = [Fault("model.onnx", times=100, cut_at=head)]
+        with pytest.raises(RepositoryError, match=r"m/1/model\.onnx.*cannot be read now"):
+            remote.fetch(folder, quiet)
+        assert nothing_is_left(tmp_path)
+        proxy.faults = []
+        assert fetched_files(remote).keys() == {"1/model.onnx", "1/config.yaml"}
+
+
+def test_content_that_was_changed_on_its_way_is_downloaded_again(
+    proxy: Proxy, moto_service: S3Service, tmp_path: Path
+) -> None:
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
+    proxy.faults = [Fault("model.onnx", garble_at=100_000)]
+    with repository(proxy, bucket, tmp_path) as remote:
+        assert fetched_files(remote) == {"1/model.onnx": LARGE}
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_service_that_is_not_there_is_named(tmp_path: Path, moto_service: S3Service) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    gone = S3Service(port, None)
+    with (
+        repository(gone, "bucket", tmp_path) as remote,
+        pytest.raises(RepositoryError, match=rf"s3://bucket at http://127\.0\.0\.1:{port}.*--s3-endpoint"),
+    ):
+        remote.scan()
+
+
+def test_a_server_that_is_no_s3_service_is_a_wrong_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(2):
+                client, _ = listener.accept()
+                with client:
+                    client.recv(65_536)
+                    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\nConnection: close\r\n\r\n<p>Hello world!")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            repository(S3Service(listener.getsockname()[1], None), "bucket", tmp_path) as remote,
+            pytest.raises((ConfigurationError, RepositoryError), match="--s3-endpoint"),
+        ):
+            remote.scan()
+        socket.create_connection(listener.getsockname()).close()
+        thread.join(10)
+
+
+# --- who may ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_a_wrong_setting(
+    s3rver_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    with (
+        repository(s3rver_service, s3rver_service.bucket(), tmp_path) as remote,
+        pytest.raises(ConfigurationError, match=r"not accepted \(InvalidAccessKeyId\).*check AWS_ACCESS_KEY_ID"),
+    ):
+        remote.scan()
+
+
+@pytest.fixture
+def guarded(moto_service: S3Service) -> Iterator[S3Service]:
+    """moto while it looks at who may do what."""
+
+    def unguarded_requests(count: str) -> None:
+        request = urllib.request.Request(
+            f"{moto_service.endpoint}/moto-api/reset-auth", count.encode(), {"Content-Type": "text/plain"}
+        )
+        urllib.request.urlopen(request, timeout=10).close()
+
+    unguarded_requests("0")
+    yield moto_service
+    unguarded_requests("inf")
+
+
+@pytest.fixture
+def key(moto_service: S3Service) -> dict[str, str]:
+    """The key of a user who may do nothing."""
+    import boto3
+
+    iam = boto3.Session("a", "b", region_name="us-east-1").client("iam", endpoint_url=moto_service.endpoint)
+    name = f"user-{os.urandom(4).hex()}"
+    iam.create_user(UserName=name)
+    made: dict[str, str] = iam.create_access_key(UserName=name)["AccessKey"]
+    iam.close()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        ("hunter2", r"not accepted \(SignatureDoesNotMatch\).*check AWS_ACCESS_KEY_ID"),
+        (None, r"access is denied \(AccessDenied\).*allow s3:ListBucket and s3:GetObject"),
+    ],
+)
+def test_credentials_that_may_not_are_a_wrong_setting_and_not_shown(
+    bucket: str,
+    key: dict[str, str],
+    guarded: S3Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    secret: str | None,
+    message: str,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret or key["SecretAccessKey"])
+    caplog.set_level(logging.DEBUG)
+    with repository(guarded, bucket, tmp_path) as remote, pytest.raises(ConfigurationError, match=message) as raised:
+        remote.scan()
+    shown = str(raised.value) + caplog.text
+    assert key["AccessKeyId"] not in shown
+    assert (secret or key["SecretAccessKey"]) not in shown
+    assert "Signature=" not in shown
+
+
+def test_no_credentials_are_a_wrong_setting(
+    moto_service: S3Service, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with (
+        repository(moto_service, bucket, tmp_path) as remote,
+        pytest.raises(ConfigurationError, match=r"no credentials.*AWS_ACCESS_KEY_ID"),
+    ):
+        remote.scan()
+
+
+def test_an_unknown_profile_is_a_wrong_setting(
+    moto_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(ConfigurationError, match=r"nobody.*AWS_PROFILE"), repository(moto_service, "bucket", tmp_path):
+        pass
+
+
+# --- what happens to objects -----------------------------------------------------------------------------------------
+
+
+def test_an_object_that_changes_while_it_is_downloaded_is_downloaded_anew(
+    proxy: Proxy, moto_service: S3Service, tmp_path: Path
+) -> None:
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
+    new = LARGE[::-1]
+
+    def before(line: str) -> None:
+        if len(proxy.reads) == 2 and "model.onnx" in line:
+            moto_service.put(bucket, "m/1/model.onnx", new)
+
+    proxy.before = before
+    with repository(proxy, bucket, tmp_path) as remote:
+        (seen,) = remote.scan()
+        fetched = remote.fetch(seen, quiet)
+        assert files_in(fetched.path) == {"1/model.onnx": new}
+        assert fetched.fingerprint != seen.fingerprint
+        assert [fetched] == remote.scan()
+
+
+def test_a_model_of_which_another_file_changes_meanwhile_is_no_mixture(
+    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path
+) -> None:
+    def before(line: str) -> None:
+        # config.yaml has been read by now, the listing that is checked against has not.
+        if len(proxy.requests) == 4:
+            moto_service.put(bucket, "m/1/config.yaml", b"y: 2\n")
+
+    proxy.before = before
+    with repository(proxy, bucket, tmp_path) as remote:
+        assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"y: 2\n"}
+
+
+def test_an_object_that_never_stays_is_given_up(
+    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toutates.repositories.s3._FIRST_WAIT", 0.001)
+
+    def before(line: str) -> None:
+        if "model.onnx" in line:
+            moto_service.put(bucket, "m/1/model.onnx", os.urandom(8))
+
+    proxy.before = before
+    with repository(proxy, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        with pytest.raises(
+            RepositoryError, match=r"'m' .* kept changing.*5 times.*m/1/model\.onnx' has changed.*upload"
+        ):
+            remote.fetch(folder, quiet)
+    assert nothing_is_left(tmp_path)
+
+
+def test_an_object_that_is_removed_meanwhile_is_no_longer_wanted(
+    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path
+) -> None:
+    with repository(proxy, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        moto_service.client.delete_object(Bucket=bucket, Key="m/1/config.yaml")
+        assert files_in(remote.fetch(folder, quiet).path) == {"1/model.onnx": b"graph"}
+
+
+def test_a_model_that_is_removed_meanwhile_is_said_to_be(
+    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path
+) -> None:
+    with repository(proxy, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        for name in ("config.yaml", "model.onnx"):
+            moto_service.client.delete_object(Bucket=bucket, Key=f"m/1/{name}")
+        with pytest.raises(RepositoryError, match=f"'m' is no longer in 's3://{bucket}'"):
+            remote.fetch(folder, quiet)
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["content", "size", "record", "no record"])
+def test_a_damaged_file_is_downloaded_again(proxy: Proxy, bucket: str, tmp_path: Path, damage: str) -> None:
+    with repository(proxy, bucket, tmp_path) as remote:
+        fetched_files(remote)
+        (path,) = (path for path in (tmp_path / "objects").iterdir() if path.suffix == "" and path.stat().st_size == 5)
+        record = path.with_name(path.name + ".json")
+        path.chmod(0o600)
+        if damage == "content":
+            path.write_bytes(b"Graph")
+        elif damage == "size":
+            path.write_bytes(b"gra")
+        elif damage == "record":
+            record.write_text('{"size": 5')
+        else:
+            record.unlink()
+        reads = len(proxy.reads)
+        assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
+        assert proxy.reads[reads:] == [f"GET /{bucket}/m/1/model.onnx HTTP/1.1"]
+        assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
+        assert len(proxy.reads) == reads + 1
+
+
+def test_what_a_crash_left_is_begun_anew(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
+    with repository(proxy, bucket, tmp_path) as remote:
+        fetched_files(remote)
+        for path in (tmp_path / "objects").iterdir():
+            if path.suffix == "" and path.stat().st_size == 5:
+                path.chmod(0o600)
+                path.replace(tmp_path / "partial" / path.name)
+        (tmp_path / "partial" / "other").write_bytes(b"1234")
+        for path in (tmp_path / "views").glob("*/files/*/*/*"):
+            path.unlink()
+        assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
+        assert nothing_is_left(tmp_path)
+
+
+def test_two_servers_download_an_object_once(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE, "m/1/config.yaml": b"x"})
+    hold = threading.Event()
+    proxy.faults = [Fault("model.onnx", hold=hold)]
+    found: list[dict[str, bytes]] = []
+    with repository(proxy, bucket, tmp_path) as one, repository(proxy, bucket, tmp_path) as other:
+        threads = [threading.Thread(target=lambda r=r: found.append(fetched_files(r))) for r in (one, other)]
+        for thread in threads:
+            thread.start()
+        while len(proxy.reads) < 3 or sum("list-type" in line for line in proxy.requests) < 2:
+            threads[0].join(0.01)
+        threads[1].join(0.3)  # the second has met the first one's locks by now, or it would be late
+        hold.set()
+        for thread in threads:
+            thread.join(30)
+    assert found == [{"1/model.onnx": LARGE, "1/config.yaml": b"x"}] * 2
+    assert len(proxy.reads) == 3  # two parts, and config.yaml
+
+
+def test_a_server_takes_over_what_another_gives_up(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
+    hold = threading.Event()
+    proxy.faults = [Fault("model.onnx", hold=hold, cut_at=0)]
+    with repository(proxy, bucket, tmp_path) as one, repository(proxy, bucket, tmp_path) as other:
+        failed: list[BaseException] = []
+
+        def fetch() -> None:
+            try:
+                fetched_files(one)
+            except RepositoryError as error:
+                failed.append(error)
+
+        first = threading.Thread(target=fetch)
+        first.start()
+        while not any("model.onnx" in line for line in proxy.reads):
+            first.join(0.01)
+        one.stop()
+        hold.set()
+        assert fetched_files(other) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
+        first.join(30)
+        assert len(failed) == 1
+
+
+def test_what_was_used_longest_ago_makes_room(moto_service: S3Service, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({f"{name}/1/model.onnx": name.encode() * 1000 for name in "abc"})
+    with repository(moto_service, bucket, tmp_path, size=2500) as remote:
+        folders = {folder.name: folder for folder in remote.scan()}
+        for number, name in enumerate("aba"):
+            fetched = remote.fetch(folders[name], quiet)
+            remote.release(fetched)
+            os.utime(fetched.path.parents[1] / "manifest", (number, number))
+        remote.fetch(folders["c"], quiet)
+        assert sorted(path.name for path in (tmp_path / "views").glob("*/files/*")) == ["a", "c"]
+        assert sum(path.stat().st_size for path in (tmp_path / "objects").glob("md5-*[!n]")) == 2000
+
+
+def test_what_a_server_uses_does_not_make_room(moto_service: S3Service, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({f"{name}/1/model.onnx": name.encode() * 1000 for name in "abc"})
+    with repository(moto_service, bucket, tmp_path, size=2500) as one:
+        folders = {folder.name: folder for folder in one.scan()}
+        kept = [one.fetch(folders[name], quiet) for name in "ab"]
+        with repository(moto_service, bucket, tmp_path, size=2500) as other:
+            other.scan()
+            with pytest.raises(RepositoryError, match=r"--model-cache-size 2500: .*1000 bytes.*2000.*raise it"):
+                other.fetch(folders["c"], quiet)
+            assert all(folder.versions[0].model_path.exists() for folder in kept)
+            one.release(kept[0])
+            other.fetch(folders["c"], quiet)
+            assert [folder.versions[0].model_path.exists() for folder in kept] == [False, True]
+
+
+def test_a_process_that_has_ended_uses_nothing(moto_service: S3Service, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({f"{name}/1/model.onnx": name.encode() * 1000 for name in "ab"})
+    with repository(moto_service, bucket, tmp_path, size=1500) as remote:
+        folders = {folder.name: folder for folder in remote.scan()}
+        script = (
+            "import os, sys; from pathlib import Path; from tests.repositories.support import *\n"
+            "with repository(S3Service(int(sys.argv[1]), None), sys.argv[2], Path(sys.argv[3])) as remote:\n"
+            "    remote.fetch(remote.scan(['a'])[0], quiet); os._exit(7)"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(moto_service.port), bucket, str(tmp_path)], timeout=60, check=False
+        )
+        assert ended.returncode == 7
+        remote.fetch(folders["b"], quiet)
+        assert sorted(path.name for path in (tmp_path / "views").glob("*/files/*")) == ["b"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=r"--model-cache-dir.*Not a directory.*file/below.*writable"):
+        ModelCache(tmp_path / "file" / "below", 1)
+
+
+def test_a_full_disk_is_said_before_the_download(moto_service: S3Service, proxy: Proxy, tmp_path: Path) -> None:
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a small disk takes the right to mount one")
+    try:
+        with repository(proxy, bucket, tmp_path) as remote:
+            (folder,) = remote.scan()
+            with pytest.raises(RepositoryError, match=rf"--model-cache-dir {tmp_path}.*No space left.*make room"):
+                remote.fetch(folder, quiet)
+            assert nothing_is_left(tmp_path)
+        assert proxy.reads == []
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_repository_that_is_stopped_ends_its_downloads(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
+    specification = S3Specification(bucket, "", proxy.endpoint)
+    remote = S3Repository(specification, ModelCache(tmp_path, 2**40))
+    (folder,) = remote.scan()
+    remote.stop()
+    with pytest.raises(RepositoryError, match="stopping"):
+        remote.fetch(folder, quiet)
+    assert nothing_is_left(tmp_path)

@@ -1,0 +1,76 @@
+"""Flags become repositories, and combinations of them that mean nothing are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toutates.cli import parse_options
+from toutates.errors import ConfigurationError
+from toutates.repositories.specification import S3Specification
+
+ENDPOINT = "http://minio:9000"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--model-repository a --model-repository b", (Path("a"), Path("b"))),
+        ("--model-repository s3://bucket", (S3Specification("bucket"),)),
+        ("--model-repository s3://bucket/", (S3Specification("bucket"),)),
+        ("--model-repository S3://bucket//a/b/", (S3Specification("bucket", "a/b/"),)),
+        ("--s3-bucket bucket --s3-prefix /a/b", (S3Specification("bucket", "a/b/"),)),
+        (
+            f"--model-repository s3://one/x --model-repository a --s3-bucket two --s3-endpoint {ENDPOINT} "
+            "--s3-region eu-west-1",
+            (
+                S3Specification("one", "x/", ENDPOINT, "eu-west-1"),
+                Path("a"),
+                S3Specification("two", "", ENDPOINT, "eu-west-1"),
+            ),
+        ),
+    ],
+)
+def test_flags_name_repositories(flags: str, expected: tuple[object, ...]) -> None:
+    assert parse_options(flags.split()).model_repositories == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", r"a model repository is required; give --model-repository or --s3-bucket"),
+        ("--model-repository=", r"--model-repository: is empty; name a directory"),
+        ("--s3-prefix a --model-repository a", r"--s3-prefix: .*--s3-bucket"),
+        (f"--s3-endpoint {ENDPOINT} --model-repository a", r"--s3-endpoint: .*only with a repository on S3"),
+        ("--s3-region eu --model-repository a", r"--s3-region: .*only with a repository on S3"),
+        ("--s3-region a/b --s3-bucket bucket", r"--s3-region: is not a region \(got 'a/b'\)"),
+        ("--s3-endpoint minio:9000 --s3-bucket bucket", r"--s3-endpoint: is not an endpoint"),
+        ("--s3-endpoint http:// --s3-bucket bucket", r"--s3-endpoint: is not an endpoint"),
+        ("--s3-endpoint http://a:b --s3-bucket bucket", r"--s3-endpoint: is not an endpoint"),
+        ("--s3-bucket s3://bucket", r"--s3-bucket: .*name the bucket alone"),
+        ("--model-repository s3://", r"--model-repository: .*write s3://BUCKET/PREFIX"),
+        ("--model-repository s3://host:9000/bucket", r"--model-repository: .*by --s3-endpoint"),
+        ("--model-repository gs://bucket", r"--model-repository: .*\(got 'gs://'\).*s3://BUCKET/PREFIX"),
+        ("--model-repository a --model-repository a", r"--model-repository: is given twice \(got 'a'\)"),
+        ("--model-repository s3://bucket/a --s3-bucket bucket --s3-prefix a/", r"given twice \(got 's3://bucket/a'\)"),
+        ("--model-cache-size 0 --s3-bucket bucket", r"--model-cache-size"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(flags: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_options(flags.split())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--s3-endpoint http://key:hunter2@minio --s3-bucket bucket",
+        "--model-repository s3://key:hunter2@minio/bucket",
+        "--model-repository https://key:hunter2@minio/bucket",
+    ],
+)
+def test_secrets_on_the_command_line_are_not_repeated(flags: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_options(flags.split())
+    assert "hunter2" not in str(raised.value)

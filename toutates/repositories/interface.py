@@ -1,0 +1,73 @@
+"""What the server asks of a repository, wherever its models are kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from toutates.models.repository import ModelFolder
+
+__all__ = ["Progress", "Repository", "fingerprint_of"]
+
+#: Called with the bytes of a model that are here and those it has in all, in whatever thread has got some more of them.
+Progress = Callable[[int, int], None]
+
+
+class Repository(Protocol):
+    """A place with models. Its methods block, and may be called in any thread, ``stop`` while others run.
+
+    Attributes:
+        name: what the operator calls it: a path, or an s3:// URL.
+    """
+
+    name: str
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        """List the models, sorted by name, with fingerprints. Their files need not be here yet.
+
+        Args:
+            only: names of the models wanted; None for all. Names that the repository does not have are left out.
+
+        Raises:
+            ConfigurationError: the repository cannot be used until an operator mends something.
+            RepositoryError: it cannot be reached now.
+        """
+        ...
+
+    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+        """Make the files of a model local, and keep them there until ``release``.
+
+        What is fetched is the model as it is now, which may no longer be what ``scan`` saw: the result's fingerprints
+        tell. A folder that has a problem comes back as it is.
+
+        Args:
+            folder: one that ``scan`` has returned.
+            on_progress: see Progress.
+            versions: numbers of the versions wanted, beside the files that belong to the whole model; None for all.
+
+        Returns:
+            The model with paths at which its files are, and with the versions that were wanted.
+
+        Raises:
+            ConfigurationError, RepositoryError: as ``scan``; also where there is no room for the files.
+        """
+        ...
+
+    def release(self, folder: ModelFolder) -> None:
+        """Say that the files of a folder from ``fetch`` are no longer in use; once for each ``fetch``."""
+        ...
+
+    def stop(self) -> None:
+        """Make every call under way end soon, with RepositoryError, and later ones at once."""
+        ...
+
+
+def fingerprint_of(lines: Iterable[str]) -> str:
+    """One short text for many; another one for any other lines."""
+    digest = hashlib.sha256()
+    for line in lines:
+        data = line.encode(errors="surrogatepass")
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.hexdigest()[:32]

@@ -1,0 +1,85 @@
+"""A repository in a local directory: ``toutates.models.repository``, with fingerprints of what was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from toutates.models.repository import ModelFolder, scan
+from toutates.repositories.interface import Progress, fingerprint_of
+
+__all__ = ["LocalRepository"]
+
+
+class LocalRepository:
+    """See ``Repository``. Files are where they are: nothing is fetched, nor kept from being changed by others.
+
+    Args:
+        root: the directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)
+        self._root = root
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        """See ``Repository.scan``."""
+        return [_with_fingerprints(folder) for folder in scan(self._root) if only is None or folder.name in only]
+
+    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+        """See ``Repository.fetch``: the folder itself, with these versions alone."""
+        if versions is None:
+            return folder
+        return replace(folder, versions=tuple(version for version in folder.versions if version.number in versions))
+
+    def release(self, folder: ModelFolder) -> None:
+        """See ``Repository.release``."""
+
+    def stop(self) -> None:
+        """See ``Repository.stop``."""
+
+
+def _with_fingerprints(folder: ModelFolder) -> ModelFolder:
+    lines = sorted(_entries(folder.path, "", set()))
+    versions = []
+    for version in folder.versions:
+        start = f"{version.number}/"
+        own = fingerprint_of(line for line in lines if line.startswith(start))
+        versions.append(replace(version, fingerprint=own))
+    return replace(
+        folder, versions=tuple(versions), fingerprint=fingerprint_of(lines), source=folder.source or str(folder.path)
+    )
+
+
+def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterator[str]:
+    """One line per file and directory: its path in the model, and what changes when the file does.
+
+    Links are followed, since deployments swap models by them, but never in a circle. A file that is written over keeps
+    its inode and changes its time or size; one that is put in its place has another inode.
+    """
+    try:
+        status = directory.stat()
+        names = os.listdir(directory)
+    except OSError as error:
+        yield f"{start} cannot be read: {error.errno}"
+        return
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        yield f"{start} leads to a directory above it"
+        return
+    yield f"{start} a directory"
+    for name in names:
+        if not start and name.startswith("."):  # passed over by the scan as well
+            continue
+        path = directory / name
+        if os.path.isdir(path):
+            yield from _entries(path, f"{start}{name}/", above | {identity})
+            continue
+        try:
+            status = path.stat()
+        except OSError as error:
+            yield f"{start}{name}\0cannot be read: {error.errno}"
+        else:
+            yield f"{start}{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"

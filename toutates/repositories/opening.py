@@ -1,0 +1,82 @@
+"""Repositories from what the operator asked for, and the models of all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from toutates.errors import ConfigurationError
+from toutates.models.repository import ModelFolder, refuse_unknown
+from toutates.repositories.interface import Repository
+from toutates.repositories.local import LocalRepository
+from toutates.repositories.specification import Specification
+
+__all__ = ["find_models", "open_repositories", "refuse_duplicates"]
+
+
+def open_repositories(
+    specifications: Iterable[Specification], *, cache_root: Path | None, cache_size: int
+) -> list[Repository]:
+    """The repositories, in the order given. What S3 needs is imported and made only if it is asked for.
+
+    Args:
+        specifications: from ``read_specifications``.
+        cache_root: directory for what is downloaded; None for the user's.
+        cache_size: bytes it may hold.
+
+    Raises:
+        ConfigurationError: the cache cannot be written, boto3 is missing or cannot be set up.
+    """
+    repositories: list[Repository] = []
+    cache = None
+    for one in specifications:
+        if isinstance(one, Path):
+            repositories.append(LocalRepository(one))
+            continue
+        from toutates.repositories.cache import ModelCache, default_cache_root
+        from toutates.repositories.s3 import S3Repository
+
+        if cache is None:
+            cache = ModelCache(cache_root or default_cache_root(), cache_size)
+        repositories.append(S3Repository(one, cache))
+    return repositories
+
+
+def find_models(
+    repositories: Sequence[Repository], only: Collection[str] | None = None
+) -> list[tuple[Repository, ModelFolder]]:
+    """The models of all repositories, sorted by name, each with the repository it is in.
+
+    Args:
+        repositories: where to look.
+        only: names of the models wanted; None for all.
+
+    Raises:
+        ConfigurationError: a repository cannot be used, none has a model named in ``only``, or two have one of the
+            same name.
+        RepositoryError: a repository cannot be reached now.
+    """
+    found = [(repository, folder) for repository in repositories for folder in repository.scan(only)]
+    if only is not None and not {folder.name for _, folder in found}.issuperset(only):
+        names = sorted({folder.name for repository in repositories for folder in repository.scan()})
+        refuse_unknown(only, names)
+    found.sort(key=lambda pair: pair[1].name)
+    refuse_duplicates(folder for _, folder in found)
+    return found
+
+
+def refuse_duplicates(folders: Iterable[ModelFolder]) -> None:
+    """See that no two models have the same name.
+
+    Raises:
+        ConfigurationError: two do; names both.
+    """
+    known: dict[str, ModelFolder] = {}
+    for folder in folders:
+        other = known.setdefault(folder.name, folder)
+        if other is not folder:
+            raise ConfigurationError(
+                f"model '{folder.name}' is in two repositories: '{other.source}' and '{folder.source}'",
+                key="--model-repository",
+                remedy="rename or remove one of them",
+            )

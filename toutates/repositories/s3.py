@@ -1,0 +1,139 @@
+"""A repository in a bucket, or under a prefix of one: its listing is the scan, the cache has its files."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Collection
+from typing import Final
+
+from toutates.errors import RepositoryError
+from toutates.models.repository import ModelFolder
+from toutates.repositories.cache import ModelCache
+from toutates.repositories.interface import Progress, fingerprint_of
+from toutates.repositories.s3_client import ObjectChanged, S3Client
+from toutates.repositories.s3_download import THREADS, Downloads
+from toutates.repositories.s3_keys import ModelFiles, few, models_among
+from toutates.repositories.specification import S3Specification
+
+__all__ = ["S3Repository"]
+
+logger = logging.getLogger(__name__)
+
+#: of one model, while its objects change under the download
+_ATTEMPTS: Final = 5
+_FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
+
+
+class S3Repository:
+    """See ``Repository``. A new object under any key of a model is a new fingerprint, and its files another directory.
+
+    Args:
+        specification: where it is.
+        cache: where its files are put; may be shared with other repositories.
+
+    Raises:
+        ConfigurationError: boto3 is missing, or cannot be set up.
+    """
+
+    def __init__(self, specification: S3Specification, cache: ModelCache) -> None:
+        self.name = specification.url
+        self._prefix = specification.prefix
+        self._cache = cache
+        self._client = S3Client(specification, THREADS, cache.stopping)
+        self._place = f"s3://{specification.bucket} at {self._client.endpoint}"
+        self._downloads = Downloads(self._client, cache, self._place)
+        #: what the last scan saw; replaced as a whole
+        self._seen: dict[str, ModelFiles] = {}
+        #: oddities that the log has, which are not said again at every poll
+        self._said: list[str] = []
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        """See ``Repository.scan``: one listing of everything, or one for each of the models wanted."""
+        prefixes = [self._prefix] if only is None else [f"{self._prefix}{name}/" for name in sorted(only)]
+        found = (each for prefix in prefixes for each in self._client.objects(prefix))
+        models, odd = models_among(found, self.name, self._prefix)
+        if only is not None:
+            # A name with a slash in it would have been looked for in another model.
+            models = {name: files for name, files in models.items() if name in only}
+        if odd != self._said and only is None:
+            self._said = odd
+            for problem in few(odd):
+                logger.warning("%s", problem)
+        self._seen = models if only is None else {**self._seen, **models}
+        return [self._describe(files) for files in models.values()]
+
+    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+        """See ``Repository.fetch``. Only what the cache does not have is downloaded."""
+        files = self._seen.get(folder.name)
+        if files is None or files.fingerprint != folder.fingerprint:
+            files = self._list(folder)
+        problem = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                logger.info("model '%s' is listed again: %s", folder.name, problem)
+                self._cache.stopping.wait(_FIRST_WAIT * 2 ** (attempt - 1) * (1 + random.random()))
+                files = self._list(folder)
+            try:
+                return self._fetch(files, on_progress, versions)
+            except ObjectChanged as error:
+                problem = str(error)
+        raise RepositoryError(
+            f"model '{folder.name}' in '{self.name}' kept changing while it was downloaded, {_ATTEMPTS} times: "
+            f"{problem}; wait until its upload is complete"
+        )
+
+    def release(self, folder: ModelFolder) -> None:
+        """See ``Repository.release``."""
+        self._cache.release(_view_of(folder))
+
+    def stop(self) -> None:
+        """See ``Repository.stop``. Other repositories with the same cache stop too."""
+        self._cache.stop()
+        self._downloads.close()
+        self._client.close()
+
+    def _list(self, folder: ModelFolder) -> ModelFiles:
+        """What the model is made of now.
+
+        Raises:
+            RepositoryError: it is gone; and as ``scan``.
+        """
+        listed, _ = models_among(self._client.objects(f"{self._prefix}{folder.name}/"), self.name, self._prefix)
+        if folder.name not in listed:
+            raise RepositoryError(f"model '{folder.name}' is no longer in '{self.name}'")
+        return listed[folder.name]
+
+    def _fetch(self, files: ModelFiles, on_progress: Progress, versions: Collection[int] | None) -> ModelFolder:
+        folder = self._describe(files, versions)
+        if folder.problem:
+            return folder
+        wanted = files.wanted(versions)
+        view = _view_of(folder)
+        self._cache.hold(view, [self._downloads.identify(found) for found in wanted.values()])
+        try:
+            cached, downloaded = self._downloads.bring(list(wanted.values()), on_progress)
+            # Another file of the model may have been replaced after it was read: half a model is no model.
+            if downloaded and self._list(folder).fingerprint != files.fingerprint:
+                raise ObjectChanged(f"'{files.source}' has changed while it was downloaded")
+            self._cache.link(view, folder.name, {name: cached[found.key] for name, found in wanted.items()})
+        except BaseException:
+            self._cache.release(view)
+            raise
+        if downloaded:
+            logger.info("model '%s': %d bytes downloaded from %s", folder.name, downloaded, files.source)
+        return folder
+
+    def _describe(self, files: ModelFiles, versions: Collection[int] | None = None) -> ModelFolder:
+        """The model, with the paths that its files have or will have.
+
+        The directory is another one for any other files, so that nothing in it is ever changed under a server.
+        """
+        wanted = files.wanted(versions)
+        lines = [f"{name}\0{found.etag}\0{found.size}" for name, found in sorted(wanted.items())]
+        view = fingerprint_of((self._place, self._prefix, files.name, *lines))
+        return files.describe(self._cache.view_path(view, files.name), versions)
+
+
+def _view_of(folder: ModelFolder) -> str:
+    return folder.path.parent.parent.name

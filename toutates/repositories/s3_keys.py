@@ -1,0 +1,204 @@
+"""From the keys of a bucket to models, versions and files: what ``toutates.models.repository`` does for a directory.
+
+Keys are any text, file names are not. A key whose parts cannot be names in a directory is never used as a path: it is
+a problem of the version it lies in, or a warning where it lies in none. The same rules hold as for a local repository:
+hidden entries and directories that are no version are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from toutates.models.repository import MODEL_FILENAME, RESERVED, ModelFolder, VersionFolder, is_version
+from toutates.repositories.interface import fingerprint_of
+
+__all__ = ["ModelFiles", "S3Object", "few", "models_among"]
+
+_MAX_NAME: Final = 255  # bytes of one name in most file systems
+_MAX_PATH: Final = 2_048  # bytes; keys are 1024 at most, but not those of every implementation
+_MAX_SAID: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """One object as a listing shows it.
+
+    Attributes:
+        key: its name in the bucket.
+        etag: as the service writes it, with its quotes.
+        size: bytes.
+    """
+
+    key: str
+    etag: str
+    size: int
+
+
+@dataclass(slots=True)
+class ModelFiles:
+    """What a listing holds of one model.
+
+    Attributes:
+        name: of the model.
+        source: its s3:// URL.
+        files: by path in the model, with slashes.
+        directories: every directory of the model that has an entry, without a slash at the end.
+        odd: what is wrong with a key, by the part of it that is a path, or would be.
+    """
+
+    name: str
+    source: str
+    files: dict[str, S3Object] = field(default_factory=dict)
+    directories: set[str] = field(default_factory=set)
+    odd: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one after any change that ``describe`` or ``wanted`` could show."""
+        return fingerprint_of(self._lines())
+
+    def describe(self, path: Path, versions: Collection[int] | None = None) -> ModelFolder:
+        """The model's folder.
+
+        Args:
+            path: where its files are, or are going to be.
+            versions: those to describe; None for all.
+        """
+        entries = sorted({name.partition("/")[0] for name in self.directories} - {""})
+        numbers = sorted(int(entry) for entry in entries if is_version(entry))
+        warnings = [
+            f"'{self.source}/{entry}/' is passed over: a version is named by a positive integer without leading zeros"
+            for entry in entries
+            if not is_version(entry) and entry not in RESERVED and not entry.startswith(".")
+        ]
+        odd = [problem for name, problem in sorted(self.odd.items()) if not is_version(name.partition("/")[0])]
+        warnings += few(odd)
+        return ModelFolder(
+            self.name,
+            path,
+            tuple(self._version(path, number) for number in numbers if versions is None or number in versions),
+            tuple(warnings),
+            "" if numbers else f"no version directory in '{self.source}/', such as '{self.source}/1/'",
+            self.fingerprint,
+            self.source,
+        )
+
+    def wanted(self, versions: Collection[int] | None = None) -> Mapping[str, S3Object]:
+        """The files to fetch, by path in the model: of these versions (all, for None) and of the model as a whole."""
+        return {name: found for name, found in self.files.items() if self._is_wanted(name, versions)}
+
+    def _is_wanted(self, name: str, versions: Collection[int] | None) -> bool:
+        first, slash, _ = name.partition("/")
+        if not slash:
+            return first not in self.directories
+        if is_version(first):
+            return (versions is None or int(first) in versions) and not self._problem(first)
+        return first in RESERVED
+
+    def _version(self, path: Path, number: int) -> VersionFolder:
+        folder = path / str(number)
+        graph = f"{number}/{MODEL_FILENAME}"
+        if graph in self.directories:
+            graph = f"{graph}/{MODEL_FILENAME}"
+        problem = self._problem(str(number))
+        if not problem and graph not in self.files:
+            problem = f"unable to find '{self.source}/{graph}': no such object"
+        return VersionFolder(
+            number, folder, path / graph, problem, fingerprint=fingerprint_of(self._lines(f"{number}/"))
+        )
+
+    def _problem(self, version: str) -> str:
+        start = version + "/"
+        for name, problem in sorted(self.odd.items()):
+            if name.startswith(start):
+                return problem
+        both = sorted(name for name in self.files if name.startswith(start) and name in self.directories)
+        if version in self.files:
+            both.insert(0, version)
+        if both:
+            key = f"{self.source}/{both[0]}"
+            return f"'{key}' and '{key}/...' are both objects, but no name is a file and a directory; remove one"
+        return ""
+
+    def _lines(self, start: str = "") -> Iterator[str]:
+        for name, found in sorted(self.files.items()):
+            if name.startswith(start):
+                yield f"{name}\0{found.etag}\0{found.size}"
+        yield from (f"{name}/" for name in sorted(self.directories) if name.startswith(start))
+        yield from (f"{name}\0{problem}" for name, problem in sorted(self.odd.items()) if name.startswith(start))
+
+
+def few(texts: Sequence[str]) -> list[str]:
+    """The first of many texts and how many more there are: anybody may put any number of keys into a bucket."""
+    return [*texts[:_MAX_SAID], *([f"and {len(texts) - _MAX_SAID} more like these"] if len(texts) > _MAX_SAID else ())]
+
+
+def models_among(objects: Iterable[S3Object], url: str, prefix: str) -> tuple[dict[str, ModelFiles], list[str]]:
+    """Sort objects by the models they belong to.
+
+    Args:
+        objects: all whose keys begin with the prefix, or those of some models.
+        url: of the repository, without a slash at the end.
+        prefix: of every key; "" or ending in a slash.
+
+    Returns:
+        The models by name, sorted; and what is wrong with keys that belong to none, one sentence each.
+    """
+    models: dict[str, ModelFiles] = {}
+    odd: list[str] = []
+    for found in objects:
+        name, slash, inside = found.key[len(prefix) :].partition("/")
+        if not slash or _is_hidden(name):
+            continue  # a file beside the models, the prefix itself, or hidden
+        problem = _oddity(name)
+        if problem:
+            odd.append(f"the object {found.key!r} in '{url}' is passed over: {problem}")
+            continue
+        model = models.setdefault(name, ModelFiles(name, f"{url}/{name}"))
+        if inside and not _is_hidden(inside.partition("/")[0]):
+            _add(model, inside, found)
+    return dict(sorted(models.items())), odd
+
+
+def _add(model: ModelFiles, inside: str, found: S3Object) -> None:
+    # What ends in a slash stands for a directory, as consoles and s3fs write it.
+    parts = inside.removesuffix("/").split("/")
+    problem = next(filter(None, map(_oddity, parts)), "")
+    if len(inside.encode(errors="replace")) > _MAX_PATH:
+        problem = f"its path has more than {_MAX_PATH} bytes"
+    if problem:
+        shown = f"the key {found.key!r} cannot be a file: {problem}; rename or remove it in '{model.source}'"
+        model.odd[inside] = shown
+        if is_version(parts[0]):
+            model.directories.add(parts[0])
+        return
+    if inside.endswith("/"):
+        model.directories.add("/".join(parts))
+    else:
+        model.files[inside] = found
+    for depth in range(1, len(parts)):
+        model.directories.add("/".join(parts[:depth]))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") and name not in (".", "..")
+
+
+def _oddity(name: str) -> str:
+    """Why a part of a key cannot be a name in a directory; "" if it can."""
+    if not name:
+        return "a part of it between slashes is empty"
+    if name in (".", ".."):
+        return f"a part of it is {name!r}"
+    if "\0" in name:
+        return "it has a zero byte"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not size or "\N{REPLACEMENT CHARACTER}" in name:  # which boto3 writes for what it could not decode
+        return "it is not UTF-8"
+    return f"a part of it has more than {_MAX_NAME} bytes" if size > _MAX_NAME else ""
