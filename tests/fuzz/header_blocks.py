@@ -20,7 +20,7 @@ from tests.h2grpc.support import METHODS, STREAM, UNARY, literal, request
 from toutates.h2grpc import Limits
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.headers import HeaderBlockError, HeaderReader
-from toutates.h2grpc.hpack_decoder import HpackDecoder
+from toutates.h2grpc.hpack_decoder import MAX_RESIZES, HpackDecoder
 from toutates.h2grpc.request_head import RequestHead, RequestJudge, trailers_complaint
 
 __all__ = ["check", "make_case", "read", "write"]
@@ -146,6 +146,8 @@ def check(case: bytes) -> None:
     reader = HeaderReader(METHODS, LIMITS, "gzip")
     for trailers, octets in read(case):
         expected, found = _outcome_of_hpack(theirs, octets), _outcome_of_ours(ours, octets)
+        if found is True and _resizes(octets) > MAX_RESIZES:
+            return  # which the package takes
         assert found == expected, f"block {octets.hex()} gives {found}, should be {expected}"
         if isinstance(expected, bool):
             _check_refusal(reader, octets, trailers=trailers, hostile=expected)
@@ -176,6 +178,19 @@ def _outcome_of_ours(decoder: HpackDecoder, octets: bytes) -> Outcome:
         return [(field.name, field.value) for field in decoder.decode(octets)[0]]
     except HeaderBlockError as error:
         return error.hostile
+
+
+def _resizes(octets: bytes) -> int:
+    """How many dynamic table size updates a block begins with."""
+    at = updates = 0
+    while at < len(octets) and octets[at] & 0xE0 == 0x20:
+        updates += 1
+        more = octets[at] & 0x1F == 0x1F
+        at += 1
+        while more and at < len(octets):
+            more = octets[at] >= 0x80
+            at += 1
+    return updates
 
 
 def _check_refusal(reader: HeaderReader, octets: bytes, *, trailers: bool, hostile: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,11 @@ def test_scan_sees_what_a_directory_of_the_same_files_would_show(service: S3Serv
         expected = local.scan(tmp_path / "root")
         assert [folder.name for folder in found] == [folder.name for folder in expected]
         for folder, wanted in zip(found, expected, strict=True):
-            assert [version.number for version in folder.versions] == [version.number for version in wanted.versions]
-            for version, other in zip(folder.versions, wanted.versions, strict=True):
+            # Which versions config.pbtxt chooses is known once it has been fetched.
+            by_number = {version.number: version for version in folder.versions}
+            assert by_number.keys() >= {version.number for version in wanted.versions}
+            for other in wanted.versions:
+                version = by_number[other.number]
                 assert version.model_path.relative_to(folder.path) == other.model_path.relative_to(wanted.path)
                 assert bool(version.problem) == bool(other.problem)
             assert len(folder.warnings) == len(wanted.warnings)
@@ -61,7 +65,10 @@ def test_fetch_makes_every_file_local_beside_the_others(service: S3Service, tmp_
     with repository(service, bucket, tmp_path, "models/") as remote:
         (folder,) = remote.scan()
         fetched = remote.fetch(folder, lambda done, total: progress.append((done, total)))
-        assert fetched == folder
+        assert fetched == replace(folder, versions=fetched.versions)
+        assert [version.number for version in fetched.versions] == [1]
+        assert fetched.versions[0].fingerprint == folder.versions[0].fingerprint
+        assert fetched.versions[0].triton is not None
         assert under("m/", files_in(fetched.path)) == files
         assert fetched.versions[0].model_path.read_bytes() == b"graph"
         # ONNX Runtime follows no symbolic link out of the model's directory.
@@ -81,6 +88,28 @@ def test_only_the_versions_wanted_are_fetched(service: S3Service, tmp_path: Path
         none = remote.fetch(folder, quiet, [])
         assert files_in(none.path) == {"config.pbtxt": b'name: "m"\n'}
         assert none.fingerprint == two.fingerprint == folder.fingerprint
+
+
+def test_config_pbtxt_says_which_versions_are_fetched_and_what_the_graph_is_called(
+    service: S3Service, tmp_path: Path
+) -> None:
+    config = b'name: "m" version_policy { specific { versions: [1, 3] } } default_model_filename: "graph.onnx"'
+    graphs = {f"m/{number}/graph.onnx": b"graph %d" % number for number in (1, 2, 3)}
+    bucket = service.bucket({**graphs, "m/config.pbtxt": config})
+    with repository(service, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        fetched = remote.fetch(folder, quiet)
+        assert files_in(fetched.path).keys() == {"1/graph.onnx", "3/graph.onnx", "config.pbtxt"}
+        assert [(version.number, version.problem) for version in fetched.versions] == [(1, ""), (3, "")]
+        assert fetched.versions[1].model_path.read_bytes() == b"graph 3"
+        assert not fetched.problem
+
+
+def test_config_pbtxt_that_cannot_be_read_is_the_models_problem(service: S3Service, tmp_path: Path) -> None:
+    bucket = service.bucket({**MODEL, "m/config.pbtxt": b"nome: 1"})
+    with repository(service, bucket, tmp_path) as remote:
+        fetched = remote.fetch(remote.scan()[0], quiet)
+        assert "failed to read text proto" in fetched.problem
 
 
 def test_large_files_are_read_in_ranges_at_once(s3rver_service: S3Service, tmp_path: Path) -> None:
@@ -130,7 +159,8 @@ def test_what_is_in_the_cache_is_not_downloaded_again(proxy: Proxy, moto_service
 
 
 def test_a_new_version_downloads_what_is_new(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
-    bucket = moto_service.bucket(MODEL)
+    model = {**MODEL, "m/config.pbtxt": b"version_policy { all {} }"}
+    bucket = moto_service.bucket(model)
     with repository(proxy, bucket, tmp_path) as remote:
         (before,) = remote.scan()
         old = remote.fetch(before, quiet)
@@ -139,7 +169,7 @@ def test_a_new_version_downloads_what_is_new(proxy: Proxy, moto_service: S3Servi
         assert after.fingerprint != before.fingerprint
         assert after.versions[0].fingerprint == before.versions[0].fingerprint
         new = remote.fetch(after, quiet)
-        assert proxy.reads[len(MODEL) :] == [f"GET /{bucket}/m/2/model.onnx HTTP/1.1"]
+        assert proxy.reads[len(model) :] == [f"GET /{bucket}/m/2/model.onnx HTTP/1.1"]
         assert files_in(new.path).keys() == {*files_in(old.path), "2/model.onnx"}
         assert new.path != old.path
 

@@ -68,7 +68,7 @@ class ModelFiles:
             versions: those to describe; None for all.
         """
         entries = sorted({name.partition("/")[0] for name in self.directories} - {""})
-        numbers = sorted(int(entry) for entry in entries if is_version(entry))
+        numbers = self.versions
         warnings = [
             f"'{self.source}/{entry}/' is passed over: a version is named by a positive integer without leading zeros"
             for entry in entries
@@ -85,6 +85,12 @@ class ModelFiles:
             self.fingerprint,
             self.source,
         )
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that are there, ascending."""
+        first = {name.partition("/")[0] for name in self.directories}
+        return sorted(int(entry) for entry in first if is_version(entry))
 
     def wanted(self, versions: Collection[int] | None = None) -> Mapping[str, S3Object]:
         """The files to fetch, by path in the model: of these versions (all, for None) and of the model as a whole."""
