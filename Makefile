@@ -1,5 +1,5 @@
 # make help lists what there is. Variables: PYTHON (the interpreter environments are made from), VENV (where),
-# ARGS (further arguments of serve, pytest and bench).
+# JOBS (test processes), ARGS (further arguments of serve, pytest and bench).
 
 PYTHON = python3
 VENV = .venv
@@ -52,6 +52,10 @@ serve: $(VENV)/.serve $(MODELS)/mlp/1/model.onnx  ## Serve the example models on
 
 # --- checking ---------------------------------------------------------------------------------------------------
 
+# Processes that tests run in: most tests wait most of the time. JOBS=0 runs them one after the other, in this process.
+JOBS = 4
+IN_PARALLEL = --numprocesses $(JOBS) --dist loadfile
+
 test: lint pytest  ## Lint, types and all tests
 
 lint: $(VENV)/.dev  ## ruff and mypy
@@ -60,7 +64,7 @@ lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/mypy
 
 pytest: $(VENV)/.dev  ## The tests alone (ARGS='-k name')
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # atheris has wheels for some Pythons and platforms only; without it no run is guided by coverage.
 $(VENV)/.fuzz: $(VENV)/.dev
@@ -76,7 +80,7 @@ fuzz: $(VENV)/.fuzz  ## All fuzzers for SECONDS in all (default 60; ARGS='--only
 test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314T=/path/to/python3.14t)
 	@test -n "$(PYTHON314T)" || { echo >&2 'No python3.14t on PATH; name one: make $@ PYTHON314T=/path/to/python3.14t'; exit 1; }
 	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T)
-	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest tests/e2e $(ARGS)
+	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest $(IN_PARALLEL) tests/e2e $(ARGS)
 
 # Both rewrite their part of a page in docs: what attackers cost and what stops them, and the account of a soak.
 attacks: $(VENV)/.dev  ## Every attack on a server, and the table of docs/security.md (ARGS='--only NAME')

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
@@ -53,21 +53,40 @@ def _who_needs_the_gil() -> str | None:
     return found[1] if found else None
 
 
+def _reason() -> str:
+    """Why the GIL is on."""
+    module = _who_needs_the_gil()
+    if module is not None:
+        return f"module '{module}' has not declared that it can run without it"
+    return "a module whose import failed for it, PYTHON_GIL=1 or -X gil=1 did that"
+
+
+#: Why the GIL is on, in this process or in one of pytest-xdist's.
+_reasons: list[str] = []
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail a run that would otherwise be taken for one without the GIL."""
-    if _gil_is_back() and exitstatus == pytest.ExitCode.OK:
+    if _gil_is_back():
+        _reasons.append(_reason())
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:  # of a process of pytest-xdist's, whose exit status nobody looks at
+            output["gil"] = _reasons[-1]
+    if _reasons and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A process of pytest-xdist's has ended."""
+    reason = getattr(node, "workeroutput", {}).get("gil")
+    if reason is not None:
+        _reasons.append(reason)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say that the run failed for the GIL, and who switched it on."""
-    if not _gil_is_back():
-        return
-    module = _who_needs_the_gil()
-    reason = (
-        f"module '{module}' has not declared that it can run without it"
-        if module is not None
-        else "a module whose import failed for it, PYTHON_GIL=1 or -X gil=1 did that"
-    )
-    terminalreporter.section("the GIL is on", red=True, bold=True)
-    terminalreporter.line(f"This interpreter is free-threaded, and something switched the GIL on: {reason}.")
+    if _reasons:
+        terminalreporter.section("the GIL is on", red=True, bold=True)
+        text = "This interpreter is free-threaded, and something switched the GIL on: "
+        terminalreporter.line(f"{text}{_reasons[0]}.")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ PyMODINIT_FUNC PyInit_old_fashioned(void) { return PyModule_Create(&definition);
 """
 
 
-def run_pytest(folder: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, test: str, *options: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run one test file under the guard, with the repository's filters."""
     (folder / "test_it.py").write_text(test)
-    command = [sys.executable, *options, "-m", "pytest", "-p", "tests.conftest", "-W", "error", str(folder)]
+    command = [sys.executable, *options, "-m", "pytest", "-p", "tests.conftest", "-W", "error", str(folder), *more]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     environment.pop("PYTHON_GIL", None)
     return subprocess.run(
@@ -57,6 +58,14 @@ def test_a_run_without_the_gil_passes(tmp_path: Path) -> None:
 def test_a_module_that_switches_the_gil_on_unseen_fails_the_run_and_is_named(old_fashioned: Path) -> None:
     quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import old_fashioned\n"
     ended = run_pytest(old_fashioned, quiet)
+    assert "1 passed" in ended.stdout
+    assert "switched the GIL on: module 'old_fashioned' has not declared" in ended.stdout
+    assert ended.returncode == 1
+
+
+def test_a_module_that_switches_the_gil_on_in_one_of_several_processes_fails_the_run(old_fashioned: Path) -> None:
+    quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import old_fashioned\n"
+    ended = run_pytest(old_fashioned, quiet, more=["-n", "2"])
     assert "1 passed" in ended.stdout
     assert "switched the GIL on: module 'old_fashioned' has not declared" in ended.stdout
     assert ended.returncode == 1
