@@ -17,7 +17,7 @@ from tests.threads import cpus_of_threads
 from toutates.batching.lane import PackedLane
 from toutates.batching.session import SessionOptions, load_session
 from toutates.batching.submitter import Submitter
-from toutates.models import manager as manager_module
+from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan
 from toutates.models.table import ModelState
@@ -147,7 +147,7 @@ def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
         raise ZeroDivisionError("surprise")
 
     put(tmp_path, "m")
-    monkeypatch.setattr(manager_module, "read_signature", fail)
+    monkeypatch.setattr(loader_module, "read_signature", fail)
     manager, _ = load(tmp_path)
     assert manager.table.models["m"].versions[1].reason == "Internal: ZeroDivisionError: surprise"
     assert "Traceback" in caplog.text
@@ -215,7 +215,7 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
         loaded.append(arguments)
         return really_load(*arguments, **options)
 
-    monkeypatch.setattr(manager_module, "load_session", load_slowly)
+    monkeypatch.setattr(loader_module, "load_session", load_slowly)
 
     async def main() -> None:
         with trio.fail_after(20):
@@ -254,7 +254,7 @@ def test_a_model_loads_with_the_options_of_the_server(tmp_path: Path, monkeypatc
         seen.append(options)
         return really_load(path, options, **more)
 
-    monkeypatch.setattr(manager_module, "load_session", load_seen)
+    monkeypatch.setattr(loader_module, "load_session", load_seen)
     put(tmp_path, "m", config=CONFIG.format(2))
     load(tmp_path)
     assert seen == [SessionOptions()] * 2
@@ -311,7 +311,7 @@ def test_models_load_on_every_cpu_though_the_manager_is_pinned(tmp_path: Path, m
         seen.append(os.sched_getaffinity(0))
         return really_load(*arguments, **options)
 
-    monkeypatch.setattr(manager_module, "load_session", load_seen)
+    monkeypatch.setattr(loader_module, "load_session", load_seen)
     for name in ("a", "b", "c"):
         put(tmp_path, name)
     placement = pinned_placement()

@@ -370,6 +370,21 @@ class SuperTensor:
         while self._idle:
             self._idle.pop().inbox.put(None)
 
+    def free(self) -> None:
+        """Let go of all memory, once every executor has ended; nobody may use it any more.
+
+        By hand, because lanes and their batches refer to each other, and with them buffers, bindings and sessions would
+        wait for a garbage collector that may have been told to leave them alone.
+        """
+        with self.lock:
+            for lane in self._lanes.values():
+                lane.spare = []
+            self._lanes.clear()
+            self._last_lane = None
+            self._spare_bytes = 0
+            self.open_batches.clear()
+            self._sealed.clear()
+
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""
         with self.lock:
