@@ -258,12 +258,20 @@ class Server:
             try:
                 if await self._load(manager, control, found):
                     async with trio.open_nursery() as changes:
-                        desk = ControlDesk(control, changes)
-                        changes.start_soon(control.poll_for_ever)
+                        desk = await changes.start(self._change_models, control)
                         await self._run_workers(manager, desk, listeners, task_status)
                         changes.cancel_scope.cancel()
             finally:
                 manager.stop()
+
+    async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlDesk]) -> None:
+        """Whatever changes models while they are served, until the server stops."""
+        async with trio.open_nursery() as nursery:
+            desk = ControlDesk(control, nursery)
+            nursery.start_soon(control.poll_for_ever)
+            task_status.started(desk)
+            await self._stopping.wait()
+            desk.close()
 
     # --- start -------------------------------------------------------------------------------------------------------
 
@@ -372,7 +380,6 @@ class Server:
                 self._announce(manager)
                 task_status.started()
                 await self._stopping.wait()
-                desk.close()
                 self._drain(self._options.shutdown_grace_s)
             watching.cancel_scope.cancel()
 
