@@ -1,12 +1,11 @@
-"""A model made local with what its own configuration asks for: the versions of its policy, and no others."""
+"""A model made local, with its own configuration or with another one in its place."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from toutates.errors import ConfigurationError
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
-from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
+from toutates.models.triton_configuration import TritonConfiguration
 from toutates.repositories.interface import Progress, Repository
 
 __all__ = ["obtain"]
@@ -15,7 +14,7 @@ __all__ = ["obtain"]
 def obtain(
     repository: Repository, folder: ModelFolder, on_progress: Progress, override: TritonConfiguration | None = None
 ) -> ModelFolder:
-    """Fetch a model, its config.pbtxt first, and look at what has come. Blocks.
+    """Fetch a model, with the versions that its configuration asks for. Blocks.
 
     Args:
         repository: that has it.
@@ -29,28 +28,22 @@ def obtain(
     Raises:
         ConfigurationError, RepositoryError: as ``Repository.fetch``.
     """
-    if folder.problem and override is None:
-        return folder
-    triton = override
-    if triton is None:
-        common = repository.fetch(folder, on_progress, versions=())
-        if common.problem:
-            return common
-        try:
-            triton = read_triton_configuration(common.path)
-        except ConfigurationError as error:
-            return replace(folder, versions=(), problem=str(error))
-        finally:
-            repository.release(common)
-    chosen = None if triton is None else triton.chosen([version.number for version in folder.versions])[0]
-    # Where the override does not mind what is wrong, the fetch should not either.
-    fetched = repository.fetch(replace(folder, problem=""), on_progress, chosen)
-    if fetched.problem:
-        return fetched
-    whole = _as_it_has_come(fetched, scan_model(fetched.path, override))
-    if whole.problem:
+    if override is None:
+        return _held_if_good(repository, folder, repository.fetch(folder, on_progress))
+    chosen, _ = override.chosen([version.number for version in folder.versions])
+    # The override does not mind what is wrong with the file that it takes the place of.
+    asked = replace(folder, problem="") if folder.versions else folder
+    fetched = repository.fetch(asked, on_progress, chosen)
+    if not fetched.problem:
+        fetched = _as_it_has_come(fetched, scan_model(fetched.path, override))
+    return _held_if_good(repository, asked, fetched)
+
+
+def _held_if_good(repository: Repository, asked: ModelFolder, fetched: ModelFolder) -> ModelFolder:
+    """What was fetched; its files are let go of if it cannot be loaded. A folder with a problem is none to fetch."""
+    if fetched.problem and not asked.problem:
         repository.release(fetched)
-    return whole
+    return fetched
 
 
 def _as_it_has_come(fetched: ModelFolder, found: ModelFolder) -> ModelFolder:
