@@ -24,6 +24,7 @@ __all__ = [
     "gather_model",
     "greedy_model",
     "heavy_model",
+    "reload_model",
     "versioned_model",
 ]
 
@@ -111,6 +112,19 @@ def versioned_model(number: int) -> bytes:
     node = helper.make_node("Add", ["INPUT", "number"], ["OUTPUT"])
     tensors = [_tensor(name, "INT32", ["n", 4]) for name in ("INPUT", "OUTPUT")]
     return _model([node], tensors[:1], tensors[1:], [_constant("number", number, np.int32)])
+
+
+def reload_model(number: int, weights: int = 2_000_000) -> bytes:
+    """OUTPUT = INPUT + number for INPUT from 0 on, by way of as many weights, all zero."""
+    nodes = [
+        helper.make_node("Gather", ["weights", "INPUT"], ["weight"]),
+        helper.make_node("Cast", ["weight"], ["zero"], to=TensorProto.INT32),
+        helper.make_node("Add", ["INPUT", "number"], ["sum"]),
+        helper.make_node("Add", ["sum", "zero"], ["OUTPUT"]),
+    ]
+    tensors = [_tensor(name, "INT32", ["n", 4]) for name in ("INPUT", "OUTPUT")]
+    constants = [_constant("weights", np.zeros(weights), np.float32), _constant("number", number, np.int32)]
+    return _model(nodes, tensors[:1], tensors[1:], constants)
 
 
 def _optional() -> bytes:

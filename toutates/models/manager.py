@@ -32,6 +32,7 @@ import trio
 from toutates.batching.executor import Executor
 from toutates.batching.session import ModelSession
 from toutates.errors import ModelLoadError, ToutatesError
+from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.version_loader import LoadOptions, VersionLoader
@@ -278,14 +279,19 @@ class ModelManager:
             nursery.cancel_scope.cancel()
         for version in retiring:
             version.supertensor.close(workers_ended=self._stopped.is_set())
-        for version in retiring:
-            life = self._lives.get(version)
-            if life is not None:
-                await life.ended.wait()
-            version.supertensor.free()
+        del version
+        while retiring:
+            await self._see_off(retiring.pop())  # which is the last to know of it
         retiring.on_gone()
-        retiring.clear()
+        # Without it, what a version leaves behind depends on which threads have loaded and run it.
+        await trio.to_thread.run_sync(give_back_freed_memory)
         self._leave_turn(name, turn)
+
+    async def _see_off(self, version: ServedVersion) -> None:
+        life = self._lives.get(version)
+        if life is not None:
+            await life.ended.wait()
+        version.supertensor.free()
 
     def _enter(self, model: ModelEntry) -> None:
         self._models = {**self._models, model.name: model}
