@@ -37,7 +37,7 @@ START_SECONDS = 60.0
 def write_version(repository: Path, number: int, factor: float) -> None:
     """OUTPUT = INPUT * factor, as one more version. The directory appears at once, with everything in it."""
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("INPUT", "OUTPUT")]
-    weights = numpy_helper.from_array(np.float32(factor), "factor")
+    weights = numpy_helper.from_array(np.array(factor, np.float32), "factor")
     node = helper.make_node("Mul", ["INPUT", "factor"], ["OUTPUT"])
     graph = helper.make_graph([node], MODEL, tensors[:1], tensors[1:], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

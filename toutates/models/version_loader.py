@@ -155,6 +155,8 @@ class VersionLoader:
                 capacity=settings.capacity,
                 workers=workers,
                 pinned=_pinned_memory(configuration.source) if settings.allocator == "cuda_pinned" else None,
+                delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
+                enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
             ),
             counters=VersionCounters(
                 [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]
