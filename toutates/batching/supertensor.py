@@ -20,7 +20,7 @@ No session is ever used by two threads, no more than ``num_executors`` run at a 
 waits as any other. As long as a lane is quick and executors are idle, each worker has batches of its own, sealed from
 birth, into which it writes without the lock and which wait for nobody else's round to end.
 
-**Delay.** Only where the model asks for it (``delay_ns``), an open batch waits for more rows though an executor is idle:
+**Delay.** Only where the model asks for it (``delay_ns``), an open batch waits for more rows though an executor idles:
 until it has ``enough_rows``, is full, or has been open for so long. One of the idle executors, the *timekeeper*, then
 sleeps no longer than until the first such batch is due; no other thread has a timer. Without a delay, nothing of this
 happens.

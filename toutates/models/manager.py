@@ -220,7 +220,9 @@ class ModelManager:
                 return
             gone = before.served()
             state = ModelState.UNLOADING if gone else ModelState.UNAVAILABLE
-            after = ModelEntry(name, {number: VersionEntry(number, state, UNLOADED) for number in before.versions})
+            after = ModelEntry(
+                name, {number: VersionEntry(number, state, "" if gone else UNLOADED) for number in before.versions}
+            )
             to_retire += gone
             if gone:
                 self._enter(after)
