@@ -271,6 +271,7 @@ class Server:
             nursery.start_soon(control.poll_for_ever)
             task_status.started(desk)
             await self._stopping.wait()
+            control.stop()
             desk.close()
 
     # --- start -------------------------------------------------------------------------------------------------------

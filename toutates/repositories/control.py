@@ -79,7 +79,8 @@ class _Known:
     """What control knows of a model.
 
     Attributes:
-        tried: what was last loaded, or not; None to try whatever is there.
+        tried: repository and fingerprint of what was last loaded, or could not be; no fingerprint to try again whatever
+            is there.
         held: whose files are kept.
         override: a configuration from RepositoryModelLoad, and the state of the model's files that it was for.
         uploaded: whether what is served came with the request.
@@ -126,6 +127,7 @@ class ModelControl:
         self._names_seen = 0.0
         #: what the log was last told, and when, by what it is about
         self._said: dict[str, tuple[str, float]] = {}
+        self._stopping = False
 
     @property
     def explicit(self) -> bool:
@@ -140,9 +142,17 @@ class ModelControl:
             fetched: the same models in the same order, as they were loaded.
         """
         for (repository, folder), own in zip(found, fetched, strict=True):
-            one = _Found(repository, folder)
-            held = None if own.problem else _Found(repository, own)
-            self._known[folder.name] = _Known(one.identity, held)
+            if own.problem:
+                # What a scan could not see may have been the repository's fault, and worth another try.
+                self._known[folder.name] = _Known((repository.name, folder.fingerprint if folder.problem else ""))
+            else:
+                self._known[folder.name] = _Known(_Found(repository, folder).identity, _Found(repository, own))
+
+    def stop(self) -> None:
+        """Have the threads end soon that look into repositories or fetch from them. Their waiters are cancelled."""
+        self._stopping = True
+        for repository in self._repositories:
+            repository.stop()
 
     # --- poll --------------------------------------------------------------------------------------------------------
 
@@ -188,10 +198,10 @@ class ModelControl:
             known.tried = found.identity
             try:
                 await self._load_found(name, found, known, None, all_or_none=False)
-            except ModelLoadError as error:
-                self._manager.refuse(name, str(error))
+            except ModelLoadError:
+                pass  # which the manager has logged, and shows
             except ToutatesError as error:  # its repository could not be read
-                known.tried = None
+                known.tried = (found.repository.name, "")
                 self._say(f"model {name}", f"model '{name}' cannot be loaded: {error}")
                 self._manager.refuse(name, str(error))
             else:
@@ -234,6 +244,7 @@ class ModelControl:
             finally:
                 if known == _Known():
                     del self._known[name]
+            logger.info("model '%s' is loaded, as was asked for", name)
 
     async def _load_files(
         self, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
@@ -260,6 +271,8 @@ class ModelControl:
     async def unload(self, name: str) -> None:
         """Stop serving a model; see RepositoryModelUnload. One that is not served is no error."""
         async with self._alone(name):
+            if name in self._known:
+                logger.info("model '%s' is unloaded, as was asked for", name)
             await self._manager.unload(name)
             known = self._known.pop(name, None)
             if known is not None:
@@ -286,7 +299,7 @@ class ModelControl:
             raise NotInRepository(f"{_failed(name)}: {reason}")
         found = view.models[name]
         if found is None:
-            raise NotInRepository(f"{_failed(name)}: {self._said[f'model {name}'][0]}")
+            raise NotInRepository(f"{_failed(name)}: {self._said.get(f'model {name}', ('two have it', 0))[0]}")
         return found
 
     # --- both --------------------------------------------------------------------------------------------------------
@@ -339,6 +352,8 @@ class ModelControl:
 
     def _say(self, about: str, text: str, line: str = "") -> None:
         """Log an error that may come again and again: once, and when it changes, and once in a while."""
+        if self._stopping:
+            return
         said, when = self._said.get(about, ("", 0.0))
         now = time.monotonic()
         if said != text or now - when >= _REMIND_S:
