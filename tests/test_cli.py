@@ -43,6 +43,10 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
     ("--load-models", "a, b", "load_models", ("a", "b")),
+    ("--model-control-mode", "poll", "model_control_mode", "poll"),
+    ("--repository-poll-secs", "3", "repository_poll_s", 3),
+    ("--strict-readiness", "false", "strict_readiness", False),
+    ("--exit-on-error", "true", "exit_on_error", True),
     ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),
     ("--custom-op-libraries", __file__, "custom_op_libraries", (Path(__file__),)),
     ("--trt-op-types-to-exclude", "Mul,Add", "trt_op_types_to_exclude", "Mul,Add"),
@@ -95,7 +99,41 @@ def test_every_flag_is_in_the_table_above() -> None:
     flags = {flag for action in server_parser()._actions for flag in action.option_strings}
     shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
+    together |= {"--load-model"}
     assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
+
+
+EXPLICIT: Final = ("--model-control-mode", "explicit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "models"),
+    [
+        (EXPLICIT, ()),
+        ((*EXPLICIT, "--load-model", "b", "--load-model", "a", "--load-model", "b"), ("b", "a")),
+        ((*EXPLICIT, "--load-model", "b", "--load-models", "a"), ("a", "b")),
+        ((*EXPLICIT, "--load-model", "*"), None),
+        (("--model-control-mode", "poll"), None),
+        (("--model-control-mode", "poll", "--load-models", "a"), ("a",)),
+    ],
+)
+def test_what_is_loaded_at_the_start(arguments: tuple[str, ...], models: tuple[str, ...] | None) -> None:
+    assert parse(*arguments).load_models == models
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--load-model", "a"),
+        ("--model-control-mode", "poll", "--load-model", "a"),
+        (*EXPLICIT, "--load-model", "*", "--load-model", "a"),
+        (*EXPLICIT, "--load-model", "*", "--load-models", "a"),
+        (*EXPLICIT, "--load-model", ""),
+    ],
+)
+def test_models_to_load_that_make_no_sense_are_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="--load-model"):
+        parse(*arguments)
 
 
 def test_tls_takes_its_files_together() -> None:
@@ -262,6 +300,8 @@ def test_help_explains_every_flag_and_tells_its_default() -> None:
         assert action.help, action.option_strings
         if action.default not in (None, "", argparse.SUPPRESS):
             shown = f"{action.default:g}" if isinstance(action.default, float) else action.default
+            if isinstance(shown, bool):
+                shown = str(shown).lower()
             assert f"(default: {shown})" in action.help
 
 

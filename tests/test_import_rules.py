@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": {"errors"},
     "batching": {"errors", "protocol"},
     "models": {"errors", "protocol", "batching", "placement"},
-    "repositories": {"errors", "models", "placement"},
+    "repositories": {"errors", "models", "placement", "protocol"},
     "service": {"access", "errors", "protocol", "batching", "models", "h2grpc"},
     "providers": {"errors", "options", "batching"},
     "certificates": {"errors", "h2grpc", "options"},
@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "check": {"errors", "memory", "models"},
     "config_command": {"errors", "models"},
     "version": set(),
-    "flags": {"errors", "options", "version"},
+    "flags": {"errors", "options", "repositories", "version"},
     "cli": {
         "access",
         "certificates",

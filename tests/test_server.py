@@ -26,7 +26,7 @@ from toutates.batching.session import load_session
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled
-from toutates.models import manager as manager_module
+from toutates.models import version_loader as loader_module
 from toutates.models.manager import ModelManager
 from toutates.options import Address, Options
 from toutates.placement import Placement
@@ -332,7 +332,7 @@ def test_a_signal_while_models_load_ends_the_server_cleanly(
         assert go_on.wait(20)
         return really_load(*arguments, **more)
 
-    monkeypatch.setattr(manager_module, "load_session", load_slowly)
+    monkeypatch.setattr(loader_module, "load_session", load_slowly)
     codes = []
 
     async def main() -> None:

@@ -215,7 +215,11 @@ def parse_options(arguments: Sequence[str]) -> Options:
         ),
         model_cache_dir=Path(flags.model_cache_dir) if flags.model_cache_dir else None,
         model_cache_size=flags.model_cache_size,
-        load_models=_names(flags.load_models, "--load-models"),
+        load_models=_models_to_load(flags),
+        model_control_mode=flags.model_control_mode,
+        repository_poll_s=flags.repository_poll_secs,
+        strict_readiness=flags.strict_readiness,
+        exit_on_error=flags.exit_on_error,
         execution_providers=_providers(flags.execution_providers),
         custom_op_libraries=_libraries(flags.custom_op_libraries),
         trt_op_types_to_exclude=flags.trt_op_types_to_exclude,
@@ -262,6 +266,30 @@ def _limits(flags: argparse.Namespace) -> Limits:
         renamed = {"max_idle_s": "max_connection_idle", "max_age_s": "max_connection_age"}
         flag = renamed.get(name, name).removesuffix("_s")
         raise ConfigurationError(problem, key="--" + flag.replace("_", "-")) from None
+
+
+def _models_to_load(flags: argparse.Namespace) -> tuple[str, ...] | None:
+    """Names of the models to load at the start; None for all."""
+    listed = _names(flags.load_models, "--load-models")
+    if flags.model_control_mode != "explicit":
+        if flags.load_model:
+            raise ConfigurationError(
+                "is of use only with --model-control-mode explicit",
+                key="--load-model",
+                value=flags.load_model[0],
+                remedy="add that flag, or name the models by --load-models",
+            )
+        return listed
+    named: list[str] = flags.load_model or []
+    if "" in named:
+        raise ConfigurationError("is empty", key="--load-model", remedy="name a model, or write '*' for all")
+    if "*" in named:
+        if set(named) != {"*"} or listed is not None:
+            raise ConfigurationError(
+                "'*' is all models, and stands alone", key="--load-model", remedy="leave out the others, or it"
+            )
+        return None
+    return tuple(dict.fromkeys((*(listed or ()), *named)))
 
 
 def _names(text: str | None, flag: str) -> tuple[str, ...] | None:

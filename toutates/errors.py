@@ -11,6 +11,7 @@
         ├── Overloaded          the model's ring of batches is full; try again later
         ├── TooLate             nobody can be answered before his deadline any more
         ├── Unsupported         the protocol has it, this server does not
+        ├── NotInRepository     the repositories do not give a model that is to be loaded
         └── ExecutionFailed     ONNX Runtime refused or failed
 
 ``toutates.service.statuses`` holds the one table from these classes to gRPC statuses. Texts of ``RequestError`` go to
@@ -27,6 +28,7 @@ __all__ = [
     "InvalidRequest",
     "ModelLoadError",
     "ModelNotReady",
+    "NotInRepository",
     "Overloaded",
     "RepositoryError",
     "RequestError",
@@ -96,6 +98,10 @@ class TooLate(RequestError):
 
 class Unsupported(RequestError):
     """The protocol defines it; this server does not offer it."""
+
+
+class NotInRepository(RequestError):
+    """No repository has the model that is to be loaded, two have it, or the one that has it cannot be read."""
 
 
 class ExecutionFailed(RequestError):

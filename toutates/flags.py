@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from toutates.errors import ConfigurationError
 from toutates.options import DEFAULT_CACHE_SIZE
+from toutates.repositories.modes import CONTROL_MODES
 from toutates.version import package_version
 
 __all__ = ["Parser", "add_custom_op_libraries", "positive", "seconds", "server_parser"]
@@ -58,6 +59,43 @@ def server_parser() -> Parser:
         "there is --s3-bucket)",
     )
     models.add_argument("--load-models", metavar="NAMES", help="comma-separated models to load (default: all)")
+    models.add_argument(
+        "--model-control-mode",
+        default="none",
+        choices=CONTROL_MODES,
+        metavar="MODE",
+        help="none loads at the start and never again, poll also what changes in the repositories, explicit what "
+        "--load-model and RepositoryModelLoad ask for (default: none)",
+    )
+    models.add_argument(
+        "--repository-poll-secs",
+        type=positive,
+        default=15,
+        metavar="SECONDS",
+        help="between two looks into the repositories, in the mode poll (default: 15)",
+    )
+    models.add_argument(
+        "--load-model",
+        action="append",
+        metavar="NAME",
+        help="a model to load at the start in the mode explicit; may be given several times, '*' alone is all "
+        "(default: none)",
+    )
+    models.add_argument(
+        "--strict-readiness",
+        type=_boolean,
+        default=True,
+        metavar="BOOL",
+        help="whether the server is not ready while a model cannot be served (default: true)",
+    )
+    models.add_argument(
+        "--exit-on-error",
+        type=_boolean,
+        default=False,
+        metavar="BOOL",
+        help="whether the server ends if a model cannot be loaded at the start; otherwise it serves the others "
+        "(default: false)",
+    )
 
     s3 = parser.add_argument_group("models on S3")
     s3.add_argument("--s3-bucket", metavar="NAME", help="a repository in this bucket; like s3://NAME/PREFIX above")
@@ -309,6 +347,16 @@ def positive(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+
+
+def _boolean(text: str) -> bool:
+    # As Triton reads them.
+    word = text.lower()
+    if word in ("true", "1", "on"):
+        return True
+    if word in ("false", "0", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
 
 
 def seconds(text: str) -> float:

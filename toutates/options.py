@@ -8,6 +8,7 @@ from pathlib import Path
 from toutates.access import RestrictedProtocol
 from toutates.errors import ConfigurationError
 from toutates.h2grpc import Limits
+from toutates.repositories.modes import ControlMode
 from toutates.repositories.specification import Specification
 
 __all__ = [
@@ -79,7 +80,11 @@ class Options:
         model_repositories: directories and S3 locations, see ``toutates.repositories.specification``.
         model_cache_dir: for what comes from S3; None for the user's cache directory.
         model_cache_size: bytes it may hold.
-        load_models: names to load; None for all.
+        load_models: names to load at the start; None for all. In the mode "poll", names to look for.
+        model_control_mode: see ``toutates.repositories.control``.
+        repository_poll_s: seconds between two polls.
+        strict_readiness: whether a model that cannot be served makes the server not ready.
+        exit_on_error: whether one at the start makes the server end.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
         processing_cores: how many workers; None leaves it to ``toutates.placement``.
         executor_cores: how many models load at the same time, and how many CPUs executors share when pinned.
@@ -96,6 +101,10 @@ class Options:
     model_cache_dir: Path | None = None
     model_cache_size: int = DEFAULT_CACHE_SIZE
     load_models: tuple[str, ...] | None = None
+    model_control_mode: ControlMode = "none"
+    repository_poll_s: float = 15.0
+    strict_readiness: bool = True
+    exit_on_error: bool = False
     execution_providers: tuple[str, ...] = ("auto",)
     custom_op_libraries: tuple[Path, ...] = ()
     trt_op_types_to_exclude: str = ""

@@ -40,14 +40,17 @@ from toutates.models.repository import ModelFolder
 from toutates.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.placement import Placement, default_processing_cores, doubts, place, running_on
 from toutates.providers import choose_providers
+from toutates.repositories.control import ModelControl
 from toutates.repositories.fetching import fetch_all
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import find_models, open_repositories
 from toutates.service.answers import is_wanted
+from toutates.service.infer import InferService
 from toutates.service.inflight import FLAG as INFLIGHT_FLAG
 from toutates.service.inflight import Inflight, share
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
+from toutates.service.repository_control import ControlDesk
 from toutates.standard_streams import LogHandler, say
 from toutates.startup_table import placement_table, startup_table
 from toutates.topology import allowed_cpus, read_topology
@@ -144,6 +147,7 @@ class Server:
         self._cut_off_calls = 0
         self._gil_problem = ""
         self._workers: list[Worker] = []
+        self._infer: list[InferService] = []
         self._readiness: list[Readiness] = []
         #: the address that was bound, once it is; tells the port where 0 was asked for
         self.address: tuple[str, int] | None = None
@@ -205,7 +209,7 @@ class Server:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals)
-                    await self._serve(found, listeners, task_status)
+                    await self._serve(repositories, found, listeners, task_status)
                     nursery.cancel_scope.cancel()
         finally:
             for listener in listeners:
@@ -227,6 +231,7 @@ class Server:
 
     async def _serve(
         self,
+        repositories: Sequence[Repository],
         found: Sequence[tuple[Repository, ModelFolder]],
         listeners: list[socket.socket],
         task_status: trio.TaskStatus[None],
@@ -241,12 +246,33 @@ class Server:
                 is_wanted=is_wanted,
                 placement=self._placement,
             )
-            manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager))
+            manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager), self._settle)
+            control = ModelControl(
+                repositories,
+                manager,
+                options.model_control_mode,
+                only=options.load_models,
+                poll_s=options.repository_poll_s,
+                cpus=self._placement.anywhere,
+            )
             try:
-                if await self._load(manager, found):
-                    await self._run_workers(manager, listeners, task_status)
+                if await self._load(manager, control, found):
+                    async with trio.open_nursery() as changes:
+                        desk = await changes.start(self._change_models, control)
+                        await self._run_workers(manager, desk, listeners, task_status)
+                        changes.cancel_scope.cancel()
             finally:
                 manager.stop()
+
+    async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlDesk]) -> None:
+        """Whatever changes models while they are served, until the server stops."""
+        async with trio.open_nursery() as nursery:
+            desk = ControlDesk(control, nursery)
+            nursery.start_soon(control.poll_for_ever)
+            task_status.started(desk)
+            await self._stopping.wait()
+            control.stop()
+            desk.close()
 
     # --- start -------------------------------------------------------------------------------------------------------
 
@@ -289,7 +315,9 @@ class Server:
         self.address = (host, port)
         return listeners
 
-    async def _load(self, manager: ModelManager, found: Sequence[tuple[Repository, ModelFolder]]) -> bool:
+    async def _load(
+        self, manager: ModelManager, control: ModelControl, found: Sequence[tuple[Repository, ModelFolder]]
+    ) -> bool:
         """Load the models, unless a signal comes first; returns whether to go on."""
         started = time.monotonic()
         async with trio.open_nursery() as nursery:
@@ -299,11 +327,13 @@ class Server:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(cancel_when_stopping)
-            await manager.load_all(await fetch_all(found, self._placement.anywhere), _progress_line())
+            folders = await fetch_all(found, self._placement.anywhere)
+            await manager.load_all(folders, _progress_line())
+            control.begin(found, folders)
             nursery.cancel_scope.cancel()
         if self._stopping.is_set():
             return False
-        if not manager.table.models:
+        if not manager.table.models and self._options.load_models is None:
             names = ", ".join(str(one) for one in self._options.model_repositories)
             logger.warning("the model repository %s has no models", names)
         providers = [name for name, _ in self._providers]
@@ -313,6 +343,10 @@ class Server:
         # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
         # that fail come back as errors to those who asked for them.
         onnxruntime.set_default_logger_severity(4)
+        if self._options.exit_on_error and not manager.table.ready:
+            logger.critical("a model cannot be served, see above; the server ends, as --exit-on-error says")
+            self._failed = True
+            return False
         return True
 
     def _warn_of_gil(self) -> None:
@@ -324,11 +358,16 @@ class Server:
     # --- serve and stop ----------------------------------------------------------------------------------------------
 
     async def _run_workers(
-        self, manager: ModelManager, listeners: list[socket.socket], task_status: trio.TaskStatus[None]
+        self,
+        manager: ModelManager,
+        desk: ControlDesk,
+        listeners: list[socket.socket],
+        task_status: trio.TaskStatus[None],
     ) -> None:
         for number in range(len(listeners)):
-            self._add_worker(manager, number)
-        # What is loaded stays: keep the collector from walking it again and again.
+            self._add_worker(manager, desk, number)
+        # What is there stays, by far the most of it: keep the collector from walking it again and again. Versions that
+        # are unloaded later are freed without it (``SuperTensor.free``).
         gc.collect()
         gc.freeze()
         limiter = trio.CapacityLimiter(math.inf)
@@ -355,10 +394,10 @@ class Server:
             *self.address,
             len(self._workers),
             "" if len(self._workers) == 1 else "s",
-            "ready" if manager.table.ready else "NOT ready: see the models above",
+            "ready" if self._is_ready(manager) else "NOT ready: see the models above",
         )
 
-    def _add_worker(self, manager: ModelManager, number: int) -> None:
+    def _add_worker(self, manager: ModelManager, desk: ControlDesk, number: int) -> None:
         options = self._options
         buffer_bytes = options.max_buffered_bytes or available_memory() // 2
         worker = Worker(
@@ -368,18 +407,20 @@ class Server:
             buffer_bytes=max(1, buffer_bytes // self._placement.processing_cores),
             response_encoding=options.grpc_compression,
         )
-        readiness = Readiness(serving=manager.table.ready)
+        readiness = Readiness(serving=self._is_ready(manager))
+        infer = InferService(worker, number, lambda: manager.table, self._inflight(number))
         worker.tls = None if self._tls is None else self._tls.contexts[number]
         worker.methods = build_methods(
             worker,
-            number,
+            infer,
             lambda: manager.table,
             readiness,
             ServerIdentity(options.server_id, package_version()),
-            inflight=self._inflight(number),
+            desk=desk,
             restrictions=options.restricted_protocols,
         )
         self._workers.append(worker)
+        self._infer.append(infer)
         self._readiness.append(readiness)
 
     def _inflight(self, number: int) -> Inflight | None:
@@ -412,10 +453,23 @@ class Server:
             # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
             self._cut_off_calls += outcome
 
+    def _is_ready(self, manager: ModelManager) -> bool:
+        return manager.table.ready or not self._options.strict_readiness
+
+    async def _settle(self) -> None:
+        """Wait until every worker has let go of what the table of models no longer has."""
+        token = trio.lowlevel.current_trio_token()
+        left = [trio.Event() for _ in self._workers]
+        for worker, infer, event in zip(self._workers, self._infer, left, strict=True):
+            worker.call_soon(partial(infer.let_go, partial(token.run_sync_soon, event.set)))
+        for event in left:
+            await event.wait()
+
     def _show_readiness(self, manager: ModelManager) -> None:
         """The table of models has changed."""
+        serving = self._is_ready(manager)
         for worker, readiness in zip(self._workers, self._readiness, strict=True):
-            worker.call_soon(partial(readiness.update, serving=manager.table.ready))
+            worker.call_soon(partial(readiness.update, serving=serving))
             worker.call_soon(worker.task_woken)
 
     def _drain(self, grace_s: float) -> None:

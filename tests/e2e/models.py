@@ -21,8 +21,11 @@ __all__ = [
     "add_model",
     "build_broken_repository",
     "build_repository",
+    "gather_model",
     "greedy_model",
     "heavy_model",
+    "reload_model",
+    "versioned_model",
 ]
 
 Shape = Sequence[int | str | None]
@@ -104,11 +107,24 @@ def _addsub() -> bytes:
     return _model(nodes, inputs, outputs)
 
 
-def _versioned(number: int) -> bytes:
+def versioned_model(number: int) -> bytes:
     """OUTPUT = INPUT + number."""
     node = helper.make_node("Add", ["INPUT", "number"], ["OUTPUT"])
     tensors = [_tensor(name, "INT32", ["n", 4]) for name in ("INPUT", "OUTPUT")]
     return _model([node], tensors[:1], tensors[1:], [_constant("number", number, np.int32)])
+
+
+def reload_model(number: int, weights: int = 2_000_000) -> bytes:
+    """OUTPUT = INPUT + number for INPUT from 0 on, by way of as many weights, all zero."""
+    nodes = [
+        helper.make_node("Gather", ["weights", "INPUT"], ["weight"]),
+        helper.make_node("Cast", ["weight"], ["zero"], to=TensorProto.INT32),
+        helper.make_node("Add", ["INPUT", "number"], ["sum"]),
+        helper.make_node("Add", ["sum", "zero"], ["OUTPUT"]),
+    ]
+    tensors = [_tensor(name, "INT32", ["n", 4]) for name in ("INPUT", "OUTPUT")]
+    constants = [_constant("weights", np.zeros(weights), np.float32), _constant("number", number, np.int32)]
+    return _model(nodes, tensors[:1], tensors[1:], constants)
 
 
 def _optional() -> bytes:
@@ -118,7 +134,7 @@ def _optional() -> bytes:
     return _model([node], inputs, [_tensor("OUTPUT", "INT32", [4])], [_constant("bias", [10] * 4, np.int32)])
 
 
-def _gather() -> bytes:
+def gather_model() -> bytes:
     """OUTPUT = 100 + INPUT for numbers from -8 to 7; for others ONNX Runtime fails."""
     table = _constant("table", [*range(100, 108)], np.int64)
     node = helper.make_node("Gather", ["table", "INPUT"], ["OUTPUT"])
@@ -223,7 +239,7 @@ def build_repository(root: Path) -> None:
     for datatype in DATATYPES:
         add_model(root, f"identity_{datatype}", _unary("Identity", datatype, ["n", 4]))
     for number in VERSIONS:
-        add_model(root, "versions", _versioned(number), number)
+        add_model(root, "versions", versioned_model(number), number)
     add_model(root, "dynamic", _unary("Neg", "FP32", ["n", None]))
     add_model(root, "rank1", _unary("Neg", "INT32", ["n"]))
     add_model(root, "scalar", _unary("Neg", "FP32", []))
@@ -231,7 +247,7 @@ def build_repository(root: Path) -> None:
     add_model(root, "open", _unary("Neg", "INT32", [2, None]))
     add_model(root, "texts", _unary("Identity", "BYTES", [3]))
     add_model(root, "optional", _optional(), config=CONFIG.format(1, 16) + "input_shapes: {bias: [4]}\n")
-    add_model(root, "gather", _gather())
+    add_model(root, "gather", gather_model())
     add_model(root, "slow", _slow(), config=_SMALL_RING)
     add_model(root, "ragged", _ragged(), config=_SMALL_RING)
 
@@ -239,7 +255,7 @@ def build_repository(root: Path) -> None:
 def build_broken_repository(root: Path) -> None:
     """Write a repository in which one model loads, and the others fail in one way each."""
     add_model(root, "good", _unary("Neg", "FP32", ["n", 4]))
-    add_model(root, "half", _versioned(1), 1)
+    add_model(root, "half", versioned_model(1), 1)
     add_model(root, "half", b"this is no graph", 2)
     add_model(root, "garbage", b"this is no graph")
     add_model(root, "misspelt", _unary("Neg", "FP32", ["n", 4]), config=_SMALL_RING.replace("capacity", "capacities"))

@@ -65,3 +65,9 @@ def test_magika_served_gives_the_labels_of_magikas_own_api(tmp_path: Path) -> No
         done = run(EXAMPLES / "magika" / "classify.py", "--url", process.address, "--compare", "--quiet", str(files))
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 different" in done.stdout
+
+
+def test_a_version_is_rolled_out_and_back_without_a_failed_request() -> None:
+    done = run(EXAMPLES / "rollout.py", "--seconds", "0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "requests that failed: []" in done.stdout

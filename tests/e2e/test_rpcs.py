@@ -170,8 +170,6 @@ def test_metadata_and_config_refuse_what_is_not_there(
 # --- what is not offered
 
 NOT_OFFERED = {
-    "RepositoryModelLoad": "loading models at run time is not offered yet; the repository is loaded at start",
-    "RepositoryModelUnload": "unloading models at run time is not offered yet; the repository is loaded at start",
     "SystemSharedMemoryStatus": "shared memory is not offered yet; send tensors in the request",
     "SystemSharedMemoryRegister": "shared memory is not offered yet; send tensors in the request",
     "SystemSharedMemoryUnregister": "shared memory is not offered yet; send tensors in the request",

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from onnx import TensorProto, helper
 
 from tests.batching.support import DOUBLE, double, model, tensor, wait_until
 from tests.threads import cpus_of_threads
 from toutates.batching.lane import PackedLane
-from toutates.batching.session import SessionOptions, load_session
+from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.submitter import Submitter
-from toutates.models import manager as manager_module
+from toutates.batching.supertensor import SuperTensor
+from toutates.errors import ModelLoadError, ModelNotReady
+from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan
 from toutates.models.table import ModelState
 from toutates.placement import Placement, running_on
+from toutates.repositories.local import LocalRepository
 from toutates.topology import allowed_cpus, read_topology
 
 CONFIG = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: {}\nallocator: cpu\n"
@@ -147,7 +154,7 @@ def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
         raise ZeroDivisionError("surprise")
 
     put(tmp_path, "m")
-    monkeypatch.setattr(manager_module, "read_signature", fail)
+    monkeypatch.setattr(loader_module, "read_signature", fail)
     manager, _ = load(tmp_path)
     assert manager.table.models["m"].versions[1].reason == "Internal: ZeroDivisionError: surprise"
     assert "Traceback" in caplog.text
@@ -215,7 +222,7 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
         loaded.append(arguments)
         return really_load(*arguments, **options)
 
-    monkeypatch.setattr(manager_module, "load_session", load_slowly)
+    monkeypatch.setattr(loader_module, "load_session", load_slowly)
 
     async def main() -> None:
         with trio.fail_after(20):
@@ -254,7 +261,7 @@ def test_a_model_loads_with_the_options_of_the_server(tmp_path: Path, monkeypatc
         seen.append(options)
         return really_load(path, options, **more)
 
-    monkeypatch.setattr(manager_module, "load_session", load_seen)
+    monkeypatch.setattr(loader_module, "load_session", load_seen)
     put(tmp_path, "m", config=CONFIG.format(2))
     load(tmp_path)
     assert seen == [SessionOptions()] * 2
@@ -311,7 +318,7 @@ def test_models_load_on_every_cpu_though_the_manager_is_pinned(tmp_path: Path, m
         seen.append(os.sched_getaffinity(0))
         return really_load(*arguments, **options)
 
-    monkeypatch.setattr(manager_module, "load_session", load_seen)
+    monkeypatch.setattr(loader_module, "load_session", load_seen)
     for name in ("a", "b", "c"):
         put(tmp_path, name)
     placement = pinned_placement()
@@ -350,3 +357,168 @@ def test_threads_that_executors_leave_behind_are_not_pinned(tmp_path: Path) -> N
 
     trio.run(main)
     assert affinities == [allowed_cpus()] * 3
+
+
+# --- models that come and go
+
+
+def folder_of(root: Path, name: str = "m") -> Any:
+    [folder] = LocalRepository(root).scan([name])
+    return folder
+
+
+async def gone(manager: ModelManager) -> None:
+    """Wait until no version is left that is not in the table."""
+    served = set(manager.table.served())
+    await trio.to_thread.run_sync(wait_until, lambda: not set(manager._lives) - served and not manager._turns)
+
+
+def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Path) -> None:
+    put(tmp_path, "m", config=CONFIG.format(2))
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                await manager.load(folder_of(tmp_path))
+                gc.collect()
+                gc.freeze()
+                gc.disable()
+                try:
+                    for number in range(3):
+                        [version] = manager.table.served()
+                        supertensor = version.supertensor
+                        await double_once(supertensor)
+                        lane = supertensor.lane(((0, (4,)),))
+                        known = [weakref.ref(one) for one in (supertensor, lane, lane.spare[0].arrays[0])]
+                        del version, supertensor, lane
+                        (tmp_path / "m" / "1" / "config.yaml").write_text(CONFIG.format(2) + f"# {number}\n")
+                        await manager.load(folder_of(tmp_path))
+                        await gone(manager)
+                        assert [one() for one in known] == [None] * 3
+                finally:
+                    gc.enable()
+                    gc.unfreeze()
+                manager.stop()
+
+    trio.run(main)
+
+
+def repository_state(manager: ModelManager) -> tuple[ModelState, str]:
+    entry = manager.table.models["m"].versions[1]
+    return entry.state, entry.reason
+
+
+async def double_once(supertensor: SuperTensor) -> None:
+    results: list[Any] = []
+    rounds: list[Any] = []
+    submitter = Submitter(supertensor, 0, results.append, results.append, rounds.append)
+    lane = supertensor.lane(((0, (4,)),))
+    assert isinstance(lane, PackedLane)
+    submitter.add_packed(submitter.writer(lane), 1, "a", bytes(16), [0, 16])
+    rounds.pop()()
+    await trio.to_thread.run_sync(wait_until, lambda: results and lane.spare)
+
+
+def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -> None:
+    put(tmp_path, "m")
+    settled = trio.Event()
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
+                manager = ModelManager(options, nursery, settle=settled.wait)
+                await manager.load(folder_of(tmp_path))
+                [version] = manager.table.served()
+                await manager.unload("m")
+                assert repository_state(manager) == (ModelState.UNLOADING, "")
+                assert manager.table.ready
+                await trio.testing.wait_all_tasks_blocked()
+                await double_once(version.supertensor)  # a worker that has not looked yet
+                settled.set()
+                await gone(manager)
+                assert repository_state(manager) == (ModelState.UNAVAILABLE, "unloaded")
+                with pytest.raises(ModelNotReady):
+                    await double_once(version.supertensor)
+                await manager.load(folder_of(tmp_path))
+                assert repository_state(manager) == (ModelState.READY, "")
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_a_server_that_stops_does_not_wait_for_workers_that_will_not_let_go(tmp_path: Path) -> None:
+    put(tmp_path, "m")
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
+                manager = ModelManager(options, nursery, settle=trio.sleep_forever)
+                await manager.load(folder_of(tmp_path))
+                await manager.unload("m")
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_versions_of_a_new_model_are_all_served_or_none_unless_each_is_by_itself(tmp_path: Path) -> None:
+    put(tmp_path, "m", version=1)
+    put(tmp_path, "m", b"nonsense", version=2)
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                with pytest.raises(ModelLoadError, match="version 2 is at UNAVAILABLE state: Internal: onnxruntime"):
+                    await manager.load(folder_of(tmp_path))
+                assert not manager.table.served()
+                await gone(manager)
+                with pytest.raises(ModelLoadError):
+                    await manager.load(folder_of(tmp_path), all_or_none=False)
+                assert [version.number for version in manager.table.served()] == [1]
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "m")
+    really_load = load_session
+
+    def vanish(path: Path, *arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(tmp_path / "m")
+        return really_load(path, *arguments, **options)
+
+    monkeypatch.setattr(loader_module, "load_session", vanish)
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                with pytest.raises(ModelLoadError, match="cannot load"):
+                    await manager.load(folder_of(tmp_path))
+                await manager.unload("m", forget=True)
+                assert not manager.table.models
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[int, ...]] = []
+    really_run = ModelSession.run_arrays
+
+    def run(self: ModelSession, inputs: Any) -> Any:
+        runs.append(inputs[0].shape)
+        return really_run(self, inputs)
+
+    monkeypatch.setattr(ModelSession, "run_arrays", run)
+    put(tmp_path, "m", config=CONFIG.format(2))
+    load(tmp_path)
+    assert runs == [(1, 4), (1, 4), (4, 4), (4, 4)]

@@ -48,16 +48,18 @@ class Batch:
         lane: whose rows these are.
         rows: rows reserved; ``lane.batch_rows`` at most.
         busy: workers that have reserved rows and not committed them yet.
+        due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``supertensor``.
         waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit, and
             to the executor from when it takes the batch, which the lock puts after every worker's commit.
     """
 
-    __slots__ = ("arrays", "bindings", "busy", "lane", "outputs", "pieces", "rows", "views", "waiters")
+    __slots__ = ("arrays", "bindings", "busy", "due_ns", "lane", "outputs", "pieces", "rows", "views", "waiters")
 
     def __init__(self, lane: Lane, workers: int) -> None:
         self.lane = lane
         self.rows = 0
         self.busy = 0
+        self.due_ns = 0
         self.waiters: list[list[Waiter]] = [[] for _ in range(workers)]
         #: PackedLane: by position, array [batch_rows, *row] of the input's dtype; bound outputs likewise
         self.arrays: list[npt.NDArray[Any]] = []

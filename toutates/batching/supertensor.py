@@ -19,14 +19,21 @@ an idle executor and runs the batch on its own thread, with that executor's sess
 No session is ever used by two threads, no more than ``num_executors`` run at a time, and with no executor idle a batch
 waits as any other. As long as a lane is quick and executors are idle, each worker has batches of its own, sealed from
 birth, into which it writes without the lock and which wait for nobody else's round to end.
+
+**Delay.** Only where the model asks for it (``delay_ns``), an open batch waits for more rows though an executor idles:
+until it has ``enough_rows``, is full, or has been open for so long. One of the idle executors, the *timekeeper*, then
+sleeps no longer than until the first such batch is due; no other thread has a timer. Without a delay, nothing of this
+happens.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from queue import Empty
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -50,6 +57,10 @@ QUICK_NS: Final = 50_000
 MAX_LANES: Final = 256
 #: Memory that batches waiting to be used again may hold.
 MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
+
+
+#: In an executor's inbox: no batch, but a reason to look again. Never run.
+LOOK: Final = Batch.__new__(Batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,8 @@ class SuperTensor:
         workers: how many workers there will be.
         pinned: pins the memory of batches (``allocator: cuda_pinned``); None for ordinary memory.
         quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
+        delay_ns: how long an open batch may wait for more rows; 0 for not at all.
+        enough_rows: with so many it does not wait.
     """
 
     def __init__(
@@ -94,6 +107,8 @@ class SuperTensor:
         workers: int,
         pinned: PinnedMemory | None = None,
         quick_ns: int = QUICK_NS,
+        delay_ns: int = 0,
+        enough_rows: int = 1,
     ) -> None:
         self.name = name
         self.signature = signature
@@ -102,6 +117,11 @@ class SuperTensor:
         self.workers = workers
         self._pinned = pinned
         self._quick_ns = quick_ns
+        self._delay_ns = delay_ns
+        self._enough_rows = enough_rows
+        #: the idle executor that wakes up by itself, and when it will
+        self._timekeeper: Executor | None = None
+        self._wakes_ns = 0
         self.lock = threading.Lock()
         #: the lanes that are kept, the one used last last
         self._lanes: OrderedDict[RowShapes, Lane] = OrderedDict()
@@ -156,6 +176,8 @@ class SuperTensor:
             ModelNotReady: the model version is being unloaded.
         """
         batch = self.open_batches[lane] = self._new_batch(lane)
+        if self._delay_ns:
+            batch.due_ns = time.monotonic_ns() + self._delay_ns
         return batch
 
     def open_own_batch(self, lane: Lane, rows: int) -> Batch | None:
@@ -167,7 +189,7 @@ class SuperTensor:
             Overloaded: ``capacity`` batches are in flight.
             ModelNotReady: the model version is being unloaded.
         """
-        if not self._idle or not lane.is_quick(rows, self._quick_ns):
+        if not self._idle or self._delay_ns or not lane.is_quick(rows, self._quick_ns):
             return None
         batch = self._new_batch(lane)
         batch.rows = rows
@@ -244,6 +266,8 @@ class SuperTensor:
                 loan = executor, batch
             else:
                 executor.inbox.put(batch)
+        if self._delay_ns:
+            self._keep_time()
         return loan
 
     # --- batches out -------------------------------------------------------------------------------------------------
@@ -254,6 +278,8 @@ class SuperTensor:
                 self._sealed.remove(batch)
                 return batch
         for batch in list(self.open_batches.values()):
+            if self._delay_ns and not self._is_due(batch):
+                continue
             if not batch.busy:
                 del self.open_batches[batch.lane]
                 return batch
@@ -266,6 +292,8 @@ class SuperTensor:
 
         An executor whose last thread ended while it waited is idle, on loan or provided for still, and waits on.
         """
+        if self._delay_ns:
+            return self._take_in_time(executor)
         with self.lock:
             batch = None
             if not executor.waits_for_inbox:
@@ -279,6 +307,71 @@ class SuperTensor:
             batch = executor.inbox.get()
             executor.waits_for_inbox = False
         return batch
+
+    # --- batches that wait for more rows -----------------------------------------------------------------------------
+
+    def _is_due(self, batch: Batch) -> bool:
+        return batch.rows >= self._enough_rows or self._closed or time.monotonic_ns() >= batch.due_ns
+
+    def _next_due_ns(self) -> int:
+        """When the first open batch is due that nobody writes into; 0 if there is none. Commits see to the others."""
+        return min((batch.due_ns for batch in self.open_batches.values() if not batch.busy), default=0)
+
+    def _keep_time(self) -> None:
+        """See that an idle executor, if there is one, wakes up in time. Call with the lock held."""
+        due_ns = self._next_due_ns()
+        keeper = self._timekeeper
+        if keeper is None:
+            if due_ns and self._idle:
+                keeper = self._idle[0]
+        elif due_ns >= self._wakes_ns or not due_ns or keeper not in self._idle:
+            keeper = None
+        if keeper is not None:
+            self._idle.remove(keeper)
+            self._timekeeper, self._wakes_ns = keeper, due_ns
+            keeper.inbox.put(LOOK)
+
+    def _take_in_time(self, executor: Executor) -> Batch | None:
+        """``take`` where batches may wait."""
+        while True:
+            timeout_s: float | None = None
+            with self.lock:
+                if self._timekeeper is executor:
+                    self._timekeeper = None
+                if not executor.waits_for_inbox:
+                    batch = self._next(seal_busy=False)
+                    if batch is not None:
+                        self._keep_time()
+                        return batch
+                    if self._closed and not self._in_flight:
+                        return None
+                    self._idle.append(executor)
+                    executor.waits_for_inbox = True
+                    due_ns = self._next_due_ns()
+                    if due_ns and self._timekeeper is None:
+                        self._timekeeper, self._wakes_ns = executor, due_ns
+                        timeout_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+            found = self._wait(executor, timeout_s)
+            executor.waits_for_inbox = False
+            if found is not LOOK:
+                with self.lock:
+                    if self._timekeeper is executor:
+                        self._timekeeper = None
+                    self._keep_time()
+                return found
+
+    def _wait(self, executor: Executor, timeout_s: float | None) -> Batch | None:
+        """What is in the inbox; LOOK if there is nothing when time is up."""
+        try:
+            return executor.inbox.get(timeout=timeout_s)
+        except Empty:
+            with self.lock:
+                if self._timekeeper is executor:
+                    self._timekeeper = None
+                if executor in self._idle:
+                    self._idle.remove(executor)
+                    return LOOK
+        return executor.inbox.get()  # on loan, or just provided for
 
     @property
     def has_backlog(self) -> bool:
@@ -314,6 +407,8 @@ class SuperTensor:
                 self._idle.append(executor)
                 if self._closed and not self._in_flight:
                     self._dismiss_executors()
+                elif self._delay_ns:
+                    self._keep_time()
             return None
 
     def _release(self, batch: Batch) -> None:
@@ -363,12 +458,29 @@ class SuperTensor:
                 for batch in (*self._sealed, *self.open_batches.values()):
                     batch.busy = 0
                 self._employ_executors(lend=False)
+            elif self._delay_ns:
+                self._employ_executors(lend=False)  # what waits for more rows will not get them
             if not self._in_flight:
                 self._dismiss_executors()
 
     def _dismiss_executors(self) -> None:
         while self._idle:
             self._idle.pop().inbox.put(None)
+
+    def free(self) -> None:
+        """Let go of all memory, once every executor has ended; nobody may use it any more.
+
+        By hand, because lanes and their batches refer to each other, and with them buffers, bindings and sessions would
+        wait for a garbage collector that may have been told to leave them alone.
+        """
+        with self.lock:
+            for lane in self._lanes.values():
+                lane.spare = []
+            self._lanes.clear()
+            self._last_lane = None
+            self._spare_bytes = 0
+            self.open_batches.clear()
+            self._sealed.clear()
 
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""

@@ -1,7 +1,16 @@
-"""The manager: loads what the repository holds, owns the executors' threads, and publishes the table of models.
+"""The manager: loads models, owns the executors' threads, and publishes the table of models.
 
 Loading a version blocks in ONNX Runtime, so it happens in threads; executors are threads of the manager's nursery,
 which therefore ends only after each of them has. Only the manager writes ``table``; everybody reads it.
+
+**Hot swap.** What is to be served is loaded and warmed up beside what is served. Then the table is replaced, by one
+attribute store, and what is no longer in it is *retired*: every worker lets go of it (``settle``), which commits the
+rows it has there; its SuperTensor is closed, so that its executors end once they have run what waits; then its memory
+is freed, without the garbage collector, for which frozen objects do not exist. No request is refused on the way: a
+worker that has let go has no way left into the old version, and until it has, the old version takes its rows.
+
+What concerns one model happens one after the other (``_turn``), and models do not wait for each other. A model's next
+turn comes only after what the last one retired is gone, so that two versions of each at most are in memory.
 
 An executor whose thread dies, or cannot be started, gets another one: at once the first time, then after a pause that
 doubles, up to MAX_PAUSE_S, until one has lived for FORGET_S. A version of which no executor is left meanwhile is not
@@ -13,36 +22,26 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 import trio
 
-from toutates.batching.counters import ExecutorCounters, VersionCounters, WorkerCounters
 from toutates.batching.executor import Executor
-from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
-from toutates.batching.session import ModelSession, SessionOptions, load_session
-from toutates.batching.supertensor import SuperTensor
-from toutates.errors import ConfigurationError, ModelLoadError, ToutatesError
-from toutates.models.configuration import VersionConfiguration, load_configuration
-from toutates.models.describe import model_config
-from toutates.models.executor_sessions import executor_session_options
+from toutates.batching.session import ModelSession
+from toutates.errors import ModelLoadError, ToutatesError
+from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.repository import ModelFolder, VersionFolder
-from toutates.models.settings import check_allocator
-from toutates.models.signature_reader import read_signature
-from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
-from toutates.models.warmup import check_warmup
-from toutates.placement import Placement, Turns, running_on
-from toutates.protocol.signature import Signature
+from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.version_loader import LoadOptions, VersionLoader
+from toutates.placement import Turns, running_on
 
 __all__ = ["LoadOptions", "ModelManager"]
 
 logger = logging.getLogger(__name__)
 
-#: Profiles end at unloading where config.yaml gives no number of batches.
-_NEVER_STOP: Final = 2**62
 #: Pauses before an executor's thread is replaced; none before the first time, then from FIRST_PAUSE_S, doubled.
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 10.0
@@ -52,21 +51,31 @@ FORGET_S: Final = 60.0
 MAX_DEATHS_AT_THE_END: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """What every model is loaded with.
+async def _nobody_to_wait_for() -> None:
+    """``settle`` where there are no workers."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """What the manager knows of a version that was loaded.
 
     Attributes:
-        sessions: how ONNX Runtime's sessions are made.
-        workers: how many workers will serve.
-        is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
-        placement: how many models load at the same time, and where threads run.
+        executors: that have not ended for good.
+        dead: numbers of those that have no thread just now.
+        ended: set once there are none.
     """
 
-    sessions: SessionOptions
-    workers: int
-    is_wanted: Callable[[object, int], bool]
-    placement: Placement = field(default_factory=Placement)
+    executors: int
+    dead: set[int] = field(default_factory=set)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class _Retiring(list[ServedVersion]):
+    """Versions that are to end, and what is to be done then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_gone: Callable[[], None] = lambda: None
 
 
 class ModelManager:
@@ -74,29 +83,38 @@ class ModelManager:
 
     Args:
         options: see LoadOptions.
-        nursery: where the executors' threads live.
+        nursery: where the executors' threads live, and what retires versions.
         on_change: called when ``table`` has been replaced after the initial load.
+        settle: returns once no worker will use a version that is no longer in the table, nor has rows in it that are
+            not committed. Given up on when the manager is stopped.
     """
 
     def __init__(
-        self, options: LoadOptions, nursery: trio.Nursery, on_change: Callable[[], None] = lambda: None
+        self,
+        options: LoadOptions,
+        nursery: trio.Nursery,
+        on_change: Callable[[], None] = lambda: None,
+        settle: Callable[[], Awaitable[None]] = _nobody_to_wait_for,
     ) -> None:
         #: read by every thread, replaced as a whole by the manager alone
         self.table = ModelTable({}, complete=False)
         self._on_change = on_change
-        #: what the initial load has found, once it is over
-        self._models: list[ModelEntry] = []
-        #: by version, the numbers of its executors that have no thread
-        self._dead: dict[ServedVersion, set[int]] = {}
+        self._settle = settle
+        #: what the table shows, but for executors that have died
+        self._models: dict[str, ModelEntry] = {}
+        #: every version whose executors run, in the table or not
+        self._lives: dict[ServedVersion, _Life] = {}
         self._options = options
+        self._loader = VersionLoader(options)
         self._nursery = nursery
-        #: of every version whose executors run, in the table or not yet
-        self._supertensors: list[SuperTensor] = []
         self._stopped = trio.Event()
+        #: by model, one at a time; only for those that have somebody in it or before it
+        self._turns: dict[str, trio.Semaphore] = {}
         self._executor_threads = trio.CapacityLimiter(math.inf)
         self._loader_threads = trio.CapacityLimiter(options.placement.executor_cores)
         self._executor_turns = Turns(options.placement.executors)
-        self._intra_op_turns = Turns(options.placement.intra_op)
+
+    # --- what models there are ---------------------------------------------------------------------------------------
 
     async def load_all(self, folders: Sequence[ModelFolder], on_progress: Callable[[int, int, str], None]) -> None:
         """Load every version of the repository; a broken one is entered in the table with its reason.
@@ -108,35 +126,191 @@ class ModelManager:
             on_progress: called with versions done, versions in all, and the version done last.
         """
         for folder in folders:
-            for warning in folder.warnings:
-                logger.warning("%s", warning)
-            if folder.problem:
-                logger.error("model '%s' cannot be loaded: %s", folder.name, folder.problem)
-        entries: dict[str, dict[int, VersionEntry]] = {folder.name: {} for folder in folders}
+            _log_findings(folder)
         total = sum(len(folder.versions) for folder in folders)
         done = 0
 
-        async def load_one(folder: ModelFolder, version: VersionFolder) -> None:
+        def on_version(name: str) -> None:
             nonlocal done
-            entries[folder.name][version.number] = await self._load(folder.name, version)
             done += 1
-            on_progress(done, total, f"{folder.name} {version.number}")
+            on_progress(done, total, name)
+
+        models: dict[str, ModelEntry] = {}
+
+        async def load_one(folder: ModelFolder) -> None:
+            entries = await self._load_versions(folder.name, folder.versions, on_version)
+            models[folder.name] = ModelEntry(folder.name, entries, folder.problem)
 
         async with trio.open_nursery() as nursery:
             for folder in folders:
-                for version in folder.versions:
-                    nursery.start_soon(load_one, folder, version)
-        self._models = [
-            ModelEntry(folder.name, dict(sorted(entries[folder.name].items())), folder.problem) for folder in folders
-        ]
+                nursery.start_soon(load_one, folder)
+        self._models = models
         self._publish()
+
+    async def load(self, folder: ModelFolder, *, overridden: bool = False, all_or_none: bool = True) -> None:
+        """Serve a model as ``folder`` has it. Versions that are served already, and would come out the same, stay.
+
+        Returns once the table has been replaced; what was served before may still have requests then.
+
+        Args:
+            folder: with all versions that are to be served, their files at hand until this returns.
+            overridden: whether the configuration that the folder has holds even beside a config.yaml.
+            all_or_none: whether all of it is to be served or nothing of it. A model of which something is served
+                already is replaced only by a whole one in any case.
+
+        Raises:
+            ModelLoadError: what is wrong, a clause per version. What was served before is served still.
+        """
+        name = folder.name
+        async with self._turn(name) as to_retire:
+            _log_findings(folder)
+            before = self._models.get(name, ModelEntry(name))
+            if folder.problem:
+                # Nothing of it is known by its number.
+                self._enter(before if before.served() else ModelEntry(name, problem=folder.problem))
+                raise ModelLoadError(f"Internal: {folder.problem}")
+            identities = {version.number: _identity(version, overridden) for version in folder.versions}
+            kept = {
+                number: replace(before.versions[number], reason="")
+                for number, identity in identities.items()
+                if number in before.versions and _is_the_same(before.versions[number], identity)
+            }
+            new = [version for version in folder.versions if version.number not in kept]
+            if new:
+                loading = {one.number: VersionEntry(one.number, ModelState.LOADING) for one in new}
+                self._enter(ModelEntry(name, _in_order(loading | _served(before))))
+            loaded: dict[int, VersionEntry] = {}
+            try:
+                loaded = await self._load_versions(name, new, overridden=overridden)
+            finally:
+                if len(loaded) < len(new):  # cancelled, or a bug of ours
+                    self._enter(before)
+            failed = {number: entry for number, entry in loaded.items() if entry.served is None}
+            if failed and (all_or_none or before.served()):
+                to_retire += [entry.served for entry in loaded.values() if entry.served is not None]
+                still = {
+                    number: replace(entry, reason=failed[number].reason if number in failed else entry.reason)
+                    for number, entry in _served(before).items()
+                }
+                self._enter(ModelEntry(name, _in_order(failed | still)))
+            else:
+                self._enter(ModelEntry(name, _in_order(kept | loaded)))
+                to_retire += [
+                    one.served for number, one in before.versions.items() if one.served and number not in kept
+                ]
+            if failed:
+                raise ModelLoadError(
+                    "\n".join(
+                        f"version {number} is at UNAVAILABLE state: {entry.reason};" for number, entry in failed.items()
+                    )
+                )
+
+    async def unload(self, name: str, *, forget: bool = False) -> None:
+        """Stop serving a model. Its new requests are refused from now on, those that are queued are answered.
+
+        Returns at once, unless the model is being loaded; unknown models are no error.
+
+        Args:
+            name: the model's.
+            forget: whether the table is to know nothing of it, rather than that it was unloaded.
+        """
+        async with self._turn(name) as to_retire:
+            before = self._models.get(name)
+            if before is None:
+                return
+            gone = before.served()
+            state = ModelState.UNLOADING if gone else ModelState.UNAVAILABLE
+            after = ModelEntry(
+                name, {number: VersionEntry(number, state, "" if gone else UNLOADED) for number in before.versions}
+            )
+            to_retire += gone
+            if gone:
+                self._enter(after)
+                to_retire.on_gone = lambda: self._end_unloading(name, forget)
+            elif forget:
+                self._forget(name)
+            else:
+                self._enter(after)
+
+    def _end_unloading(self, name: str, forget: bool) -> None:
+        if forget:
+            self._forget(name)
+        else:
+            entries = self._models[name].versions.values()
+            self._enter(
+                ModelEntry(
+                    name, {one.number: VersionEntry(one.number, ModelState.UNAVAILABLE, UNLOADED) for one in entries}
+                )
+            )
+
+    def refuse(self, name: str, problem: str) -> None:
+        """Show why a model cannot be served of which nothing is."""
+        known = self._models.get(name)
+        if known is None or not known.served():
+            self._enter(ModelEntry(name, problem=problem))
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[_Retiring]:
+        """Alone with a model. Versions that the block names are retired after it, before the next one's turn."""
+        turn = self._turns.setdefault(name, trio.Semaphore(1))
+        await turn.acquire()
+        retiring = _Retiring()
+        try:
+            yield retiring
+        finally:
+            if retiring and not self._stopped.is_set():
+                self._nursery.start_soon(self._retire, name, turn, retiring)
+            else:
+                self._leave_turn(name, turn)
+
+    def _leave_turn(self, name: str, turn: trio.Semaphore) -> None:
+        turn.release()
+        if turn.value and self._turns.get(name) is turn:
+            del self._turns[name]
+
+    async def _retire(self, name: str, turn: trio.Semaphore, retiring: _Retiring) -> None:
+        """End versions that are no longer in the table, once everybody who waits for them has been answered."""
+        async with trio.open_nursery() as nursery:
+
+            async def give_up_when_stopped() -> None:
+                await self._stopped.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up_when_stopped)
+            await self._settle()
+            nursery.cancel_scope.cancel()
+        for version in retiring:
+            version.supertensor.close(workers_ended=self._stopped.is_set())
+        del version
+        while retiring:
+            await self._see_off(retiring.pop())  # which is the last to know of it
+        retiring.on_gone()
+        # Without it, what a version leaves behind depends on which threads have loaded and run it.
+        await trio.to_thread.run_sync(give_back_freed_memory)
+        self._leave_turn(name, turn)
+
+    async def _see_off(self, version: ServedVersion) -> None:
+        life = self._lives.get(version)
+        if life is not None:
+            await life.ended.wait()
+        version.supertensor.free()
+
+    def _enter(self, model: ModelEntry) -> None:
+        self._models = {**self._models, model.name: model}
+        self._publish()
+        self._on_change()
+
+    def _forget(self, name: str) -> None:
+        self._models = {known: model for known, model in self._models.items() if known != name}
+        self._publish()
+        self._on_change()
 
     def _publish(self) -> None:
         """Replace the table: what was loaded, less what has no executor left."""
         self.table = ModelTable(
             {
-                model.name: replace(model, versions={n: self._as_it_is(entry) for n, entry in model.versions.items()})
-                for model in self._models
+                name: replace(model, versions={n: self._as_it_is(entry) for n, entry in model.versions.items()})
+                for name, model in self._models.items()
             }
         )
 
@@ -145,22 +319,43 @@ class ModelManager:
             return entry
         return replace(entry, state=ModelState.UNAVAILABLE, reason="Internal: its executors died and are replaced")
 
-    async def _load(self, model: str, version: VersionFolder) -> VersionEntry:
+    # --- versions and their executors --------------------------------------------------------------------------------
+
+    async def _load_versions(
+        self,
+        model: str,
+        versions: Sequence[VersionFolder],
+        on_version: Callable[[str], None] = lambda name: None,
+        *,
+        overridden: bool = False,
+    ) -> dict[int, VersionEntry]:
+        """Load versions side by side; those that fail have entries too."""
+        entries: dict[int, VersionEntry] = {}
+
+        async def load_one(version: VersionFolder) -> None:
+            entries[version.number] = await self._load(model, version, overridden)
+            on_version(f"{model} {version.number}")
+
+        async with trio.open_nursery() as nursery:
+            for version in versions:
+                nursery.start_soon(load_one, version)
+        return _in_order(entries)
+
+    async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
+        def load() -> tuple[ServedVersion, list[ModelSession]]:
+            return self._loader.load(model, version, overridden=overridden)
+
         try:
+            # The threads of ONNX Runtime's pools inherit the name.
             served, sessions = await trio.to_thread.run_sync(
-                self._load_anywhere,
-                model,
-                version,
-                limiter=self._loader_threads,
-                # The threads of ONNX Runtime's pools inherit it.
-                thread_name=f"ort {model}",
+                load, limiter=self._loader_threads, thread_name=f"ort {model}"
             )
         except ToutatesError as error:
             return self._failed(model, version, str(error))
         except Exception as error:
             logger.exception("loading model '%s' version %d failed unexpectedly", model, version.number)
             return self._failed(model, version, f"{type(error).__name__}: {error}")
-        self._supertensors.append(served.supertensor)
+        self._lives[served] = _Life(len(sessions))
         if self._stopped.is_set():
             served.supertensor.close(workers_ended=True)
         for number, session in enumerate(sessions):
@@ -172,10 +367,20 @@ class ModelManager:
                 on_batch=served.counters.executors[number].add,
             )
             self._nursery.start_soon(self._keep_running, executor, served, number)
-        return VersionEntry(version.number, ModelState.READY, served=served)
+        return VersionEntry(version.number, ModelState.READY, served=served, identity=_identity(version, overridden))
 
     async def _keep_running(self, executor: Executor, served: ServedVersion, number: int) -> None:
         """An executor's threads, one after the other should they die, until its SuperTensor is closed."""
+        try:
+            await self._replace_when_dead(executor, served, number)
+        finally:
+            life = self._lives[served]
+            life.executors -= 1
+            if not life.executors:
+                life.ended.set()
+                del self._lives[served]
+
+    async def _replace_when_dead(self, executor: Executor, served: ServedVersion, number: int) -> None:
         name = f"executor-{number} {served.model}"
         cpus = self._executor_turns.take(1)
         deaths = deaths_at_the_end = 0
@@ -222,131 +427,62 @@ class ModelManager:
 
     def _mark(self, served: ServedVersion, number: int, *, dead: bool) -> None:
         """Note that an executor has no thread, or has one again."""
-        numbers = self._dead.setdefault(served, set())
+        numbers = self._lives[served].dead
         had_executor = self._has_executor(served)
         if dead:
             numbers.add(number)
         else:
             numbers.discard(number)
-        if self._models and self._has_executor(served) is not had_executor:
+        if self.table.complete and self._has_executor(served) is not had_executor:
             self._publish()
             self._on_change()
 
     def _has_executor(self, served: ServedVersion) -> bool:
-        return len(self._dead.get(served, ())) < len(served.counters.executors)
+        life = self._lives.get(served)
+        return life is None or len(life.dead) < len(served.counters.executors)
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
         logger.error("model '%s' version %d cannot be served: %s", model, version.number, reason)
         return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
 
-    def _load_anywhere(self, model: str, version: VersionFolder) -> tuple[ServedVersion, list[ModelSession]]:
-        """Not on the manager's CPU alone, which the thread inherits, and threads that ONNX Runtime starts would too."""
-        anywhere = self._options.placement.anywhere
-        with running_on(anywhere, anywhere):
-            return self._load_blocking(model, version)
-
-    def _load_blocking(self, model: str, version: VersionFolder) -> tuple[ServedVersion, list[ModelSession]]:
-        """Everything that takes time; in a thread."""
-        configuration = load_configuration(version)
-        if configuration.folder.problem:
-            raise ModelLoadError(configuration.folder.problem)
-        if configuration.notice:
-            logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
-        settings, source = configuration.settings, configuration.source
-        model_path = configuration.folder.model_path
-        options = [
-            executor_session_options(self._options.sessions, settings, number, model=model, source=source)
-            for number in range(settings.num_executors)
-        ]
-        profiling = settings.profiling
-        # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
-        prefixes = [
-            f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
-            for number in range(settings.num_executors)
-        ]
-        first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
-        check_allocator(settings, first.get_providers(), source)
-        signature = read_signature(first, settings, source=source, declared=configuration.declared)
-        check_warmup(settings, signature, version.path.parent, source)
-        datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
-        if {"BF16", "BYTES"} <= datatypes:
-            raise ModelLoadError(
-                "BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind"
-            )
-        others = [
-            load_session(model_path, self._placed(own), profile_prefix=prefix)
-            for own, prefix in zip(options[1:], prefixes[1:], strict=True)
-        ]
-        profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
-        shrinkage = settings.session.arena_shrinkage
-        sessions = [
-            ModelSession(session, signature, model, profile_batches=profile_batches, arena_shrinkage=shrinkage)
-            for session in (first, *others)
-        ]
-        return self._describe(
-            model, version.number, configuration, signature, sessions, first.get_providers()
-        ), sessions
-
-    def _placed(self, options: SessionOptions) -> SessionOptions:
-        """The options, with CPUs for the pool of one more session."""
-        return replace(options, intra_op_cpus=self._intra_op_turns.take(options.intra_threads - 1))
-
-    def _describe(
-        self,
-        model: str,
-        number: int,
-        configuration: VersionConfiguration,
-        signature: Signature,
-        sessions: list[ModelSession],
-        providers: list[str],
-    ) -> ServedVersion:
-        workers = self._options.workers
-        settings, triton = configuration.settings, configuration.folder.triton
-        return ServedVersion(
-            model=model,
-            number=number,
-            signature=signature,
-            settings=settings,
-            config=model_config(
-                model,
-                signature,
-                settings,
-                gpu=providers[0] != "CPUExecutionProvider",
-                version_policy=triton.version_policy if triton is not None else None,
-            ),
-            supertensor=SuperTensor(
-                model,
-                signature,
-                batch_size=settings.batch_size,
-                capacity=settings.capacity,
-                workers=workers,
-                pinned=_pinned_memory(configuration.source) if settings.allocator == "cuda_pinned" else None,
-            ),
-            counters=VersionCounters(
-                [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]
-            ),
-        )
-
     def stop(self) -> None:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
         self._stopped.set()
-        for supertensor in self._supertensors:
-            supertensor.close(workers_ended=True)
+        for version in list(self._lives):
+            version.supertensor.close(workers_ended=True)
 
 
-def _pinned_memory(source: Path) -> PinnedMemory:
-    """For a version whose session runs on a GPU, so that a CUDA runtime is loaded.
+def _log_findings(folder: ModelFolder) -> None:
+    for warning in folder.warnings:
+        logger.warning("%s", warning)
+    if folder.problem:
+        logger.error("model '%s' cannot be loaded: %s", folder.name, folder.problem)
 
-    Raises:
-        ConfigurationError: it cannot be found.
-    """
-    runtime = find_cuda_runtime()
-    if runtime is None:
-        raise ConfigurationError(
-            "memory cannot be pinned: no CUDA runtime (libcudart) is loaded into the process",
-            source=source,
-            key="allocator",
-            value="cuda_pinned",
-            remedy="write allocator: cpu",
-        )
-    return PinnedMemory(runtime)
+
+def _in_order(entries: Mapping[int, VersionEntry]) -> dict[int, VersionEntry]:
+    return dict(sorted(entries.items()))
+
+
+def _served(model: ModelEntry) -> dict[int, VersionEntry]:
+    """The entries of versions that are served."""
+    return {number: entry for number, entry in model.versions.items() if entry.served is not None}
+
+
+def _is_the_same(entry: VersionEntry, identity: object) -> bool:
+    return entry.served is not None and identity is not None and entry.identity == identity
+
+
+def _identity(version: VersionFolder, overridden: bool) -> object:
+    """Equal for versions of the same files and the same configuration; None where nobody has looked at the files."""
+    if not version.fingerprint:
+        return None
+    if version.triton is None:
+        return version.fingerprint
+    declared, policy = version.triton.declared, version.triton.version_policy
+    return (
+        version.fingerprint,
+        overridden,
+        version.triton.settings,
+        (declared.max_batch_size, declared.inputs, declared.outputs),
+        policy.SerializeToString(deterministic=True),
+    )

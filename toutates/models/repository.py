@@ -138,8 +138,13 @@ def refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
             raise ConfigurationError("no such model in the repository", key="--load-models", value=name, remedy=remedy)
 
 
-def scan_model(path: Path) -> ModelFolder:
-    """Look at one model's directory; what is wrong with it is noted."""
+def scan_model(path: Path, override: TritonConfiguration | None = None) -> ModelFolder:
+    """Look at one model's directory; what is wrong with it is noted.
+
+    Args:
+        path: the directory.
+        override: holds in place of its config.pbtxt.
+    """
     try:
         path.name.encode()
     except UnicodeEncodeError:
@@ -158,7 +163,7 @@ def scan_model(path: Path) -> ModelFolder:
     ]
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
     try:
-        triton = read_triton_configuration(path)
+        triton = override or read_triton_configuration(path)
     except ConfigurationError as error:
         return ModelFolder(path.name, path, warnings=tuple(warnings), problem=str(error))
     if triton is not None:

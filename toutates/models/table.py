@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Final
 
 from toutates.batching.counters import VersionCounters
 from toutates.batching.supertensor import SuperTensor
@@ -18,13 +19,18 @@ from toutates.models.settings import ModelSettings
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 
-__all__ = ["ModelEntry", "ModelState", "ModelTable", "ServedVersion", "VersionEntry", "parse_version"]
+__all__ = ["UNLOADED", "ModelEntry", "ModelState", "ModelTable", "ServedVersion", "VersionEntry", "parse_version"]
+
+#: Triton's reason for versions that were unloaded, which do not count against readiness.
+UNLOADED: Final = "unloaded"
 
 
 class ModelState(Enum):
     """States as RepositoryIndex names them."""
 
+    LOADING = "LOADING"
     READY = "READY"
+    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 
@@ -50,12 +56,21 @@ class ServedVersion:
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
-    """One version of the repository. ``served`` is given once it has loaded; it may lose its executors later."""
+    """One version of the repository.
+
+    Attributes:
+        number: of the version.
+        state: as RepositoryIndex shows it.
+        reason: why it is not ready; or, for one that is, why it could not be replaced by what the repository has now.
+        served: given from when it has loaded until it is unloaded; it may lose its executors meanwhile.
+        identity: equal for versions that loading would make the same of; None where nobody can tell.
+    """
 
     number: int
     state: ModelState
     reason: str = ""
     served: ServedVersion | None = None
+    identity: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,10 @@ def parse_version(text: str) -> int | None:
     return number
 
 
+def _has_failed(entry: VersionEntry) -> bool:
+    return entry.state is ModelState.UNAVAILABLE and entry.reason != UNLOADED
+
+
 class ModelTable:
     """Every model of the repository, by name, sorted."""
 
@@ -103,10 +122,13 @@ class ModelTable:
 
     @property
     def ready(self) -> bool:
-        """Whether every known version answers (Triton's strict readiness)."""
+        """Whether no known version fails to answer that should: Triton's strict readiness, but for one thing.
+
+        What is being loaded or unloaded does not count, because a server that serves the rest must not be taken out of
+        its load balancer for it.
+        """
         return self.complete and all(
-            not model.problem and all(entry.state is ModelState.READY for entry in model.versions.values())
-            for model in self.models.values()
+            not model.problem and not any(map(_has_failed, model.versions.values())) for model in self.models.values()
         )
 
     def find(self, name: str, version: str) -> ServedVersion:

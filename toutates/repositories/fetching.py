@@ -16,6 +16,7 @@ from toutates.errors import ToutatesError
 from toutates.models.repository import ModelFolder
 from toutates.placement import running_on
 from toutates.repositories.interface import Progress, Repository
+from toutates.repositories.obtaining import obtain
 
 __all__ = ["DownloadLine", "fetch_all"]
 
@@ -43,7 +44,7 @@ async def fetch_all(found: Sequence[tuple[Repository, ModelFolder]], cpus: tuple
     def fetch_anywhere(repository: Repository, folder: ModelFolder) -> ModelFolder:
         # The repository's own threads inherit the CPUs of the one that starts them.
         with running_on(cpus, cpus):
-            return repository.fetch(folder, line.of(folder.name))
+            return obtain(repository, folder, line.of(folder.name))
 
     async def fetch(number: int, repository: Repository, folder: ModelFolder) -> None:
         try:

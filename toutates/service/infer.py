@@ -17,7 +17,7 @@ import numpy.typing as npt
 from toutates.batching.result import BatchResult
 from toutates.batching.submitter import LaneWriter, Submitter
 from toutates.errors import Overloaded, RequestError
-from toutates.h2grpc import Buffer, Call, GrpcError, Worker
+from toutates.h2grpc import Buffer, Call, GrpcError, UnaryHandler, Worker
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -62,6 +62,11 @@ class InferService:
         self._plans = self._cache.recent
         self._latest = self._cache.latest
         self._submitters: dict[ServedVersion, Submitter] = {}
+
+    @property
+    def handler(self) -> UnaryHandler:
+        """``infer``, or what does the same within the limit where there is one."""
+        return self.infer if self._inflight is None else self.infer_within_limit
 
     def infer(self, call: Call) -> None:
         """Handle a ModelInfer call: put its rows into a batch.
@@ -145,12 +150,27 @@ class InferService:
 
     # --- requests, the long way --------------------------------------------------------------------------------------
 
+    def let_go(self, done: Callable[[], object]) -> None:
+        """Look at the model table now, rather than with the next request, and call ``done``.
+
+        Then nothing of this worker refers to versions that are not in the table, but batches under way; and none of
+        these waits for this worker's commit.
+        """
+        if self._get_table() is not self._table:
+            self._forget_plans()
+        done()
+
     def _forget_plans(self) -> None:
         """The model table was replaced, and plans die with it."""
         self._table = self._get_table()
         self._cache.clear()
         served = set(self._table.served())
-        self._submitters = {version: way for version, way in self._submitters.items() if version in served}
+        submitters, self._submitters = self._submitters, {}
+        for version, submitter in submitters.items():
+            if version in served:
+                self._submitters[version] = submitter
+            else:
+                submitter.commit()  # what this round has brought so far
 
     def _pack_in_order(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
         """Inputs sent in another order than the model's, or of the wrong size, which the long way finds words for."""

@@ -24,8 +24,8 @@ from toutates.protocol import grpc_service_pb2 as pb
 from toutates.service.access import restricted
 from toutates.service.health import health_methods
 from toutates.service.infer import InferService
-from toutates.service.inflight import Inflight
 from toutates.service.readiness import Readiness
+from toutates.service.repository_control import ControlDesk, control_handlers
 from toutates.service.repository_index import repository_index
 from toutates.service.statistics import model_statistics
 from toutates.service.unary import unary
@@ -35,13 +35,19 @@ __all__ = ["EXTENSIONS", "NOT_OFFERED", "NOT_OFFERED_STREAMS", "ServerIdentity",
 SERVICE = "/inference.GRPCInferenceService/"
 
 #: What ServerMetadata lists: Triton's names, and only what is true. Without ``statistics`` perf_analyzer reads none.
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 
 #: RPCs of the protocol that are not offered, and what their callers are told.
 NOT_OFFERED_STREAMS = {"ModelStreamInfer": "streaming inference is not offered yet; use ModelInfer"}
 NOT_OFFERED = {
-    "RepositoryModelLoad": "loading models at run time is not offered yet; the repository is loaded at start",
-    "RepositoryModelUnload": "unloading models at run time is not offered yet; the repository is loaded at start",
     "SystemSharedMemoryStatus": "shared memory is not offered yet; send tensors in the request",
     "SystemSharedMemoryRegister": "shared memory is not offered yet; send tensors in the request",
     "SystemSharedMemoryUnregister": "shared memory is not offered yet; send tensors in the request",
@@ -63,26 +69,25 @@ class ServerIdentity:
 
 def build_methods(
     worker: Worker,
-    number: int,
+    infer: InferService,
     get_table: Callable[[], ModelTable],
     readiness: Readiness,
     identity: ServerIdentity,
     *,
-    inflight: Inflight | None = None,
+    desk: ControlDesk,
     restrictions: Sequence[RestrictedProtocol] = (),
 ) -> Mapping[bytes, Method]:
     """All RPCs as one worker serves them.
 
     Args:
         worker: whose handlers these are.
-        number: the worker's, from 0.
+        infer: answers ModelInfer.
         get_table: the model table as it is now.
         readiness: the worker's view of the server's readiness.
         identity: for ServerMetadata.
-        inflight: the worker's count of requests that wait, and the most there may be; None for no limit.
+        desk: where changes of models are asked for.
         restrictions: what only callers with a secret may use.
     """
-    infer = InferService(worker, number, get_table, inflight)
 
     def server_live(request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         _refuse_when_exiting(readiness)
@@ -122,9 +127,9 @@ def build_methods(
         "ModelStatistics": unary(pb.ModelStatisticsRequest, statistics),
         "RepositoryIndex": unary(pb.RepositoryIndexRequest, index),
     }
-    model_infer = infer.infer if inflight is None else infer.infer_within_limit
+    offered |= control_handlers(worker, desk, get_table)
     methods = [
-        Method(SERVICE + "ModelInfer", unary=model_infer, compressible=True),
+        Method(SERVICE + "ModelInfer", unary=infer.handler, compressible=True),
         *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
         *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
         *(Method(SERVICE + name, stream=_not_offered_stream(text)) for name, text in NOT_OFFERED_STREAMS.items()),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from toutates.errors import Unsupported
-from toutates.models.table import ModelState, ModelTable
+from toutates.models.table import ModelEntry, ModelState, ModelTable
 from toutates.protocol.grpc_service_pb2 import RepositoryIndexRequest, RepositoryIndexResponse
 
 __all__ = ["repository_index"]
@@ -11,8 +13,15 @@ __all__ = ["repository_index"]
 ModelIndex = RepositoryIndexResponse.ModelIndex
 
 
-def repository_index(table: ModelTable, request: RepositoryIndexRequest) -> RepositoryIndexResponse:
+def repository_index(
+    table: ModelTable, request: RepositoryIndexRequest, names: Iterable[str] = ()
+) -> RepositoryIndexResponse:
     """Answer RepositoryIndex; ``ready`` keeps the versions that answer requests.
+
+    Args:
+        table: of models.
+        request: the request.
+        names: of models that the repositories have; those that were never loaded are shown without version and state.
 
     Raises:
         Unsupported: a repository is named; there is one, without a name.
@@ -20,7 +29,12 @@ def repository_index(table: ModelTable, request: RepositoryIndexRequest) -> Repo
     if request.repository_name:
         raise Unsupported("'repository_name' specification is not supported")
     entries: list[ModelIndex] = []
-    for model in table.models.values():
+    models = dict(table.models)
+    for name in names:
+        models.setdefault(name, ModelEntry(name))
+    for _, model in sorted(models.items()):
+        if not model.versions and not model.problem and not request.ready:
+            entries.append(ModelIndex(name=model.name))
         if model.problem and not request.ready:
             entries.append(
                 ModelIndex(name=model.name, state=ModelState.UNAVAILABLE.value, reason=f"Internal: {model.problem}")

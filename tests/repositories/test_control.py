@@ -1,0 +1,101 @@
+"""Polling, with repositories that fail at the worst moment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.batching.support import DOUBLE
+from toutates.batching.session import SessionOptions
+from toutates.errors import RepositoryError
+from toutates.models.manager import LoadOptions, ModelManager
+from toutates.models.repository import ModelFolder
+from toutates.repositories.control import ModelControl
+from toutates.repositories.interface import Progress
+from toutates.repositories.local import LocalRepository
+
+
+class Fickle(LocalRepository):
+    """A directory that can be told to fail, as S3 does."""
+
+    unreachable = unfetchable = False
+    released = 0
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        if self.unreachable:
+            raise RepositoryError("cannot be reached")
+        return super().scan(only)
+
+    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+        if self.unfetchable:
+            raise RepositoryError("broke off")
+        return super().fetch(folder, on_progress, versions)
+
+    def release(self, folder: ModelFolder) -> None:
+        self.released += 1
+
+
+def put(root: Path, name: str, comment: str = "") -> None:
+    folder = root / name / "1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(DOUBLE)
+    (folder / "comment").write_text(comment)
+
+
+def test_a_repository_that_fails_takes_nothing_from_what_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        repository = Fickle(tmp_path)
+        async with trio.open_nursery() as nursery:
+            options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
+            manager = ModelManager(options, nursery)
+            control = ModelControl([repository], manager, "poll", poll_s=0.02)
+
+            def served() -> list[Any]:
+                return [version.model for version in manager.table.served()]
+
+            put(tmp_path, "a")
+            await control.poll()
+            [first] = manager.table.served()
+            put(tmp_path, "a", "changed")
+            repository.unfetchable = True
+            for _ in range(3):
+                await control.poll()
+            assert manager.table.served() == [first]
+            assert caplog.text.count("model 'a' cannot be loaded: ") == 1
+            repository.unreachable = True
+            for _ in range(3):
+                await control.poll()
+            assert manager.table.served() == [first]
+            assert caplog.text.count("cannot be reached; what is served from there is served on") == 1
+            repository.unreachable = repository.unfetchable = False
+            await control.poll()
+            assert served() == ["a"]
+            assert manager.table.served() != [first]
+            assert repository.released == 1  # the first one's files
+            manager.stop()
+
+    trio.run(main)
+
+
+def test_what_changes_between_two_looks_waits_for_the_next_poll(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            manager = ModelManager(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True), nursery)
+            control = ModelControl([LocalRepository(tmp_path)], manager, "poll", poll_s=0.4)
+            put(tmp_path, "a")
+            async with trio.open_nursery() as polling:
+                polling.start_soon(control.poll)
+                await trio.sleep(0.1)
+                put(tmp_path, "a", "more")
+            assert not manager.table.served()
+            await control.poll()
+            assert [version.model for version in manager.table.served()] == ["a"]
+            manager.stop()
+
+    trio.run(main)

@@ -1,0 +1,182 @@
+"""Loading one version: its files read, its sessions made, tried and warmed up. All of it blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from toutates.batching.counters import ExecutorCounters, VersionCounters, WorkerCounters
+from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
+from toutates.batching.session import ModelSession, SessionOptions, load_session
+from toutates.batching.supertensor import SuperTensor
+from toutates.errors import ConfigurationError, ModelLoadError
+from toutates.models.configuration import VersionConfiguration, from_triton, load_configuration
+from toutates.models.describe import model_config
+from toutates.models.executor_sessions import executor_session_options
+from toutates.models.repository import VersionFolder
+from toutates.models.settings import check_allocator
+from toutates.models.signature_reader import read_signature
+from toutates.models.table import ServedVersion
+from toutates.models.warming import warm_up
+from toutates.models.warmup import check_warmup
+from toutates.placement import Placement, Turns, running_on
+from toutates.protocol.signature import Signature
+
+__all__ = ["LoadOptions", "VersionLoader"]
+
+logger = logging.getLogger(__name__)
+
+#: Profiles end at unloading where config.yaml gives no number of batches.
+_NEVER_STOP: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What every model is loaded with.
+
+    Attributes:
+        sessions: how ONNX Runtime's sessions are made.
+        workers: how many workers will serve.
+        is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
+        placement: how many models load at the same time, and where threads run.
+    """
+
+    sessions: SessionOptions
+    workers: int
+    is_wanted: Callable[[object, int], bool]
+    placement: Placement = field(default_factory=Placement)
+
+
+class VersionLoader:
+    """See the module.
+
+    Args:
+        options: see LoadOptions.
+    """
+
+    def __init__(self, options: LoadOptions) -> None:
+        self._options = options
+        self._intra_op_turns = Turns(options.placement.intra_op)
+
+    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
+        """Load a version. To be called in a thread.
+
+        Args:
+            model: its name.
+            version: what a repository has of it.
+            overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
+
+        Raises:
+            ConfigurationError, ModelLoadError: it cannot be served.
+        """
+        # Not on the manager's CPU alone, which the thread inherits, and threads that ONNX Runtime starts would too.
+        anywhere = self._options.placement.anywhere
+        with running_on(anywhere, anywhere):
+            return self._load(model, version, overridden)
+
+    def _load(self, model: str, version: VersionFolder, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
+        if overridden and version.triton is not None:
+            configuration = from_triton(version, version.triton)
+        else:
+            configuration = load_configuration(version)
+        if configuration.folder.problem:
+            raise ModelLoadError(configuration.folder.problem)
+        if configuration.notice:
+            logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
+        settings, source = configuration.settings, configuration.source
+        model_path = configuration.folder.model_path
+        options = [
+            executor_session_options(self._options.sessions, settings, number, model=model, source=source)
+            for number in range(settings.num_executors)
+        ]
+        profiling = settings.profiling
+        # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
+        prefixes = [
+            f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
+            for number in range(settings.num_executors)
+        ]
+        first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
+        check_allocator(settings, first.get_providers(), source)
+        signature = read_signature(first, settings, source=source, declared=configuration.declared)
+        check_warmup(settings, signature, version.path.parent, source)
+        datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
+        if {"BF16", "BYTES"} <= datatypes:
+            raise ModelLoadError(
+                "BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind"
+            )
+        others = [
+            load_session(model_path, self._placed(own), profile_prefix=prefix)
+            for own, prefix in zip(options[1:], prefixes[1:], strict=True)
+        ]
+        profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
+        shrinkage = settings.session.arena_shrinkage
+        sessions = [
+            ModelSession(session, signature, model, profile_batches=profile_batches, arena_shrinkage=shrinkage)
+            for session in (first, *others)
+        ]
+        served = self._describe(model, version.number, configuration, signature, sessions, first.get_providers())
+        warm_up(sessions, settings, signature, model, version.path.parent)
+        return served, sessions
+
+    def _placed(self, options: SessionOptions) -> SessionOptions:
+        """The options, with CPUs for the pool of one more session."""
+        return replace(options, intra_op_cpus=self._intra_op_turns.take(options.intra_threads - 1))
+
+    def _describe(
+        self,
+        model: str,
+        number: int,
+        configuration: VersionConfiguration,
+        signature: Signature,
+        sessions: list[ModelSession],
+        providers: list[str],
+    ) -> ServedVersion:
+        workers = self._options.workers
+        settings, triton = configuration.settings, configuration.folder.triton
+        return ServedVersion(
+            model=model,
+            number=number,
+            signature=signature,
+            settings=settings,
+            config=model_config(
+                model,
+                signature,
+                settings,
+                gpu=providers[0] != "CPUExecutionProvider",
+                version_policy=triton.version_policy if triton is not None else None,
+            ),
+            supertensor=SuperTensor(
+                model,
+                signature,
+                batch_size=settings.batch_size,
+                capacity=settings.capacity,
+                workers=workers,
+                pinned=_pinned_memory(configuration.source) if settings.allocator == "cuda_pinned" else None,
+                delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
+                enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
+            ),
+            counters=VersionCounters(
+                [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]
+            ),
+        )
+
+
+def _pinned_memory(source: Path) -> PinnedMemory:
+    """For a version whose session runs on a GPU, so that a CUDA runtime is loaded.
+
+    Raises:
+        ConfigurationError: it cannot be found.
+    """
+    runtime = find_cuda_runtime()
+    if runtime is None:
+        raise ConfigurationError(
+            "memory cannot be pinned: no CUDA runtime (libcudart) is loaded into the process",
+            source=source,
+            key="allocator",
+            value="cuda_pinned",
+            remedy="write allocator: cpu",
+        )
+    return PinnedMemory(runtime)

@@ -1,0 +1,89 @@
+"""Warm-up: what a version runs before it is ready, so that no client pays for what ONNX Runtime does once.
+
+Where the configuration has samples (``model_warmup``), these are run, and one that fails fails the version. Else rows
+of zeros are run, one and as many as a batch takes; they are nobody's, so a model that does not like them is served all
+the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.batching.lane import MAX_BATCH_BYTES
+from toutates.batching.session import ModelSession
+from toutates.errors import ModelLoadError, RequestError
+from toutates.models.settings import ModelSettings
+from toutates.models.warmup import warmup_arrays
+from toutates.protocol.signature import Signature
+
+__all__ = ["warm_up"]
+
+logger = logging.getLogger(__name__)
+
+
+def warm_up(
+    sessions: Sequence[ModelSession], settings: ModelSettings, signature: Signature, model: str, model_dir: Path
+) -> None:
+    """Run what the version is to be warmed up with, in each of its sessions. Blocks.
+
+    Args:
+        sessions: of the version, used by nobody else yet.
+        settings, signature: of the version.
+        model: its name.
+        model_dir: the model's directory, which holds the samples' files.
+
+    Raises:
+        ModelLoadError: a sample failed.
+        ConfigurationError: a sample's file cannot be used.
+    """
+    for sample in settings.warmup:
+        arrays = warmup_arrays(sample, signature, model, model_dir)
+        for session in sessions:
+            try:
+                for _ in range(sample.count):
+                    session.run_arrays(arrays)
+            except RequestError as error:
+                raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
+    # What is profiled shall be the clients' batches.
+    if not settings.warmup and settings.profiling is None:
+        for rows in sorted({1, _most_rows(settings, signature)}):
+            arrays = _zeros(signature, rows)
+            for session in sessions:
+                try:
+                    session.run_arrays(arrays)
+                except RequestError as error:
+                    logger.debug("model '%s' does not run on %d rows of zeros: %s", model, rows, error)
+
+
+def _most_rows(settings: ModelSettings, signature: Signature) -> int:
+    """As many as one batch has."""
+    if not signature.batched:
+        return 1
+    row_bytes = sum(
+        prod(_closed(tensor.graph_shape)) * max(tensor.datatype.size, 1)
+        for tensor in signature.inputs
+        if not tensor.optional
+    )
+    return max(1, min(settings.batch_size, MAX_BATCH_BYTES // max(row_bytes, 1)))
+
+
+def _zeros(signature: Signature, rows: int) -> dict[int, npt.NDArray[Any]]:
+    """Every input that a request must have; dimensions that the model leaves open are 1."""
+    arrays: dict[int, npt.NDArray[Any]] = {}
+    for index, tensor in enumerate(signature.inputs):
+        if not tensor.optional:
+            shape = (rows,) * signature.batched + _closed(tensor.graph_shape)
+            dtype = tensor.datatype.numpy
+            arrays[index] = np.zeros(shape, dtype) if tensor.datatype.size else np.full(shape, "", np.object_)
+    return arrays
+
+
+def _closed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(1 if size == -1 else size for size in shape)

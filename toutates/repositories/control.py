@@ -1,0 +1,411 @@
+"""Model control: which of the repositories' models are served, and when that changes.
+
+    none        what is there at the start, for good
+    poll        what is there: every few seconds the repositories are looked at, and what has changed is loaded
+    explicit    what was asked for, by a flag or by RepositoryModelLoad
+
+A poll looks twice, a moment apart, and leaves what differs in the two for the next one: somebody is writing there.
+What failed to load is tried again when it has changed, or when its repository could not be reached. A repository that
+cannot be read changes nothing of what is served from it.
+
+All methods are for the thread of the manager; whatever blocks is done in others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+from google.protobuf import json_format
+
+from toutates.errors import ConfigurationError, InvalidRequest, ModelLoadError, NotInRepository, ToutatesError
+from toutates.models.manager import ModelManager
+from toutates.models.repository import ModelFolder
+from toutates.models.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.placement import running_on
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.repositories.interface import Repository
+from toutates.repositories.modes import ControlMode
+from toutates.repositories.obtaining import obtain
+from toutates.repositories.uploads import check_names, uploaded
+
+__all__ = ["MAX_SETTLE_S", "ModelControl"]
+
+logger = logging.getLogger(__name__)
+
+#: Between the two looks of a poll.
+MAX_SETTLE_S: Final = 1.0
+#: How often the log hears again of a repository that stays as unusable as it was.
+_REMIND_S: Final = 600.0
+_MAX_CONFIG: Final = 2**20  # characters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model in a repository."""
+
+    repository: Repository
+    folder: ModelFolder
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.repository.name, self.folder.fingerprint
+
+
+@dataclass(slots=True)
+class _View:
+    """What a look at the repositories has shown.
+
+    Attributes:
+        models: by name; None for a name that two repositories have.
+        unreadable: names of repositories that could not be looked at.
+    """
+
+    models: dict[str, _Found | None] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What control knows of a model.
+
+    Attributes:
+        tried: repository and fingerprint of what was last loaded, or could not be; no fingerprint to try again whatever
+            is there.
+        held: whose files are kept.
+        override: a configuration from RepositoryModelLoad, and the state of the model's files that it was for.
+        uploaded: whether what is served came with the request.
+    """
+
+    tried: tuple[str, str] | None = None
+    held: _Found | None = None
+    override: tuple[TritonConfiguration, tuple[str, str]] | None = None
+    uploaded: bool = False
+
+
+class ModelControl:
+    """See the module.
+
+    Args:
+        repositories: in which to look.
+        manager: that serves.
+        mode: see ControlMode.
+        only: names of the models to poll for; None for all.
+        poll_s: seconds between two polls.
+        cpus: where threads run, see ``placement.running_on``.
+    """
+
+    def __init__(
+        self,
+        repositories: Sequence[Repository],
+        manager: ModelManager,
+        mode: ControlMode,
+        *,
+        only: Collection[str] | None = None,
+        poll_s: float = 15.0,
+        cpus: tuple[int, ...] = (),
+    ) -> None:
+        self._repositories = repositories
+        self._manager = manager
+        self._mode = mode
+        self._only = only
+        self._poll_s = poll_s
+        self._cpus = cpus
+        self._known: dict[str, _Known] = {}
+        self._turns: dict[str, trio.Lock] = {}
+        self._index_turn = trio.Lock()
+        self._names: list[str] = []
+        self._names_seen = 0.0
+        #: what the log was last told, and when, by what it is about
+        self._said: dict[str, tuple[str, float]] = {}
+        self._stopping = False
+
+    @property
+    def explicit(self) -> bool:
+        """Whether models are loaded and unloaded by request."""
+        return self._mode == "explicit"
+
+    def begin(self, found: Sequence[tuple[Repository, ModelFolder]], fetched: Sequence[ModelFolder]) -> None:
+        """Take note of what the initial load has loaded.
+
+        Args:
+            found: what was to be loaded, from a scan.
+            fetched: the same models in the same order, as they were loaded.
+        """
+        for (repository, folder), own in zip(found, fetched, strict=True):
+            if own.problem:
+                # What a scan could not see may have been the repository's fault, and worth another try.
+                self._known[folder.name] = _Known((repository.name, folder.fingerprint if folder.problem else ""))
+            else:
+                self._known[folder.name] = _Known(_Found(repository, folder).identity, _Found(repository, own))
+
+    def stop(self) -> None:
+        """Have the threads end soon that look into repositories or fetch from them. Their waiters are cancelled."""
+        self._stopping = True
+        for repository in self._repositories:
+            repository.stop()
+
+    # --- poll --------------------------------------------------------------------------------------------------------
+
+    async def poll_for_ever(self) -> None:
+        """Poll again and again; returns at once in the other modes. No failure ends it."""
+        while self._mode == "poll":
+            await trio.sleep(self._poll_s)
+            try:
+                await self.poll()
+            except Exception:
+                logger.exception("a poll of the model repositories failed; there will be others")
+
+    async def poll(self) -> None:
+        """Look for changes, and make those that have settled."""
+        first = await self._look(self._only)
+        suspects = {name for name, one in first.models.items() if self._differs(name, one)}
+        suspects |= {name for name in self._known if self._is_gone(name, first)}
+        if not suspects:
+            return
+        await trio.sleep(min(MAX_SETTLE_S, self._poll_s / 2))
+        second = await self._look(suspects)
+        async with trio.open_nursery() as nursery:
+            for name in sorted(suspects):
+                was, now = first.models.get(name), second.models.get(name)
+                if was is not None and now is not None and was.identity == now.identity:
+                    nursery.start_soon(self._apply, name, now)
+                elif name not in first.models and self._is_gone(name, second):
+                    nursery.start_soon(self._remove, name)
+                else:
+                    logger.debug("model '%s' is still changing; it is looked at again with the next poll", name)
+
+    def _differs(self, name: str, one: _Found | None) -> bool:
+        return one is not None and (name not in self._known or self._known[name].tried != one.identity)
+
+    def _is_gone(self, name: str, view: _View) -> bool:
+        """Whether a model is not in the repository any more that it came from."""
+        tried = self._known[name].tried
+        return name not in view.models and (tried is None or tried[0] not in view.unreadable)
+
+    async def _apply(self, name: str, found: _Found) -> None:
+        async with self._alone(name):
+            known = self._known.setdefault(name, _Known())
+            known.tried = found.identity
+            try:
+                await self._load_found(name, found, known, None, all_or_none=False)
+            except ModelLoadError:
+                pass  # which the manager has logged, and shows
+            except ToutatesError as error:  # its repository could not be read
+                known.tried = (found.repository.name, "")
+                self._say(f"model {name}", f"model '{name}' cannot be loaded: {error}")
+                self._manager.refuse(name, str(error))
+            else:
+                self._said.pop(f"model {name}", None)
+                logger.info("model '%s' has been loaded as '%s' has it now", name, found.folder.source)
+
+    async def _remove(self, name: str) -> None:
+        async with self._alone(name):
+            logger.info("model '%s' is no longer in its repository, and is unloaded", name)
+            await self._manager.unload(name, forget=True)
+            self._release(self._known.pop(name))
+
+    # --- on request --------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """Load a model, or load it anew if it has changed. See RepositoryModelLoad.
+
+        Args:
+            name: of the model.
+            config: a ModelConfig in JSON that holds in place of its configuration files; None for these.
+            files: the model's files by their paths in its directory; none for those of its repository.
+
+        Raises:
+            InvalidRequest: the arguments cannot be used.
+            NotInRepository: there is no such model, or it cannot be had.
+            ModelLoadError: it cannot be served; a clause per version. What was served before is served still.
+        """
+        if files and config is None:
+            raise InvalidRequest(f"{_failed(name)}: override files need the parameter 'config'")
+        check_names(files)
+        override = None if config is None else await self._in_thread(partial(_override, name, config))
+        async with self._alone(name):
+            known = self._known.setdefault(name, _Known())
+            try:
+                if files:
+                    assert override is not None
+                    await self._load_files(name, known, override, files)
+                elif override is not None or not known.uploaded:
+                    await self._load_named(name, known, override)
+            finally:
+                if known == _Known():
+                    del self._known[name]
+            logger.info("model '%s' is loaded, as was asked for", name)
+
+    async def _load_files(
+        self, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
+    ) -> None:
+        upload = uploaded(name, files, override)
+        folder = await self._in_thread(upload.__enter__)
+        try:
+            await self._manager.load(folder, overridden=True)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(partial(upload.__exit__, None, None, None))
+        self._release(known)
+        known.held, known.override, known.uploaded = None, None, True
+
+    async def _load_named(self, name: str, known: _Known, override: TritonConfiguration | None) -> None:
+        found = await self._find(name)
+        if override is None and known.override is not None and known.override[1] == found.identity:
+            override = known.override[0]
+        await self._load_found(name, found, known, override, all_or_none=True)
+        known.tried = found.identity
+        known.override = None if override is None else (override, found.identity)
+        known.uploaded = False
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model; see RepositoryModelUnload. One that is not served is no error."""
+        async with self._alone(name):
+            if name in self._known:
+                logger.info("model '%s' is unloaded, as was asked for", name)
+            await self._manager.unload(name)
+            known = self._known.pop(name, None)
+            if known is not None:
+                self._release(known)
+
+    async def names(self) -> Sequence[str]:
+        """Names of the models in the repositories, sorted; as far as these can be read, from before otherwise."""
+        asked = trio.current_time()
+        async with self._index_turn:
+            if self._names_seen < asked:  # else somebody has looked while this one waited
+                started = trio.current_time()
+                view = await self._look(None)
+                old = self._names if view.unreadable else []
+                self._names = sorted({*view.models, *old})
+                self._names_seen = started
+        return self._names
+
+    async def _find(self, name: str) -> _Found:
+        view = await self._look([name])
+        if name not in view.models:
+            reason = "no model repository has it"
+            if view.unreadable:
+                reason += f"; not all could be read: {', '.join(sorted(view.unreadable))}"
+            raise NotInRepository(f"{_failed(name)}: {reason}")
+        found = view.models[name]
+        if found is None:
+            raise NotInRepository(f"{_failed(name)}: {self._said.get(f'model {name}', ('two have it', 0))[0]}")
+        return found
+
+    # --- both --------------------------------------------------------------------------------------------------------
+
+    async def _load_found(
+        self, name: str, found: _Found, known: _Known, override: TritonConfiguration | None, *, all_or_none: bool
+    ) -> None:
+        """Fetch a model and have it loaded; its files are kept if it is served, and those from before released."""
+        fetch = partial(obtain, found.repository, found.folder, lambda done, total: None, override)
+        try:
+            folder = await self._in_thread(fetch)
+        except ToutatesError as error:
+            raise NotInRepository(f"{_failed(name)}: {error}") from error
+        loaded = False
+        try:
+            await self._manager.load(folder, overridden=override is not None, all_or_none=all_or_none)
+            loaded = True
+        finally:
+            if loaded:
+                self._release(known)
+                known.held = _Found(found.repository, folder)
+            elif not folder.problem:
+                found.repository.release(folder)
+
+    async def _look(self, only: Collection[str] | None) -> _View:
+        """Look into all repositories. What is wrong with one is logged, and costs the others nothing."""
+        view = _View()
+        for repository in self._repositories:
+            try:
+                folders = await self._in_thread(partial(repository.scan, only))
+            except ToutatesError as error:
+                view.unreadable.add(repository.name)
+                self._say(f"repository {repository.name}", f"{error}; what is served from there is served on")
+                continue
+            if self._said.pop(f"repository {repository.name}", None) is not None:
+                logger.info("the model repository '%s' can be read again", repository.name)
+            for folder in folders:
+                self._enter(view, _Found(repository, folder))
+        return view
+
+    def _enter(self, view: _View, one: _Found) -> None:
+        name = one.folder.name
+        other = view.models.get(name)
+        if name not in view.models:
+            view.models[name] = one
+        elif other is not None:
+            view.models[name] = None
+            text = f"it is in two repositories: '{other.folder.source}' and '{one.folder.source}'"
+            self._say(f"model {name}", text, f"model '{name}' is left as it is: {text}; rename or remove one of them")
+
+    def _say(self, about: str, text: str, line: str = "") -> None:
+        """Log an error that may come again and again: once, and when it changes, and once in a while."""
+        if self._stopping:
+            return
+        said, when = self._said.get(about, ("", 0.0))
+        now = time.monotonic()
+        if said != text or now - when >= _REMIND_S:
+            self._said[about] = (text, now)
+            logger.error("%s", line or text)
+
+    def _release(self, known: _Known) -> None:
+        if known.held is not None:
+            known.held.repository.release(known.held.folder)
+            known.held = None
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """One change of a model at a time, in the order in which they were asked for."""
+        turn = self._turns.setdefault(name, trio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.statistics().tasks_waiting and not turn.locked() and self._turns.get(name) is turn:
+                del self._turns[name]
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        def run() -> T:
+            with running_on(self._cpus, self._cpus):
+                return work()
+
+        return await trio.to_thread.run_sync(run)
+
+
+def _failed(name: str) -> str:
+    """Triton's words, which end where ours begin."""
+    return f"failed to load '{name}', failed to poll from model repository"
+
+
+def _override(name: str, text: str) -> TritonConfiguration:
+    """The configuration that a request brings.
+
+    Raises:
+        InvalidRequest: it is not a ModelConfig in JSON, or the model cannot be served so.
+    """
+    if len(text) > _MAX_CONFIG:
+        raise InvalidRequest(f"{_failed(name)}: load parameter 'config' has more than {_MAX_CONFIG} characters")
+    config = ModelConfig()
+    try:
+        json_format.Parse(text, config)
+    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
+        shown = " ".join(str(error).split())[:300]
+        raise InvalidRequest(
+            f"{_failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
+        ) from error
+    try:
+        return triton_configuration(config, name, Path("config"))
+    except ConfigurationError as error:
+        raise InvalidRequest(f"{_failed(name)}: {error}") from error

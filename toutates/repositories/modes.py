@@ -1,0 +1,11 @@
+"""When what is served changes; see ``control``. Apart from it, because flags are read before anything is imported."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = ["CONTROL_MODES", "ControlMode"]
+
+ControlMode = Literal["none", "poll", "explicit"]
+
+CONTROL_MODES: tuple[ControlMode, ...] = ("none", "poll", "explicit")

@@ -1,0 +1,60 @@
+"""Models that come with the request to load them, as files in a directory that is there only while they load."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from toutates.errors import InvalidRequest, NotInRepository
+from toutates.models.repository import ModelFolder, scan_model
+from toutates.models.settings import is_inside
+from toutates.models.triton_configuration import TritonConfiguration
+
+__all__ = ["check_names", "uploaded"]
+
+_MAX_PATH: Final = 1_024
+
+
+def check_names(files: Mapping[str, bytes]) -> None:
+    """See that every file stays in the model's directory.
+
+    Raises:
+        InvalidRequest: one does not.
+    """
+    for name in files:
+        # A backslash is a letter of a name here, and nobody means it.
+        if not is_inside(name) or "\\" in name or len(name) > _MAX_PATH or name.endswith("/"):
+            raise InvalidRequest(
+                f"load parameter 'file:{name[:80]}' must name a file in the model's directory, such as "
+                "'file:1/model.onnx'"
+            )
+
+
+@contextmanager
+def uploaded(name: str, files: Mapping[str, bytes], configuration: TritonConfiguration) -> Iterator[ModelFolder]:
+    """A directory with these files alone, for as long as the block runs. Entering and leaving it blocks.
+
+    Args:
+        name: of the model.
+        files: by path in the model's directory, which ``check_names`` has passed.
+        configuration: of the model.
+
+    Raises:
+        NotInRepository: they cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="toutates-upload-", ignore_cleanup_errors=True) as temporary:
+        # Not the model's own name, which may be none of a directory's.
+        root = Path(temporary) / "model"
+        try:
+            for path, content in files.items():
+                target = root / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise NotInRepository(f"the files of the request cannot be written: {reason}") from error
+        yield replace(scan_model(root, configuration), name=name)
