@@ -11,9 +11,12 @@ from toutates.models.triton_fields import FIELDS, PARAMETERS
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def rows(name: str) -> list[list[str]]:
-    """The cells of every row of every table."""
-    lines = (DOCS / name).read_text().splitlines()
+def rows(name: str, section: str = "") -> list[list[str]]:
+    """The cells of every row of every table, or of those of one section."""
+    text = (DOCS / name).read_text()
+    if section:
+        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    lines = text.splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
@@ -35,7 +38,8 @@ def test_every_parameter_is_listed() -> None:
 
 
 def test_every_key_of_config_yaml_is_listed() -> None:
-    listed = [name for row in rows("model-repository.md") if row[0].startswith("`") for name in names(row[0])]
+    table = rows("model-repository.md", "config.yaml")
+    listed = [name for row in table if row[0].startswith("`") for name in names(row[0])]
     assert listed == ["backend", *ModelSettings.__dataclass_fields__]
     text = (DOCS / "model-repository.md").read_text()
     for key in SessionSettings.__dataclass_fields__:

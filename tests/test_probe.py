@@ -123,7 +123,10 @@ def test_a_server_that_closes_the_connection_is_said_to() -> None:
         sock.recv(65_536)
 
     with server_that(serve) as address:
-        assert probe(address, 10) == (False, f"{address}: the server closed the connection")
+        assert probe(address, 10) == (
+            False,
+            f"{address}: the server closed the connection at once; if it speaks TLS, add --tls",
+        )
 
 
 def test_a_silent_server_costs_no_more_than_the_timeout() -> None:

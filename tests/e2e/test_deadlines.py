@@ -221,7 +221,9 @@ def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, time
             assert inside.supertensor("slow").occupancy().in_flight  # it waited for nobody
             assert_answered(busy.answer(running), STEPS)
             inside.wait_quiet()
-            assert_counts(inside, (1, 0, 1))
+            wait_until(lambda: counts(inside)[0] == 1)
+            # Over before its data came, it was no request yet.
+            assert counts(inside) in ((1, 0, 0), (1, 0, 1))
             assert batches(inside) == {1: 1}
 
     run(models, visit)
