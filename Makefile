@@ -76,11 +76,15 @@ SECONDS = 60
 fuzz: $(VENV)/.fuzz  ## All fuzzers for SECONDS in all (default 60; ARGS='--only NAME', '--seed N')
 	$(BIN)/python fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
+# Of the tests, those that run on free-threaded Python themselves, and those whose server does.
+INSIDE = tests
+OUTSIDE = tests/e2e
+
 # What grpcio cannot be installed for is tested from outside: the server runs free-threaded, its clients do not.
 test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314T=/path/to/python3.14t)
 	@test -n "$(PYTHON314T)" || { echo >&2 'No python3.14t on PATH; name one: make $@ PYTHON314T=/path/to/python3.14t'; exit 1; }
-	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T)
-	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest $(IN_PARALLEL) tests/e2e $(ARGS)
+	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T) ARGS='$(INSIDE) $(ARGS)'
+	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest $(IN_PARALLEL) $(OUTSIDE) $(ARGS)
 
 # Both rewrite their part of a page in docs: what attackers cost and what stops them, and the account of a soak.
 attacks: $(VENV)/.dev  ## Every attack on a server, and the table of docs/security.md (ARGS='--only NAME')
