@@ -229,6 +229,19 @@ def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, time
     run(models, visit)
 
 
+def runs_begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A list that grows by one whenever ONNX Runtime is about to run a batch."""
+    begun: list[object] = []
+    run_batch = PackedLane.run
+
+    def run_and_say_so(*arguments: Any) -> Any:
+        begun.append(arguments)
+        return run_batch(*arguments)
+
+    monkeypatch.setattr(PackedLane, "run", run_and_say_so)
+    return begun
+
+
 # --- in a batch that waits for an executor
 
 
@@ -280,6 +293,7 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
     models: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PackedLane, "note_wall", lambda *arguments: None)  # or it might be seen to come too late
+    begun = runs_begun(monkeypatch)
 
     def visit(inside: Inside) -> None:
         supertensor = inside.supertensor("slow")
@@ -295,7 +309,8 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
             inside.wait_quiet()
             # Three rows take both batches: the first runs, the second waits.
             split = begin(leaver.client, slow(STEPS, rows=3), *leaver.headers)
-            wait_until(lambda: supertensor.occupancy().in_flight == 2)
+            wait_until(lambda: len(begun) == 3)  # the third run is that of its first half
+            assert supertensor.occupancy().in_flight == 2
             leaver.leave(split)
             inside.wait_quiet()
             leaver.assert_nothing_came(split)
@@ -313,14 +328,7 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
 def test_a_call_that_ends_while_it_runs_runs_on_unheard(
     models: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = []
-    run_batch = PackedLane.run
-
-    def run_and_say_so(*arguments: Any) -> Any:
-        begun.append(arguments)
-        return run_batch(*arguments)
-
-    monkeypatch.setattr(PackedLane, "run", run_and_say_so)
+    begun = runs_begun(monkeypatch)
 
     def visit(inside: Inside) -> None:
         supertensor = inside.supertensor("slow")
