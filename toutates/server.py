@@ -37,6 +37,7 @@ from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.memory import available_memory
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
+from toutates.monitoring.view import ServerView
 from toutates.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.placement import Placement, default_processing_cores, doubts, place, running_on
 from toutates.providers import choose_providers
@@ -149,6 +150,10 @@ class Server:
         self._workers: list[Worker] = []
         self._infer: list[InferService] = []
         self._readiness: list[Readiness] = []
+        #: what those who watch the server may see of it, once its models are being loaded
+        self.view: ServerView | None = None
+        self._started_s = time.time()
+        self._identity = ServerIdentity(options.server_id, package_version())
         #: the address that was bound, once it is; tells the port where 0 was asked for
         self.address: tuple[str, int] | None = None
 
@@ -247,6 +252,7 @@ class Server:
                 placement=self._placement,
             )
             manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager), self._settle)
+            self.view = self._view(manager)
             control = ModelControl(
                 repositories,
                 manager,
@@ -415,7 +421,7 @@ class Server:
             infer,
             lambda: manager.table,
             readiness,
-            ServerIdentity(options.server_id, package_version()),
+            self._identity,
             desk=desk,
             restrictions=options.restricted_protocols,
         )
@@ -452,6 +458,17 @@ class Server:
         else:
             # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
             self._cut_off_calls += outcome
+
+    def _view(self, manager: ModelManager) -> ServerView:
+        return ServerView(
+            identity=self._identity,
+            started_s=self._started_s,
+            workers=self._workers,
+            infer=self._infer,
+            get_table=lambda: manager.table,
+            is_live=lambda: not self._stopping.is_set(),
+            is_ready=lambda: self._is_ready(manager) and not self._stopping.is_set(),
+        )
 
     def _is_ready(self, manager: ModelManager) -> bool:
         return manager.table.ready or not self._options.strict_readiness

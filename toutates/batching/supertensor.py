@@ -69,14 +69,20 @@ class Occupancy:
 
     Attributes:
         in_flight: batches open, sealed or running.
+        running: those of them that an executor has, or is about to have.
         capacity: the most there can be.
+        waiting: requests whose batch is not running; one whose rows were split counts in each of its batches.
+        rows: of all batches in flight.
         idle_executors: executors that wait for a batch.
         lanes: shapes of rows that have a lane.
         spare_bytes: memory of batches that wait to be used again.
     """
 
     in_flight: int
+    running: int
     capacity: int
+    waiting: int
+    rows: int
     idle_executors: int
     lanes: int
     spare_bytes: int
@@ -131,6 +137,7 @@ class SuperTensor:
         #: batches that still take rows, the one opened first first; used with the lock held
         self.open_batches: dict[Lane, Batch] = {}
         self._sealed: deque[Batch] = deque()
+        self._running: set[Batch] = set()
         self._idle: list[Executor] = []
         self._in_flight = 0
         self._spare_bytes = 0
@@ -276,12 +283,14 @@ class SuperTensor:
         for batch in self._sealed:
             if not batch.busy:
                 self._sealed.remove(batch)
+                self._running.add(batch)
                 return batch
         for batch in list(self.open_batches.values()):
             if self._delay_ns and not self._is_due(batch):
                 continue
             if not batch.busy:
                 del self.open_batches[batch.lane]
+                self._running.add(batch)
                 return batch
             if seal_busy:
                 self.seal(batch)
@@ -413,6 +422,7 @@ class SuperTensor:
 
     def _release(self, batch: Batch) -> None:
         lane = batch.lane
+        self._running.discard(batch)
         batch.rows = 0
         if batch.pieces:
             batch.pieces = []
@@ -481,8 +491,20 @@ class SuperTensor:
             self._spare_bytes = 0
             self.open_batches.clear()
             self._sealed.clear()
+            self._running.clear()
 
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""
         with self.lock:
-            return Occupancy(self._in_flight, self.capacity, len(self._idle), len(self._lanes), self._spare_bytes)
+            waiting = [*self._sealed, *self.open_batches.values()]
+            return Occupancy(
+                in_flight=self._in_flight,
+                running=len(self._running),
+                capacity=self.capacity,
+                # Workers may add more at this moment; a list's length can be read in any thread.
+                waiting=sum(len(own) for batch in waiting for own in batch.waiters),
+                rows=sum(batch.rows for batch in (*waiting, *self._running)),
+                idle_executors=len(self._idle),
+                lanes=len(self._lanes),
+                spare_bytes=self._spare_bytes,
+            )

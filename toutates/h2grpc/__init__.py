@@ -28,7 +28,7 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.method import Guard, Method, StreamHandler, UnaryHandler, method_table
+from toutates.h2grpc.method import Guard, Method, StreamHandler, UnaryHandler, Variant, method_table
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.tls import describe_tls_error, harden_tls
@@ -56,6 +56,7 @@ __all__ = [
     "StreamHandler",
     "StreamOpened",
     "UnaryHandler",
+    "Variant",
     "Worker",
     "describe_tls_error",
     "harden_tls",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toutates.h2grpc.messages import MessageAssembler
 from toutates.h2grpc.status import Metadata, Status
@@ -61,6 +61,8 @@ class Call:
     outbox: deque[memoryview] | None = None
     outbox_bytes: int = 0
     trailers: bytes | None = None
+    #: for the handler's own use; None until it sets it
+    context: Any = None
     #: called when a streaming call's outbox has emptied
     on_drained: Callable[[], None] | None = None
 

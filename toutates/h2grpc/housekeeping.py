@@ -17,7 +17,7 @@ from toutates.h2grpc.call import NEVER
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.limits import STALL_BYTES, Limits
 
-__all__ = ["Duty", "Finding", "Housekeeper", "Link"]
+__all__ = ["Duty", "Finding", "Housekeeper", "Link", "Traffic"]
 
 NS_PER_S: Final = 1_000_000_000
 #: A round of visits begins so often, or four times in the shortest of the times to keep.
@@ -65,11 +65,33 @@ class Finding:
 
 
 @dataclass(slots=True)
+class Traffic:
+    """What all connections have had so far, as of the last visits; other threads may read it.
+
+    Attributes:
+        connections: accepted.
+        streams: opened by peers.
+        received_bytes, sent_bytes: without what TLS adds.
+        open_calls: calls that were under way when the last round of visits ended.
+    """
+
+    connections: int = 0
+    streams: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    open_calls: int = 0
+
+
+@dataclass(slots=True)
 class _Notes:
     """What earlier visits found."""
 
     age_ns: int
     idle_since_ns: int
+    #: how much of the connection's traffic is in ``Traffic``
+    counted_streams: int = 0
+    counted_received: int = 0
+    counted_sent: int = 0
     calls: int = 0
     #: since when the peer owes us a request, or room for responses, and what it had sent and read by then
     owes_request_ns: int = NEVER
@@ -88,9 +110,10 @@ class Housekeeper:
     Args:
         limits: the times to keep.
         budget: what the connections together may hold.
+        traffic: where their traffic is counted.
     """
 
-    def __init__(self, limits: Limits, budget: MemoryBudget) -> None:
+    def __init__(self, limits: Limits, budget: MemoryBudget, traffic: Traffic | None = None) -> None:
         self._handshake_ns = _nanoseconds(limits.handshake_timeout_s)
         self._stall_ns = _nanoseconds(limits.stall_timeout_s)
         self._idle_ns = _nanoseconds(limits.max_idle_s)
@@ -115,16 +138,21 @@ class Housekeeper:
         #: of this round: bytes held by all, and the connection that holds most of them
         self._held_bytes = 0
         self._largest: tuple[int, Link] | None = None
+        self._open_calls = 0
+        self._traffic = Traffic() if traffic is None else traffic
         #: how long to wait until the next ``visit``
         self.pause_ns = self._interval_ns
 
     def add(self, link: Link, now_ns: int, age_factor: float = 1.0) -> None:
         """A connection was accepted, which may get ``age_factor`` times as old as the limit says."""
         self._notes[link] = _Notes(age_ns=_nanoseconds(self._age_s * age_factor), idle_since_ns=now_ns)
+        self._traffic.connections += 1
 
     def remove(self, link: Link) -> None:
         """A connection is gone."""
-        self._notes.pop(link, None)
+        notes = self._notes.pop(link, None)
+        if notes is not None:
+            self._count(link, notes)
 
     def visit(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
         """Look at the next few connections; yields what has to be done. ``pause_ns`` says when to come again."""
@@ -133,6 +161,7 @@ class Housekeeper:
             self.pause_ns = self._interval_ns // (len(self._to_visit) // VISITS_AT_ONCE + 1)
             self._held_bytes = 0
             self._largest = None
+            self._traffic.open_calls, self._open_calls = self._open_calls, 0
         visited, self._to_visit = self._to_visit[:VISITS_AT_ONCE], self._to_visit[VISITS_AT_ONCE:]
         yield from self._findings(visited, now_ns)
         if not self._to_visit and self._held_bytes > self._budget.limit and self._largest is not None:
@@ -144,8 +173,12 @@ class Housekeeper:
     def _findings(self, links: Iterable[Link], now_ns: int) -> Iterator[tuple[Link, Finding]]:
         for link in links:
             notes = self._notes.get(link)
-            if notes is None or link.closing:
+            if notes is None:
                 continue
+            self._count(link, notes)
+            if link.closing:
+                continue
+            self._open_calls += link.connection.open_calls
             held_bytes = link.connection.held_bytes + link.unsent_bytes
             self._held_bytes += held_bytes
             if self._largest is None or held_bytes > self._largest[0]:
@@ -153,6 +186,15 @@ class Housekeeper:
             finding = self._judge(link, notes, now_ns)
             if finding is not None:
                 yield link, finding
+
+    def _count(self, link: Link, notes: _Notes) -> None:
+        """Add what went over a connection since it was last counted to ``traffic``."""
+        traffic, streams = self._traffic, link.connection.calls_begun
+        traffic.streams += streams - notes.counted_streams
+        traffic.received_bytes += link.received_bytes - notes.counted_received
+        traffic.sent_bytes += link.sent_bytes - notes.counted_sent
+        notes.counted_streams, notes.counted_received = streams, link.received_bytes
+        notes.counted_sent = link.sent_bytes
 
     def _judge(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
         connection = link.connection

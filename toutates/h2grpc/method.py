@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from toutates.h2grpc.status import GrpcError
     from toutates.h2grpc.streaming import ServerStream
 
-__all__ = ["Guard", "Method", "StreamHandler", "UnaryHandler", "method_table"]
+__all__ = ["Guard", "Method", "StreamHandler", "UnaryHandler", "Variant", "method_table"]
 
 #: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
 #: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError. Must not block. To answer later, use a
@@ -23,6 +23,8 @@ StreamHandler = Callable[["ServerStream"], Awaitable[None]]
 #: Judges a call to its method by the header list, before anything of the request is read: the error that refuses it, or
 #: None. Called once for every block that the connection has not sent before; must not block, raise, or change its mind.
 Guard = Callable[[Sequence["HeaderField"]], "GrpcError | None"]
+#: Another method that answers calls with these headers, or None. Called when a guard is, and bound by the same.
+Variant = Callable[[Sequence["HeaderField"]], "Method | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Method:
         stream: the handler of a call that is a stream in either direction.
         compressible: whether responses are compressed where server and client both want it.
         guard: who may call it; None for everybody.
+        variant: the method that answers in its place, by the headers; None for no other.
     """
 
     path: str
@@ -42,6 +45,7 @@ class Method:
     stream: StreamHandler | None = None
     compressible: bool = False
     guard: Guard | None = None
+    variant: Variant | None = None
 
     def __post_init__(self) -> None:
         if (self.unary is None) == (self.stream is None):

@@ -149,14 +149,17 @@ class RequestJudge:
             refusal = verdict.method.guard(fields)
             if refusal is not None:
                 return _refused(verdict, fields, refusal)
-        if timeout_at < 0:
-            return verdict.with_fields(fields, None)
-        value = fields[timeout_at].value
-        timeout_ns = parse_timeout(value)
-        if timeout_ns is None:
-            text = f"invalid grpc-timeout value: {value[:32].decode('latin-1')!r}"
-            return _refused(verdict, fields, GrpcError(Status.INTERNAL, text))
-        return verdict.with_fields(fields, timeout_ns)
+        timeout_ns = None
+        if timeout_at >= 0:
+            value = fields[timeout_at].value
+            timeout_ns = parse_timeout(value)
+            if timeout_ns is None:
+                text = f"invalid grpc-timeout value: {value[:32].decode('latin-1')!r}"
+                return _refused(verdict, fields, GrpcError(Status.INTERNAL, text))
+        head = verdict.with_fields(fields, timeout_ns)
+        if head.method is not None and head.method.variant is not None:
+            head.method = head.method.variant(fields) or head.method
+        return head
 
     def _verdict(self, stand_ins: tuple[Pair, ...]) -> tuple[RequestHead, int]:
         verdict = _judge(stand_ins, self._methods, self._response_encoding)

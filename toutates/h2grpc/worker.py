@@ -27,6 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -43,7 +44,7 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
-from toutates.h2grpc.housekeeping import Duty, Housekeeper
+from toutates.h2grpc.housekeeping import Duty, Housekeeper, Traffic
 from toutates.h2grpc.limits import LIMIT_NAMES, Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.quiet_log import QuietLog
@@ -80,6 +81,27 @@ AGE_FACTORS: Final = (0.9, 1.1)
 DEADLINE_PAUSE: Final = 50
 
 
+@dataclass(slots=True)
+class Lateness:
+    """How long after their time a thread's tasks get their turn, nanoseconds. Written by that thread.
+
+    Attributes:
+        count: how often that was measured, every few seconds at least.
+        sum_ns: of all times.
+        last_ns: the last time.
+    """
+
+    count: int = 0
+    sum_ns: int = 0
+    last_ns: int = 0
+
+    def note(self, ns: int) -> None:
+        """A task was so late."""
+        self.last_ns = max(ns, 0)
+        self.sum_ns += self.last_ns
+        self.count += 1
+
+
 class Worker:
     """See the module. Made in any thread; ``run`` and all that handlers call belong to the worker's own.
 
@@ -111,6 +133,12 @@ class Worker:
         self._limits = limits
         #: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it
         self.limit_hits: Counter[str] = Counter(dict.fromkeys(LIMIT_NAMES, 0))
+        #: what the connections have had so far; other threads may read it
+        self.traffic = Traffic()
+        #: how late this thread's tasks get their turn; other threads may read it
+        self.lateness = Lateness()
+        #: the clock of the CPU time that the worker's thread has used, once ``run`` has begun (``time.clock_gettime``)
+        self.cpu_clock: int | None = None
         self._max_connections = max_connections
         self._buffer_bytes = buffer_bytes
         self._response_encoding = response_encoding
@@ -199,6 +227,11 @@ class Worker:
         """
         self.tls = context
 
+    def peer(self, call: Call) -> str:
+        """The address that a call came from; "" once its connection is gone."""
+        transport = self._by_connection.get(call.connection)
+        return transport.peer if transport is not None else ""
+
     @property
     def connections(self) -> int:
         """Connections open now."""
@@ -217,7 +250,8 @@ class Worker:
         self._shared = Shared(self._buffer_bytes, self.limit_hits, self._limits.inflation)
         # A copy of the worker's own, down to the numbers, for the reason that ``Wire`` has.
         self._limits = pickle.loads(pickle.dumps(self._limits))
-        self._housekeeper = Housekeeper(self._limits, self._shared.budget)
+        self._housekeeper = Housekeeper(self._limits, self._shared.budget, self.traffic)
+        self.cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._eventfd, EPOLLIN)
@@ -402,8 +436,10 @@ class Worker:
     async def _keep_house(self) -> None:
         """See ``housekeeping``. A task: a deadline of the loop would cost each of its trips to Trio a timer."""
         while True:
+            due_ns = time.monotonic_ns() + self._housekeeper.pause_ns
             await trio.sleep(self._housekeeper.pause_ns / 1e9)
             self.now_ns = time.monotonic_ns()
+            self.lateness.note(self.now_ns - due_ns)
             self._visit(self.now_ns)
             self.flush()
 

@@ -10,11 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from toutates.batching.counters import WorkerCounters
-from toutates.batching.result import BatchResult, Outputs, Split, Timing
-from toutates.errors import ExecutionFailed, InvalidRequest, RequestError
+from toutates.batching.result import BatchResult, Outputs, Split
+from toutates.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
 from toutates.h2grpc import Call
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.infer_response import WireTensor, classify, write_response
+from toutates.service.observing import Observer
 from toutates.service.plan import Plan
 from toutates.service.statuses import STATUSES
 
@@ -41,14 +42,29 @@ class Answers:
 
     Args:
         counters: of that worker and version.
+        observer: of that worker.
     """
 
-    def __init__(self, counters: WorkerCounters) -> None:
+    def __init__(self, counters: WorkerCounters, observer: Observer) -> None:
         self._counters = counters
+        self._observer = observer
 
     def finish(self, result: BatchResult) -> None:
         """Answer every request of this worker that waited for a batch: 0.6 us each, framing included."""
-        answered = arrivals = rows_answered = 0
+        waiters = result.waiters
+        observer = self._observer
+        if observer.under_way:
+            observed = observer.among(waiters)
+            self._finish(result)
+            observer.are_over(observed, result.timing, sum([rows for _, _, rows, _ in waiters]))
+        else:
+            self._finish(result)
+        observer.count(len(waiters))
+
+    def _finish(self, result: BatchResult) -> None:
+        #: of requests answered: arrival, rows of one, and how many. What came in one round is mostly alike.
+        groups: list[tuple[int, int, int]] = []
+        group_arrival = group_rows = group_size = 0
         try:
             outputs = result.outputs
             if outputs is None:
@@ -84,26 +100,17 @@ class Answers:
                             start = first * row_bytes[output.index]
                             parts += (output.head, data[output.index][start : start + output.size])
                         call.connection.reply(call, parts, template.length + len(id_field))
-                answered += 1
-                rows_answered += rows
-                arrivals += arrival
+                if arrival is not group_arrival or rows != group_rows:
+                    if group_size:
+                        groups.append((group_arrival, group_rows, group_size))
+                    group_arrival, group_rows, group_size = arrival, rows, 0
+                group_size += 1
         except Exception:
             logger.exception("answering a batch failed")
             self._fail_rest(result)
-        if answered:
-            self._count(result.timing, answered, rows_answered, arrivals)
-
-    def _count(self, timing: Timing, answered: int, rows: int, arrivals: int) -> None:
-        """Add a batch's requests to the counters; each is charged the whole batch's time, as Triton does."""
-        counters = self._counters
-        counters.success += answered
-        counters.success_ns += answered * time.monotonic_ns() - arrivals
-        counters.rows += rows
-        counters.queue_ns += answered * timing.taken_ns - arrivals
-        counters.input_ns += answered * (timing.started_ns - timing.taken_ns)
-        counters.infer_ns += answered * (timing.ended_ns - timing.started_ns)
-        counters.output_ns += answered * (timing.done_ns - timing.ended_ns)
-        counters.last_ms = time.time_ns() // 1_000_000
+        if group_size:
+            groups.append((group_arrival, group_rows, group_size))
+            self._counters.count_answered(groups, result.timing, time.monotonic_ns(), time.time_ns() // 1_000_000)
 
     def _fail(self, result: BatchResult) -> None:
         assert result.error is not None
@@ -124,9 +131,17 @@ class Answers:
                 self._fail_one(call, arrival, _INTERNAL_ERROR)
 
     def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
-        call.fail(STATUSES[type(error)], str(error))
-        self._counters.fail += 1
-        self._counters.fail_ns += time.monotonic_ns() - arrival
+        status = STATUSES[type(error)]
+        call.fail(status, str(error))
+        counters = self._counters
+        counters.fail += 1
+        counters.fail_ns += time.monotonic_ns() - arrival
+        if isinstance(error, TooLate):
+            counters.rejected += 1
+        elif isinstance(error, ExecutionFailed):
+            counters.broken += 1
+        if call.context is not None:
+            call.context.status, call.context.text = status, str(error)
 
     def _count_cancelled(self, arrival: int, part: tuple[Split, int] | None) -> None:
         """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""

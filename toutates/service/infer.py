@@ -5,7 +5,8 @@ One ``InferService`` belongs to one worker; nothing in it is shared but the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -16,8 +17,8 @@ import numpy.typing as npt
 
 from toutates.batching.result import BatchResult
 from toutates.batching.submitter import LaneWriter, Submitter
-from toutates.errors import Overloaded, RequestError
-from toutates.h2grpc import Buffer, Call, GrpcError, UnaryHandler, Worker
+from toutates.errors import Overloaded, RequestError, UnknownModel
+from toutates.h2grpc import Buffer, Call, GrpcError, Status, UnaryHandler, Worker
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -26,7 +27,9 @@ from toutates.protocol.infer_structure import check_structure
 from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
 from toutates.service.answers import Answers, Ticket
+from toutates.service.infer_counters import InferCounters
 from toutates.service.inflight import Inflight
+from toutates.service.observing import Observer, Sampling
 from toutates.service.plan import Plan
 from toutates.service.plan_cache import PlanCache
 from toutates.service.statuses import STATUSES, as_grpc_error
@@ -36,6 +39,8 @@ __all__ = ["InferService"]
 
 #: In shorter messages there is no room for more fields than may be (``check_structure``).
 LARGE_MESSAGE_BYTES: Final = 32_768
+#: No round's time.
+_NEVER_LOOKED: Final = -1
 
 
 class InferService:
@@ -45,12 +50,24 @@ class InferService:
         worker: whose calls these are.
         number: the worker's, from 0.
         get_table: the model table as it is now.
-        inflight: counts the requests that wait, for ``infer_within_limit``; None where there is no limit.
+        inflight: counts the requests that wait; None where there is no limit.
+        samplings: which requests are observed, beside those for the histograms; see ``observing``.
+
+    Attributes:
+        counters: see InferCounters.
+        observer: of this worker's requests.
     """
 
     def __init__(
-        self, worker: Worker, number: int, get_table: Callable[[], ModelTable], inflight: Inflight | None = None
+        self,
+        worker: Worker,
+        number: int,
+        get_table: Callable[[], ModelTable],
+        inflight: Inflight | None = None,
+        samplings: Iterable[Sampling] = (),
     ) -> None:
+        self.counters = InferCounters()
+        self.observer = Observer(samplings)
         self._worker = worker
         self._number = number
         self._get_table = get_table
@@ -65,8 +82,16 @@ class InferService:
 
     @property
     def handler(self) -> UnaryHandler:
-        """``infer``, or what does the same within the limit where there is one."""
-        return self.infer if self._inflight is None else self.infer_within_limit
+        """``infer``, within the limit where there is one."""
+        return self._within_limit(self.infer)
+
+    def observing_handler(self, chosen: Sampling) -> UnaryHandler:
+        """The same for requests that ``chosen`` wants, all of them."""
+
+        def infer_observed(call: Call) -> None:
+            self.infer_observed(call, chosen)
+
+        return self._within_limit(infer_observed)
 
     def infer(self, call: Call) -> None:
         """Handle a ModelInfer call: put its rows into a batch.
@@ -78,10 +103,8 @@ class InferService:
             GrpcError: the request cannot be served.
         """
         now_ns = self._worker.now_ns
-        if now_ns is not self._looked_ns:
-            self._looked_ns = now_ns
-            if self._get_table() is not self._table:
-                self._forget_plans()
+        if now_ns is not self._looked_ns and self._look_around(call, now_ns):
+            return
         buffer = call.buffer
         start = call.start
         end = call.end
@@ -97,27 +120,62 @@ class InferService:
                 return
         self._infer_by_scan(call, buffer, start, end)
 
-    def infer_within_limit(self, call: Call) -> None:
-        """``infer``, unless so many requests wait already that ``inflight`` refuses one more; 0.06 us.
+    def _look_around(self, call: Call, now_ns: int) -> bool:
+        """What is done once in a round, with the first of its requests: returns whether that was handled."""
+        self._looked_ns = now_ns
+        if self._get_table() is not self._table:
+            self._forget_plans()
+        observe = self.observer.due and call.context is None
+        if observe:
+            self.infer_observed(call)
+        if self.observer.due:
+            self._looked_ns = _NEVER_LOOKED  # the next request is due as well
+        return observe
+
+    def infer_observed(self, call: Call, chosen: Sampling | None = None) -> None:
+        """``infer``, with a close look at the request.
+
+        Args:
+            call: the request's.
+            chosen: a sampling that wants this very request; otherwise those for whom one is due get it.
 
         Raises:
-            GrpcError: as ``infer``; RESOURCE_EXHAUSTED above the limit.
+            GrpcError: as ``infer``.
         """
-        inflight = self._inflight
-        assert inflight is not None
-        if inflight.count >= inflight.most:
-            raise as_grpc_error(inflight.refusal)
-        inflight.count += 1
+        observation = self.observer.begin(call, self._worker.now_ns, self._worker.peer(call), chosen)
         try:
             self.infer(call)
-        except BaseException:
-            inflight.count -= 1
+        except GrpcError as error:
+            self.observer.refused(call, error.status, error.text)
             raise
+        except BaseException:
+            self.observer.refused(call, Status.INTERNAL, "internal error")
+            raise
+        observation.copied_ns = time.monotonic_ns()
+
+    def _within_limit(self, infer: UnaryHandler) -> UnaryHandler:
+        """``infer``, unless so many requests wait already that ``inflight`` refuses one more; 0.06 us."""
+        inflight = self._inflight
+        if inflight is None:
+            return infer
+
+        def infer_within_limit(call: Call) -> None:
+            if inflight.count >= inflight.most:
+                self.counters.overloaded += 1
+                raise as_grpc_error(inflight.refusal)
+            inflight.count += 1
+            try:
+                infer(call)
+            except BaseException:
+                inflight.count -= 1
+                raise
+
+        return infer_within_limit
 
     def _infer_by_scan(self, call: Call, buffer: bytes, start: int, end: int) -> None:
         """The way of a request that is unlike the last one of its length."""
         if end - start > LARGE_MESSAGE_BYTES:
-            with _request_errors_as_statuses():
+            with self._request_errors_as_statuses():
                 check_structure(buffer, start, end)
         scanned = scan(buffer, start, end)
         if scanned is None:
@@ -143,10 +201,12 @@ class InferService:
         self, call: Call, plan: Plan, writer: LaneWriter, id_field: bytes, buffer: bytes, spans: Sequence[int]
     ) -> None:
         """Put rows that fit their plan into a batch."""
+        if call.context is not None:
+            call.context.found(plan, id_field)
         try:
             plan.submitter.add_packed(writer, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans)
         except RequestError as error:
-            raise _as_refusal(error, id_field) from None
+            raise self._refusal(error, plan.version, id_field) from None
 
     # --- requests, the long way --------------------------------------------------------------------------------------
 
@@ -188,9 +248,15 @@ class InferService:
         One with more raw contents than inputs does not: the key says nothing of them, and whoever adds one would take
         the plan from all who send the same without.
         """
-        request = parse(ModelInferRequest, call.message)
-        with _request_errors_as_statuses():
+        self.counters.parsed += 1
+        try:
+            request = parse(ModelInferRequest, call.message)
+        except GrpcError:
+            self.counters.invalid += 1
+            raise
+        with self._request_errors_as_statuses():
             version = self._table.find(request.model_name, request.model_version)
+        with self._request_errors_as_statuses(version):
             raws = request.raw_input_contents
             validated = validate(request, [len(raw) for raw in raws], version.signature, version.model)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
@@ -204,7 +270,9 @@ class InferService:
     def _submitter(self, version: ServedVersion) -> Submitter:
         submitter = self._submitters.get(version)
         if submitter is None:
-            finish: Callable[[BatchResult], None] = Answers(version.counters.workers[self._number]).finish
+            finish: Callable[[BatchResult], None] = Answers(
+                version.counters.workers[self._number], self.observer
+            ).finish
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
@@ -234,6 +302,8 @@ class InferService:
         return contents
 
     def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: list[bytes], identifier: str) -> None:
+        if call.context is not None:
+            call.context.found(plan, id_field)
         ticket: Ticket = (call, plan, id_field, self._worker.now_ns)
         if plan.writer is not None and plan.rows:
             spans: list[int] = []
@@ -242,11 +312,11 @@ class InferService:
                 spans += (at, at + len(content))
                 at += len(content)
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
-            with _refusals_as_statuses(id_field):
+            with self._refusals_as_statuses(plan, id_field):
                 plan.submitter.add_packed(plan.writer, plan.rows, ticket, buffer, spans)
         else:
             arrays = _arrays(plan, contents, identifier)
-            with _refusals_as_statuses(id_field):
+            with self._refusals_as_statuses(plan, id_field):
                 plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, arrays)
 
     def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
@@ -258,8 +328,44 @@ class InferService:
             if size is not None and size != len(content):
                 self._infer_the_long_way(call, b"")
                 return
-        with _request_errors_as_statuses():
+        with self._request_errors_as_statuses(plan.version):
             self._submit(call, plan, id_field, contents, _identifier(id_field))
+
+    # --- refusals ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _request_errors_as_statuses(self, version: ServedVersion | None = None) -> Iterator[None]:
+        """Of a request to ``version``, once that is known."""
+        try:
+            yield
+        except RequestError as error:
+            self._count_refusal(error, version)
+            raise as_grpc_error(error) from None
+
+    @contextmanager
+    def _refusals_as_statuses(self, plan: Plan, id_field: bytes) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            raise self._refusal(error, plan.version, id_field) from None
+
+    def _refusal(self, error: RequestError, version: ServedVersion, id_field: bytes) -> GrpcError:
+        """What a SuperTensor, which knows no ids, refuses. Triton names the request but where its queue is full."""
+        self._count_refusal(error, version)
+        prefix = "" if isinstance(error, Overloaded) else request_prefix(_identifier(id_field))
+        return GrpcError(STATUSES[type(error)], prefix + str(error))
+
+    def _count_refusal(self, error: RequestError, version: ServedVersion | None) -> None:
+        self.observer.count(1)
+        if version is None:
+            if isinstance(error, UnknownModel):
+                self.counters.unknown += 1
+            else:
+                self.counters.invalid += 1
+        elif isinstance(error, Overloaded):
+            version.counters.workers[self._number].overloaded += 1
+        else:
+            version.counters.workers[self._number].refused += 1
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:
@@ -270,28 +376,6 @@ def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:
             return False
         at += 2
     return True
-
-
-@contextmanager
-def _request_errors_as_statuses() -> Iterator[None]:
-    try:
-        yield
-    except RequestError as error:
-        raise as_grpc_error(error) from None
-
-
-@contextmanager
-def _refusals_as_statuses(id_field: bytes) -> Iterator[None]:
-    try:
-        yield
-    except RequestError as error:
-        raise _as_refusal(error, id_field) from None
-
-
-def _as_refusal(error: RequestError, id_field: bytes) -> GrpcError:
-    """What a SuperTensor, which knows no ids, refuses. Triton names the request but where its queue is full."""
-    prefix = "" if isinstance(error, Overloaded) else request_prefix(_identifier(id_field))
-    return GrpcError(STATUSES[type(error)], prefix + str(error))
 
 
 def _identifier(id_field: bytes) -> str:

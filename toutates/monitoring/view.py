@@ -1,0 +1,37 @@
+"""What those who watch the server may see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from toutates.h2grpc import Worker
+from toutates.models.table import ModelTable
+from toutates.service.infer import InferService
+from toutates.service.methods import ServerIdentity
+
+__all__ = ["ServerView"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerView:
+    """Read in any thread, changed by none of those that read it. What it leads to goes on changing meanwhile: numbers
+    are read one by one, and dicts and lists copied before they are walked.
+
+    Attributes:
+        identity: name and version, as ServerMetadata has them.
+        started_s: Unix time when the server began to start.
+        workers: by number; none until the models are loaded.
+        infer: of each worker; its counters and its observer's.
+        get_table: the model table as it is now.
+        is_live: whether the server answers at all; False once it shuts down.
+        is_ready: whether it is ready, as ServerReady says.
+    """
+
+    identity: ServerIdentity
+    started_s: float
+    workers: Sequence[Worker]
+    infer: Sequence[InferService]
+    get_table: Callable[[], ModelTable]
+    is_live: Callable[[], bool]
+    is_ready: Callable[[], bool]
