@@ -21,7 +21,7 @@ from tests.h2grpc.support import (
 )
 from toutates.h2grpc import Limits, ServerConnection
 from toutates.h2grpc.budget import MemoryBudget
-from toutates.h2grpc.housekeeping import LONGEST_INTERVAL_NS, VISITS_AT_ONCE, Duty, Finding, Housekeeper
+from toutates.h2grpc.housekeeping import LONGEST_INTERVAL_NS, VISITS_AT_ONCE, Duty, Finding, Housekeeper, Traffic
 
 SECOND = 10**9
 
@@ -241,3 +241,22 @@ def test_connections_that_are_gone_are_not_visited() -> None:
     house.keeper.remove(house.link(b""))
     assert list(house.pass_time(10)) == []
     assert house.keeper.pause_ns == SECOND // 4
+
+
+def test_traffic_of_connections_open_and_gone_is_added_up() -> None:
+    traffic = Traffic()
+    limits = Limits()
+    house = House(limits)
+    house.keeper = Housekeeper(limits, MemoryBudget(10**9), traffic)
+    first, second = house.link(), house.link()
+    first.receive(unary(1) + unary(3), 0)
+    assert list(house.pass_time(10)) == []
+    list(house.pass_time(3))
+    assert (traffic.connections, traffic.streams, traffic.open_calls) == (2, 2, 2)
+    assert traffic.received_bytes == first.received_bytes + second.received_bytes
+    assert traffic.sent_bytes == first.sent_bytes + second.sent_bytes
+    first.receive(unary(5), 0)
+    house.keeper.remove(first)
+    list(house.pass_time(5))
+    assert (traffic.connections, traffic.streams, traffic.open_calls) == (2, 3, 0)
+    assert traffic.received_bytes == first.received_bytes + second.received_bytes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.h2grpc.support import COMPRESSIBLE, METHODS, STREAM, UNARY, block, request
-from toutates.h2grpc import GrpcError, Limits, Status
+from toutates.h2grpc import GrpcError, Limits, Method, Status
 from toutates.h2grpc.header_field import HeaderField, Pair
 from toutates.h2grpc.headers import HeaderReader, RequestHead
 from toutates.h2grpc.request_head import RequestJudge, _judge
@@ -268,3 +269,26 @@ def test_stand_ins_are_judged_as_the_fields_they_stand_in_for(changes: list[tupl
     pairs = changed(changes)
     stand_ins = [HeaderField(name, value).stand_in for name, value in pairs]
     assert said(_judge(tuple(stand_ins), METHODS, "gzip")) == said(_judge(tuple(pairs), METHODS, "gzip"))
+
+
+# --- variants
+
+
+def test_another_method_answers_calls_with_certain_headers() -> None:
+    chosen = Method(UNARY, unary=lambda call: None)
+    asked: list[list[bytes]] = []
+
+    def variant(fields: Sequence[HeaderField]) -> Method | None:
+        asked.append([field.value for field in fields if field.name == b"x-which"])
+        return chosen if asked[-1] == [b"other"] else None
+
+    usual = Method(UNARY, unary=lambda call: None, variant=variant)
+    own = HeaderReader({UNARY.encode(): usual}, Limits(), "")
+    for which, expected in (("other", chosen), ("usual", usual), ("other", chosen)):
+        # By their values, which are not part of what verdicts are remembered by.
+        assert own.read(block(request(UNARY, ("x-which", which), ("grpc-timeout", "1S")))).method is expected
+    assert asked[:2] == [[b"other"], [b"usual"]]
+    asked.clear()
+    refused = own.read(block(request(UNARY, ("x-which", "other"), ("grpc-timeout", "soon"))))
+    assert refused.method is None
+    assert not asked

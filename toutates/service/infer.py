@@ -6,7 +6,7 @@ One ``InferService`` belongs to one worker; nothing in it is shared but the mode
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -51,7 +51,6 @@ class InferService:
         number: the worker's, from 0.
         get_table: the model table as it is now.
         inflight: counts the requests that wait; None where there is no limit.
-        samplings: which requests are observed, beside those for the histograms; see ``observing``.
 
     Attributes:
         counters: see InferCounters.
@@ -59,15 +58,10 @@ class InferService:
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        number: int,
-        get_table: Callable[[], ModelTable],
-        inflight: Inflight | None = None,
-        samplings: Iterable[Sampling] = (),
+        self, worker: Worker, number: int, get_table: Callable[[], ModelTable], inflight: Inflight | None = None
     ) -> None:
         self.counters = InferCounters()
-        self.observer = Observer(samplings)
+        self.observer = Observer()
         self._worker = worker
         self._number = number
         self._get_table = get_table
@@ -126,10 +120,12 @@ class InferService:
         if self._get_table() is not self._table:
             self._forget_plans()
         observe = self.observer.due and call.context is None
-        if observe:
-            self.infer_observed(call)
-        if self.observer.due:
-            self._looked_ns = _NEVER_LOOKED  # the next request is due as well
+        try:
+            if observe:
+                self.infer_observed(call)
+        finally:
+            if self.observer.due:
+                self._looked_ns = _NEVER_LOOKED  # the next request is due as well
         return observe
 
     def infer_observed(self, call: Call, chosen: Sampling | None = None) -> None:

@@ -107,7 +107,7 @@ Sink = Callable[[Observation], None]
 
 
 class Sampling:
-    """Which of one worker's requests a sink gets. Made in any thread; changed by ``Observer.sample`` alone.
+    """Which of one worker's requests a sink gets. Given to ``Observer.sample``, which alone changes it.
 
     Attributes:
         sink: gets them.
@@ -126,9 +126,6 @@ class Sampling:
 class Observer:
     """See the module. Used by one worker's thread; other threads may read its counters.
 
-    Args:
-        samplings: of the sinks.
-
     Attributes:
         due: whether the next request is to be observed.
         under_way: observed requests that wait for their batch.
@@ -136,17 +133,19 @@ class Observer:
         to_copy: from there until the rows were in a batch.
     """
 
-    def __init__(self, samplings: Iterable[Sampling] = ()) -> None:
+    def __init__(self) -> None:
         self.to_plan = Durations()
         self.to_copy = Durations()
         self.under_way = 0
         self._seen = 0
-        self._samplings = (Sampling(self._count_steps, STEPS_INTERVAL), *samplings)
+        self._samplings = [Sampling(self._count_steps, STEPS_INTERVAL)]
         self._next_at = 0
         self.due = True
 
     def sample(self, sampling: Sampling, interval: int) -> None:
-        """Let a sampling choose one of ``interval`` requests from now on; 1 is all, 0 none."""
+        """Let a sampling, which may be new, choose one of ``interval`` requests from now on; 1 is all, 0 none."""
+        if sampling not in self._samplings:
+            self._samplings.append(sampling)
         sampling.interval = interval
         sampling.next_at = self._seen
         self._plan_next()
