@@ -240,6 +240,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         server_id=flags.server_id,
         shutdown_grace_s=flags.shutdown_grace,
         log_level=flags.log_level,
+        log_format=flags.log_format,
+        access_log_rate=flags.access_log_rate,
     )
 
 

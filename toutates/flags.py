@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from toutates.errors import ConfigurationError
+from toutates.logs.levels import parse_levels
 from toutates.options import DEFAULT_CACHE_SIZE
 from toutates.repositories.modes import CONTROL_MODES
 from toutates.version import package_version
@@ -44,10 +45,25 @@ def server_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
     parser.add_argument(
         "--log-level",
+        type=_levels,
         default="info",
-        choices=["debug", "info", "warning", "error"],
-        metavar="LEVEL",
-        help="debug, info, warning or error (default: info)",
+        metavar="LEVELS",
+        help="debug, info, warning or error; comma-separated AREA=LEVEL for parts of the server, such as "
+        "info,h2grpc=debug (default: info)",
+    )
+    parser.add_argument(
+        "--log-format",
+        default="text",
+        choices=["text", "json"],
+        metavar="FORMAT",
+        help="text, or json: one object per line (default: text)",
+    )
+    parser.add_argument(
+        "--access-log-rate",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="of inference requests that get a line in the log, such as 0.01; 1 for all (default: 0)",
     )
 
     models = parser.add_argument_group("models")
@@ -347,6 +363,24 @@ def positive(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+
+
+def _levels(text: str) -> str:
+    try:
+        parse_levels(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if 0 <= value <= 1:
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
 
 
 def _boolean(text: str) -> bool:

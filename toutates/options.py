@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from toutates.access import RestrictedProtocol
 from toutates.errors import ConfigurationError
@@ -95,6 +96,9 @@ class Options:
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None serves plaintext.
         shutdown_grace_s: seconds.
+        log_level: what the log shows, see ``toutates.logs.levels``.
+        log_format: "text" or "json".
+        access_log_rate: share of inference requests that get a line in the log, from 0 to 1.
     """
 
     model_repositories: tuple[Specification, ...]
@@ -125,3 +129,5 @@ class Options:
     server_id: str = "triton"
     shutdown_grace_s: float = 30.0
     log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+    access_log_rate: float = 0.0

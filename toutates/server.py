@@ -8,7 +8,8 @@ Start: look through the repository and bind (so that a wrong path and a port in 
 listen, serve. Ports open only after the initial load, as with Triton: until then a client is refused, not told "not
 ready".
 
-Meanwhile SIGHUP has the TLS certificate read again, for connections to come.
+Meanwhile SIGHUP has the TLS certificate read again, for connections to come, and SIGUSR1 has everything logged, or no
+longer.
 
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
 then the executors end. A second signal ends the grace.
@@ -34,6 +35,7 @@ from toutates.certificates import ServerTls, load_server_tls
 from toutates.errors import ConfigurationError, RepositoryError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
+from toutates.logs.setup import Logs, start_logs
 from toutates.memory import available_memory
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
@@ -52,14 +54,14 @@ from toutates.service.inflight import Inflight, share
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk
-from toutates.standard_streams import LogHandler, say
+from toutates.standard_streams import say
 from toutates.startup_table import placement_table, startup_table
 from toutates.topology import allowed_cpus, read_topology
 from toutates.version import package_version
 
 __all__ = ["Server", "run"]
 
-logger = logging.getLogger("toutates")
+logger = logging.getLogger(__name__)
 
 BACKLOG = 4_096
 
@@ -70,18 +72,16 @@ def run(options: Options) -> int:
     Raises:
         ConfigurationError: the options or the repository cannot be used.
     """
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        handlers=[LogHandler(sys.stderr)],
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
-    try:
-        return trio.run(Server(options).run)
-    except BaseExceptionGroup as group:
-        configuration, rest = group.split(ConfigurationError)
-        if rest is None and configuration is not None:
-            raise _first(configuration) from None
-        raise
+    with start_logs(
+        options.log_level, options.log_format, with_access_log=options.access_log_rate > 0
+    ) as logs:
+        try:
+            return trio.run(Server(options, logs).run)
+        except BaseExceptionGroup as group:
+            configuration, rest = group.split(ConfigurationError)
+            if rest is None and configuration is not None:
+                raise _first(configuration) from None
+            raise
 
 
 def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:
@@ -129,14 +129,20 @@ def _check_inflight(requests: int | None, workers: int) -> None:
 class Server:
     """One server, run once.
 
+    Args:
+        options: its settings.
+        logs: of the process; None where somebody else takes care of the log.
+
     Raises:
         ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, threads cannot be
             pinned, or there are more workers than requests may be in flight.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, logs: Logs | None = None) -> None:
         self._options = options
+        self._logs = logs or Logs.without_output(options.log_level)
         self._placement = _plan(options)
+        self._logs.place(self._placement.manager)
         _check_inflight(options.max_inflight_requests, self._placement.processing_cores)
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
         self._tls = self._load_tls()
@@ -211,7 +217,7 @@ class Server:
         self._warn_of_gil()
         listeners = self._bind()
         try:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals)
                     await self._serve(repositories, found, listeners, task_status)
@@ -229,6 +235,9 @@ class Server:
                 what = "there is nothing to reload without --tls-cert" if self._tls is None else "reloading TLS"
                 logger.info("SIGHUP: %s", what)
                 self.reload_tls()
+                continue
+            if number == signal.SIGUSR1:
+                self._logs.control.toggle_debug()
                 continue
             how = "stopping now" if self._stopping.is_set() else "stopping"
             logger.info("%s: %s", signal.Signals(number).name, how)
@@ -423,6 +432,7 @@ class Server:
             readiness,
             self._identity,
             desk=desk,
+            log_control=self._logs.control,
             restrictions=options.restricted_protocols,
         )
         self._workers.append(worker)

@@ -1,7 +1,7 @@
 """Standard output and standard error where they cannot be trusted: closed, a pipe that nobody reads, a full disk.
 
-The server prints its tables to the one and its log to the other. Neither is worth a request, nor an exit code: what
-cannot be written is lost, and the next line is tried again.
+The server prints its tables to the one and its log to the other (``toutates.logs.output``). Neither is worth a request,
+nor an exit code: what cannot be written is lost, and the next line is tried again.
 """
 
 from __future__ import annotations
@@ -13,17 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["LogHandler", "say", "standard_streams"]
-
-
-class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes the log; lines that the stream refuses are dropped, without a word that it would refuse too."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Called by ``emit`` while it handles an exception."""
-        # ValueError is what a closed stream raises.
-        if not isinstance(sys.exc_info()[1], OSError | ValueError):
-            super().handleError(record)
+__all__ = ["say", "standard_streams"]
 
 
 def say(text: str) -> None:
@@ -31,7 +21,7 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except (OSError, ValueError) as error:
-        logging.getLogger("toutates").warning("standard output cannot be written: %s", error)
+        logging.getLogger("toutates.server").warning("standard output cannot be written: %s", error)
         _give_up(sys.stdout)
 
 

@@ -177,7 +177,6 @@ NOT_OFFERED = {
     "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
     "TraceSetting": "traces are not offered yet",
-    "LogSettings": "changing log settings at run time is not offered yet",
 }
 
 

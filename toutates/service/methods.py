@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from toutates.access import RestrictedProtocol
 from toutates.errors import ModelNotReady, UnknownModel
@@ -18,12 +19,14 @@ from toutates.h2grpc import (
     Worker,
     method_table,
 )
+from toutates.logs.control import LogControl
 from toutates.models.describe import model_metadata
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.service.access import restricted
 from toutates.service.health import health_methods
 from toutates.service.infer import InferService
+from toutates.service.log_settings import log_settings
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk, control_handlers
 from toutates.service.repository_index import repository_index
@@ -43,6 +46,7 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "logging",
 )
 
 #: RPCs of the protocol that are not offered, and what their callers are told.
@@ -55,7 +59,6 @@ NOT_OFFERED = {
     "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
     "TraceSetting": "traces are not offered yet",
-    "LogSettings": "changing log settings at run time is not offered yet",
 }
 
 
@@ -75,6 +78,7 @@ def build_methods(
     identity: ServerIdentity,
     *,
     desk: ControlDesk,
+    log_control: LogControl,
     restrictions: Sequence[RestrictedProtocol] = (),
 ) -> Mapping[bytes, Method]:
     """All RPCs as one worker serves them.
@@ -86,6 +90,7 @@ def build_methods(
         readiness: the worker's view of the server's readiness.
         identity: for ServerMetadata.
         desk: where changes of models are asked for.
+        log_control: what the log shows.
         restrictions: what only callers with a secret may use.
     """
 
@@ -126,6 +131,7 @@ def build_methods(
         "ModelConfig": unary(pb.ModelConfigRequest, config),
         "ModelStatistics": unary(pb.ModelStatisticsRequest, statistics),
         "RepositoryIndex": unary(pb.RepositoryIndexRequest, index),
+        "LogSettings": unary(pb.LogSettingsRequest, partial(log_settings, log_control)),
     }
     offered |= control_handlers(worker, desk, get_table)
     methods = [

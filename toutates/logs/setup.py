@@ -1,0 +1,110 @@
+"""Sets up the log of the process, once, and takes it down again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from toutates.logs.access_log import AccessLog
+from toutates.logs.control import LogControl
+from toutates.logs.handler import LogHandler
+from toutates.logs.levels import parse_levels
+from toutates.logs.output import LogOutput
+from toutates.logs.recent import RecentWarnings
+from toutates.logs.rendering import LogFormat, LogFormatter
+
+__all__ = ["Logs", "start_logs"]
+
+STANDARD_ERROR: Final = 2
+#: How long the end waits for whoever should read the log.
+CLOSE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The log as the rest of the server knows it.
+
+    Attributes:
+        control: what is shown.
+        recent: the last warnings.
+        access: the access log; None without one.
+        output: the thread that writes; None where the log is somebody else's, as in a test.
+    """
+
+    control: LogControl
+    recent: RecentWarnings
+    access: AccessLog | None = None
+    output: LogOutput | None = None
+
+    @classmethod
+    def without_output(cls, levels: str) -> Logs:
+        """Of a server in a process that has a log of its own, which stays as it is until a request changes levels."""
+        return cls(LogControl(parse_levels(levels)), RecentWarnings())
+
+    def place(self, cpus: tuple[int, ...]) -> None:
+        """Have the log's thread run on these CPUs; without any where it likes."""
+        if self.output is not None and cpus:
+            self.output.place(set(cpus))
+
+    @property
+    def lost(self) -> int:
+        """Lines that could not be written."""
+        return 0 if self.output is None else self.output.lost
+
+
+@contextmanager
+def start_logs(
+    levels: str, log_format: LogFormat = "text", *, with_access_log: bool = False, fd: int = STANDARD_ERROR
+) -> Iterator[Logs]:
+    """The log of the process, to standard error, as long as the block runs; then what is left is written.
+
+    Args:
+        levels: in the form of ``--log-level``.
+        log_format: text or json.
+        with_access_log: whether there is one.
+        fd: where it goes.
+
+    Raises:
+        ValueError: the levels are not of that form.
+    """
+    control = LogControl(parse_levels(levels))
+    recent = RecentWarnings()
+    formatter = LogFormatter(log_format, lambda: control.levels, colours=_takes_colours(fd))
+
+    def tell_loss(lines: int, why: str) -> str:
+        text = f"{lines} lines of the log were lost: {why}"
+        return formatter.of_fields(time_s=time.time(), level=logging.WARNING, area="logs", event=text, lines=lines)
+
+    output = LogOutput(fd, tell_loss)
+    handler = LogHandler(control, formatter, recent, output.put, output.wake)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    root = logging.getLogger()
+    control.apply()
+    root.addHandler(handler)
+    access = AccessLog(formatter, output.put) if with_access_log else None
+    output.start(handler.flush_repeats, *([] if access is None else [access.drain]))
+    try:
+        yield Logs(control, recent, access, output)
+    finally:
+        # First what is left: from here on lines would only wait.
+        output.close(CLOSE_S)
+        root.removeHandler(handler)
+
+
+def _takes_colours(fd: int) -> bool:
+    """Whether a terminal shows it, whose user has nothing against them (https://no-color.org)."""
+    try:
+        return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    except OSError:
+        return False
