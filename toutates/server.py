@@ -52,6 +52,7 @@ from toutates.service.infer import InferService
 from toutates.service.inflight import FLAG as INFLIGHT_FLAG
 from toutates.service.inflight import Inflight, share
 from toutates.service.methods import ServerIdentity, build_methods
+from toutates.service.observing import Sampling
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk
 from toutates.standard_streams import say
@@ -72,9 +73,7 @@ def run(options: Options) -> int:
     Raises:
         ConfigurationError: the options or the repository cannot be used.
     """
-    with start_logs(
-        options.log_level, options.log_format, with_access_log=options.access_log_rate > 0
-    ) as logs:
+    with start_logs(options.log_level, options.log_format, with_access_log=options.access_log_rate > 0) as logs:
         try:
             return trio.run(Server(options, logs).run)
         except BaseExceptionGroup as group:
@@ -410,6 +409,7 @@ class Server:
             len(self._workers),
             "" if len(self._workers) == 1 else "s",
             "ready" if self._is_ready(manager) else "NOT ready: see the models above",
+            extra={"port": self.address[1], "workers": len(self._workers), "ready": self._is_ready(manager)},
         )
 
     def _add_worker(self, manager: ModelManager, desk: ControlDesk, number: int) -> None:
@@ -423,7 +423,7 @@ class Server:
             response_encoding=options.grpc_compression,
         )
         readiness = Readiness(serving=self._is_ready(manager))
-        infer = InferService(worker, number, lambda: manager.table, self._inflight(number))
+        infer = InferService(worker, number, lambda: manager.table, self._inflight(number), self._samplings())
         worker.tls = None if self._tls is None else self._tls.contexts[number]
         worker.methods = build_methods(
             worker,
@@ -438,6 +438,12 @@ class Server:
         self._workers.append(worker)
         self._infer.append(infer)
         self._readiness.append(readiness)
+
+    def _samplings(self) -> list[Sampling]:
+        """Which requests of one worker are observed, beside those for its histograms."""
+        if self._logs.access is None:
+            return []
+        return [Sampling(self._logs.access.sink(), interval=round(1 / self._options.access_log_rate))]
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self._options.max_inflight_requests

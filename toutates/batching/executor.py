@@ -193,7 +193,10 @@ class Executor:
         if now_ns >= self._silent_until_ns:
             self._silent_until_ns = now_ns + SILENCE_NS
             logger.error(
-                "running a batch of model '%s' failed outside ONNX Runtime", self._supertensor.name, exc_info=error
+                "running a batch of model '%s' failed outside ONNX Runtime",
+                self._supertensor.name,
+                exc_info=error,
+                extra={"model": self._supertensor.name},
             )
         return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
 

@@ -26,7 +26,14 @@ class QuietLog:
         self._kinds: dict[str, tuple[int, int, int]] = {}
 
     def log(
-        self, level: int, kind: str, now_ns: int, text: str, *arguments: object, error: Exception | None = None
+        self,
+        level: int,
+        kind: str,
+        now_ns: int,
+        text: str,
+        *arguments: object,
+        error: Exception | None = None,
+        peer: str = "",
     ) -> None:
         """Log a line, unless its kind has had LINES_PER_PERIOD of them in this period.
 
@@ -36,6 +43,7 @@ class QuietLog:
             now_ns: monotonic.
             text, arguments: as for ``logging``.
             error: its traceback follows the line.
+            peer: whom the line is about; a field of the record.
         """
         if not self._logger.isEnabledFor(level):
             return
@@ -45,7 +53,8 @@ class QuietLog:
             end_ns, lines = now_ns + PERIOD_NS, 0
         self._kinds[kind] = (level, end_ns, lines + 1)
         if lines < LINES_PER_PERIOD:
-            self._logger.log(level, "%s: " + text, self._name, *arguments, exc_info=error)
+            fields = {"peer": peer} if peer else None
+            self._logger.log(level, "%s: " + text, self._name, *arguments, exc_info=error, extra=fields)
 
     def flush(self, now_ns: int) -> None:
         """Say what was left out in the periods that are over."""

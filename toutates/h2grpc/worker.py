@@ -368,8 +368,9 @@ class Worker:
         if self._dirty:
             self.flush()
 
-    def _log_bug(self, what: str, error: Exception) -> None:
-        self._log.log(logging.ERROR, f"failures of the {what}", self.now_ns, "%s failed", what, error=error)
+    def _log_bug(self, what: str, error: Exception, peer: str = "") -> None:
+        kind = f"failures of the {what}"
+        self._log.log(logging.ERROR, kind, self.now_ns, "%s failed", what, error=error, peer=peer)
 
     def _run(self, callback: Callable[[], None]) -> None:
         try:
@@ -573,7 +574,7 @@ class Worker:
             except MemoryError:  # which comes with every request then: no traceback for each
                 call.fail(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
         except Exception as error:
-            self._log_bug(f"handler of {_path(call)}", error)
+            self._log_bug(f"handler of {_path(call)}", error, self.peer(call))
             call.fail(Status.INTERNAL, "internal error")
 
     def _dispatch_all(self, events: list[Event], ended: Transport | None = None) -> None:
@@ -605,7 +606,7 @@ class Worker:
 
     async def _run_stream(self, stream: ServerStream) -> None:
         def log(error: Exception) -> None:
-            self._log_bug(f"handler of {_path(stream.call)}", error)
+            self._log_bug(f"handler of {_path(stream.call)}", error, self.peer(stream.call))
 
         try:
             await stream.run(log)
@@ -644,6 +645,7 @@ class Worker:
             "connection from %s ended: %s",
             transport.peer,
             text,
+            peer=transport.peer,
         )
 
     def _tell_to_leave(self, transport: Transport) -> None:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Final, Protocol
 
 from toutates.logs.levels import PACKAGE
@@ -32,8 +33,36 @@ TELL_NS: Final = 10_000_000_000
 logger = logging.getLogger(f"{PACKAGE}.{AREA}")
 
 
+class Version(Protocol):
+    """The model version that answers."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+
 class Observed(Protocol):
-    """What is known of one request; see ``toutates.service.observing.Observation``. Times are monotonic nanoseconds."""
+    """What is known of one request: ``toutates.service.observing.Observation``, where it says what all of it is."""
+
+    arrival_ns: int
+    taken_ns: int
+    done_ns: int
+    answered_ns: int
+    rows: int
+    batch_rows: int
+    text: str
+    peer: str
+
+    @property
+    def version(self) -> Version | None: ...
+
+    @property
+    def status(self) -> IntEnum: ...
+
+    @property
+    def request_id(self) -> str: ...
 
 
 class AccessSink:
@@ -96,7 +125,23 @@ class AccessLog:
         return max(PAUSE_NS, time.monotonic_ns() - began_ns)
 
     def _line_of(self, request: Observed, offset_ns: int) -> str:
-        raise NotImplementedError
+        fields: dict[str, object] = {}
+        if request.version is not None:
+            fields.update(model=request.version.model, version=request.version.number, rows=request.rows)
+        if request.batch_rows:
+            fields["batch_rows"] = request.batch_rows
+        fields["status"] = request.status.name
+        if request.taken_ns:
+            fields["queue_ms"] = _milliseconds(request.taken_ns - request.arrival_ns)
+            fields["compute_ms"] = _milliseconds(request.done_ns - request.taken_ns)
+        fields["total_ms"] = _milliseconds(request.answered_ns - request.arrival_ns)
+        if request_id := _request_id(request):
+            fields["request_id"] = request_id
+        fields["peer"] = request.peer
+        if request.text:
+            fields["error"] = request.text
+        time_s = (request.answered_ns + offset_ns) / 1e9
+        return self._formatter.of_fields(time_s=time_s, level=logging.INFO, area=AREA, event="ModelInfer", **fields)
 
     def _tell(self, now_ns: int) -> None:
         left_out = sum(sink.left_out for sink in self._sinks)
@@ -104,3 +149,14 @@ class AccessLog:
             count, self._told = left_out - self._told, left_out
             self._tell_again_ns = now_ns + TELL_NS if now_ns != LAST else LAST
             logger.warning("%d requests have no line in the access log: they came faster than lines are made", count)
+
+
+def _milliseconds(ns: int) -> float:
+    return round(ns / 1e6, 3)
+
+
+def _request_id(request: Observed) -> str:
+    try:
+        return request.request_id
+    except Exception:  # what the client sent is no text
+        return ""

@@ -353,7 +353,8 @@ class ModelManager:
         except ToutatesError as error:
             return self._failed(model, version, str(error))
         except Exception as error:
-            logger.exception("loading model '%s' version %d failed unexpectedly", model, version.number)
+            fields = {"model": model, "version": version.number}
+            logger.exception("loading model '%s' version %d failed unexpectedly", *fields.values(), extra=fields)
             return self._failed(model, version, f"{type(error).__name__}: {error}")
         self._lives[served] = _Life(len(sessions))
         if self._stopped.is_set():
@@ -398,6 +399,7 @@ class ModelManager:
                 deaths,
                 f"in {pause_s:g} s" if pause_s else "at once",
                 exc_info=death,
+                extra={"executor": name, "version": served.number},
             )
             if self._stopped.is_set():
                 deaths_at_the_end += 1
@@ -442,7 +444,8 @@ class ModelManager:
         return life is None or len(life.dead) < len(served.counters.executors)
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
-        logger.error("model '%s' version %d cannot be served: %s", model, version.number, reason)
+        fields = {"model": model, "version": version.number, "reason": reason}
+        logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
         return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
 
     def stop(self) -> None:
@@ -456,7 +459,8 @@ def _log_findings(folder: ModelFolder) -> None:
     for warning in folder.warnings:
         logger.warning("%s", warning)
     if folder.problem:
-        logger.error("model '%s' cannot be loaded: %s", folder.name, folder.problem)
+        fields = {"model": folder.name, "reason": folder.problem}
+        logger.error("model '%s' cannot be loaded: %s", *fields.values(), extra=fields)
 
 
 def _in_order(entries: Mapping[int, VersionEntry]) -> dict[int, VersionEntry]:

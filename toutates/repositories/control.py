@@ -206,11 +206,12 @@ class ModelControl:
                 self._manager.refuse(name, str(error))
             else:
                 self._said.pop(f"model {name}", None)
-                logger.info("model '%s' has been loaded as '%s' has it now", name, found.folder.source)
+                source = found.folder.source
+                logger.info("model '%s' has been loaded as '%s' has it now", name, source, extra={"model": name})
 
     async def _remove(self, name: str) -> None:
         async with self._alone(name):
-            logger.info("model '%s' is no longer in its repository, and is unloaded", name)
+            logger.info("model '%s' is no longer in its repository, and is unloaded", name, extra={"model": name})
             await self._manager.unload(name, forget=True)
             self._release(self._known.pop(name))
 
@@ -244,7 +245,7 @@ class ModelControl:
             finally:
                 if known == _Known():
                     del self._known[name]
-            logger.info("model '%s' is loaded, as was asked for", name)
+            logger.info("model '%s' is loaded, as was asked for", name, extra={"model": name})
 
     async def _load_files(
         self, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
@@ -272,7 +273,7 @@ class ModelControl:
         """Stop serving a model; see RepositoryModelUnload. One that is not served is no error."""
         async with self._alone(name):
             if name in self._known:
-                logger.info("model '%s' is unloaded, as was asked for", name)
+                logger.info("model '%s' is unloaded, as was asked for", name, extra={"model": name})
             await self._manager.unload(name)
             known = self._known.pop(name, None)
             if known is not None:

@@ -14,6 +14,7 @@ from toutates.batching.result import BatchResult, Outputs, Split
 from toutates.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
 from toutates.h2grpc import Call
 from toutates.protocol.datatypes import encode_bytes_tensor
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor, classify, write_response
 from toutates.service.observing import Observer
 from toutates.service.plan import Plan
@@ -208,8 +209,9 @@ class Answers:
             return False
         except Exception:
             # Those who share the batch wait for their answers.
-            logger.exception("writing a response of model '%s' failed", plan.version.model)
             self._fail_one(call, arrival, _INTERNAL_ERROR)
+            fields = {"model": plan.version.model, "request_id": ModelInferRequest.FromString(id_field).id}
+            logger.exception("writing a response of model '%s' failed", plan.version.model, extra=fields)
             return False
         call.reply_parts(pieces_out, length)
         return True
