@@ -83,6 +83,8 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
     ("--log-level", "debug", "log_level", "debug"),
+    ("--log-format", "json", "log_format", "json"),
+    ("--access-log-rate", "0.01", "access_log_rate", 0.01),
 ]
 
 

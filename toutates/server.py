@@ -409,7 +409,7 @@ class Server:
             len(self._workers),
             "" if len(self._workers) == 1 else "s",
             "ready" if self._is_ready(manager) else "NOT ready: see the models above",
-            extra={"port": self.address[1], "workers": len(self._workers), "ready": self._is_ready(manager)},
+            extra={"port": self.address[1], "workers": len(self._workers)},
         )
 
     def _add_worker(self, manager: ModelManager, desk: ControlDesk, number: int) -> None:

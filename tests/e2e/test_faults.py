@@ -390,7 +390,7 @@ def test_a_server_that_meets_a_bug_of_its_own_ends_with_1_and_says_so(
             assert process.process.wait(20) == 1
         assert "a bug" in process.log
         if kind in ("error", "no error"):
-            assert "CRITICAL toutates: worker-" in process.log
+            assert "CRITICAL server: worker-" in process.log
             assert "failed; the server stops" in process.log
 
 

@@ -95,9 +95,10 @@ class LogOutput:
             self._changed.notify()
 
     def place(self, cpus: set[int]) -> None:
-        """Have the thread run on these CPUs."""
+        """Have the thread, which runs, run on these CPUs."""
+        assert self._thread.native_id is not None
         try:
-            os.sched_setaffinity(self._thread.native_id or 0, cpus)
+            os.sched_setaffinity(self._thread.native_id, cpus)
         except (OSError, ValueError):
             pass  # it runs where it may
 
