@@ -423,7 +423,9 @@ class Server:
             response_encoding=options.grpc_compression,
         )
         readiness = Readiness(serving=self._is_ready(manager))
-        infer = InferService(worker, number, lambda: manager.table, self._inflight(number), self._samplings())
+        infer = InferService(worker, number, lambda: manager.table, self._inflight(number))
+        if self._logs.access is not None:
+            infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
         worker.tls = None if self._tls is None else self._tls.contexts[number]
         worker.methods = build_methods(
             worker,
@@ -438,12 +440,6 @@ class Server:
         self._workers.append(worker)
         self._infer.append(infer)
         self._readiness.append(readiness)
-
-    def _samplings(self) -> list[Sampling]:
-        """Which requests of one worker are observed, beside those for its histograms."""
-        if self._logs.access is None:
-            return []
-        return [Sampling(self._logs.access.sink(), interval=round(1 / self._options.access_log_rate))]
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self._options.max_inflight_requests

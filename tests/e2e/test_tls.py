@@ -429,8 +429,7 @@ def test_an_expired_certificate_is_a_warning(repository: Path, tmp_path: Path) -
     files = issue(tmp_path, expires=EXPIRED)
     with running(repository, tmp_path, [*MODELS, *files.server_flags()]) as process:
         assert (
-            f"WARNING server: clients will refuse the certificate {files.cert}: certificate has expired"
-            in process.log
+            f"WARNING server: clients will refuse the certificate {files.cert}: certificate has expired" in process.log
         )
         assert "CERTIFICATE_VERIFY_FAILED" in refused(process, files)
         assert process.stop() == 0

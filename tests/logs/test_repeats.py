@@ -66,7 +66,7 @@ def test_lines_of_structlog_are_alike_by_their_event() -> None:
 
     def admit(number: int) -> bool:
         made = logging.LogRecord("a", logging.INFO, "", 0, "", (), None)
-        made.msg = {"event": "happened", "number": number}  # type: ignore[assignment]
+        made.msg = {"event": "happened", "number": number}
         return kept.repeats.admit(made, 0)
 
     assert sum(admit(number) for number in range(1_000)) == LINES_PER_PERIOD
