@@ -4,6 +4,7 @@
     ├── ConfigurationError      a flag, a config.yaml or a repository is wrong; names file, key, value, remedy
     ├── RepositoryError         a repository or a model's files cannot be had now; what is served goes on
     ├── ModelLoadError          one model version cannot be served; the others can
+    │   └── PartlyLoaded        some versions of a model cannot be served; the others are
     └── RequestError            one inference request cannot be answered
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
         ├── UnknownModel        no such model or version
@@ -30,6 +31,7 @@ __all__ = [
     "ModelNotReady",
     "NotInRepository",
     "Overloaded",
+    "PartlyLoaded",
     "RepositoryError",
     "RequestError",
     "TooLate",
@@ -70,6 +72,10 @@ class RepositoryError(ToutatesError):
 
 class ModelLoadError(ToutatesError):
     """One model version cannot be served; the text is what the repository index shows as its reason."""
+
+
+class PartlyLoaded(ModelLoadError):
+    """Some versions of a model cannot be served, and the others are from now on."""
 
 
 class RequestError(ToutatesError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import trio
 
 from tests.batching.support import DOUBLE
+from tests.repositories.support import S3Service, repository
 from toutates.batching.session import SessionOptions
 from toutates.errors import RepositoryError
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
+from toutates.repositories.cache import ModelCache
 from toutates.repositories.control import ModelControl
 from toutates.repositories.interface import Progress
 from toutates.repositories.local import LocalRepository
@@ -39,6 +42,17 @@ class Fickle(LocalRepository):
         self.released += 1
 
 
+@asynccontextmanager
+async def managing() -> AsyncIterator[ModelManager]:
+    """A manager whose executors end with the block, also where a test fails."""
+    async with trio.open_nursery() as nursery:
+        manager = ModelManager(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True), nursery)
+        try:
+            yield manager
+        finally:
+            manager.stop()
+
+
 def put(root: Path, name: str, comment: str = "") -> None:
     folder = root / name / "1"
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,9 +65,7 @@ def test_a_repository_that_fails_takes_nothing_from_what_is_served(
 ) -> None:
     async def main() -> None:
         repository = Fickle(tmp_path)
-        async with trio.open_nursery() as nursery:
-            options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
-            manager = ModelManager(options, nursery)
+        async with managing() as manager:
             control = ModelControl([repository], manager, "poll", poll_s=0.02)
 
             def served() -> list[Any]:
@@ -78,15 +90,13 @@ def test_a_repository_that_fails_takes_nothing_from_what_is_served(
             assert served() == ["a"]
             assert manager.table.served() != [first]
             assert repository.released == 1  # the first one's files
-            manager.stop()
 
     trio.run(main)
 
 
 def test_what_changes_between_two_looks_waits_for_the_next_poll(tmp_path: Path) -> None:
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            manager = ModelManager(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True), nursery)
+        async with managing() as manager:
             control = ModelControl([LocalRepository(tmp_path)], manager, "poll", poll_s=0.4)
             put(tmp_path, "a")
             async with trio.open_nursery() as polling:
@@ -96,6 +106,45 @@ def test_what_changes_between_two_looks_waits_for_the_next_poll(tmp_path: Path) 
             assert not manager.table.served()
             await control.poll()
             assert [version.model for version in manager.table.served()] == ["a"]
-            manager.stop()
+
+    trio.run(main)
+
+
+def test_the_files_of_what_is_served_are_kept_though_a_version_beside_it_cannot_be_loaded(
+    moto_service: S3Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        bucket = moto_service.bucket({"m/1/model.onnx": DOUBLE, "m/2/model.onnx": b"nonsense"})
+        # Another server with the same cache, which wants all of it.
+        other = ModelCache(tmp_path, 1_000)
+
+        def kept() -> set[bytes]:
+            try:
+                other.make_room(1_000)
+            except RepositoryError as error:
+                assert "that are in use" in str(error)
+            return {path.read_bytes() for path in (tmp_path / "objects").iterdir() if path.suffix != ".json"}
+
+        async with managing() as manager:
+            with repository(moto_service, bucket, tmp_path) as remote:
+                control = ModelControl([remote], manager, "poll", poll_s=0.02)
+                await control.poll()
+                assert [version.number for version in manager.table.served()] == [1]
+                assert "version 2 cannot be served" in caplog.text
+                assert kept() == {DOUBLE, b"nonsense"}
+                # What would come in its place and cannot be loaded is not kept, and what is served still is.
+                moto_service.put(bucket, "m/2/model.onnx", b"more nonsense")
+                await control.poll()
+                assert [version.number for version in manager.table.served()] == [1]
+                assert kept() == {DOUBLE, b"nonsense"}
+                moto_service.put(bucket, "m/2/model.onnx", DOUBLE)
+                await control.poll()
+                assert [version.number for version in manager.table.served()] == [1, 2]
+                assert kept() == {DOUBLE}
+                for number in (1, 2):
+                    moto_service.client.delete_object(Bucket=bucket, Key=f"m/{number}/model.onnx")
+                await control.poll()
+                assert not manager.table.served()
+                assert kept() == set()
 
     trio.run(main)

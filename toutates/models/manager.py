@@ -31,7 +31,7 @@ import trio
 
 from toutates.batching.executor import Executor
 from toutates.batching.session import ModelSession
-from toutates.errors import ModelLoadError, ToutatesError
+from toutates.errors import ModelLoadError, PartlyLoaded, ToutatesError
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
@@ -160,6 +160,7 @@ class ModelManager:
 
         Raises:
             ModelLoadError: what is wrong, a clause per version. What was served before is served still.
+            PartlyLoaded: likewise, where the other versions are served now.
         """
         name = folder.name
         async with self._turn(name) as to_retire:
@@ -186,6 +187,7 @@ class ModelManager:
                 if len(loaded) < len(new):  # cancelled, or a bug of ours
                     self._enter(before)
             failed = {number: entry for number, entry in loaded.items() if entry.served is None}
+            kind = ModelLoadError
             if failed and (all_or_none or before.served()):
                 to_retire += [entry.served for entry in loaded.values() if entry.served is not None]
                 still = {
@@ -195,11 +197,13 @@ class ModelManager:
                 self._enter(ModelEntry(name, _in_order(failed | still)))
             else:
                 self._enter(ModelEntry(name, _in_order(kept | loaded)))
+                if len(failed) < len(loaded):
+                    kind = PartlyLoaded
                 to_retire += [
                     one.served for number, one in before.versions.items() if one.served and number not in kept
                 ]
             if failed:
-                raise ModelLoadError(
+                raise kind(
                     "\n".join(
                         f"version {number} is at UNAVAILABLE state: {entry.reason};" for number, entry in failed.items()
                     )

@@ -25,7 +25,14 @@ from typing import Final, TypeVar
 import trio
 from google.protobuf import json_format
 
-from toutates.errors import ConfigurationError, InvalidRequest, ModelLoadError, NotInRepository, ToutatesError
+from toutates.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    ModelLoadError,
+    NotInRepository,
+    PartlyLoaded,
+    ToutatesError,
+)
 from toutates.models.manager import ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.models.triton_configuration import TritonConfiguration, triton_configuration
@@ -308,18 +315,21 @@ class ModelControl:
     async def _load_found(
         self, name: str, found: _Found, known: _Known, override: TritonConfiguration | None, *, all_or_none: bool
     ) -> None:
-        """Fetch a model and have it loaded; its files are kept if it is served, and those from before released."""
+        """Fetch a model and have it loaded; its files are kept if any of it is served, and those from before released."""
         fetch = partial(obtain, found.repository, found.folder, lambda done, total: None, override)
         try:
             folder = await self._in_thread(fetch)
         except ToutatesError as error:
             raise NotInRepository(f"{_failed(name)}: {error}") from error
-        loaded = False
+        is_served = False
         try:
             await self._manager.load(folder, overridden=override is not None, all_or_none=all_or_none)
-            loaded = True
+            is_served = True
+        except PartlyLoaded:
+            is_served = True
+            raise
         finally:
-            if loaded:
+            if is_served:
                 self._release(known)
                 known.held = _Found(found.repository, folder)
             elif not folder.problem:
