@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,7 +121,10 @@ EXPLICIT: Final = ("--model-control-mode", "explicit")
     ],
 )
 def test_what_is_loaded_at_the_start(arguments: tuple[str, ...], models: tuple[str, ...] | None) -> None:
-    assert parse(*arguments).load_models == models
+    options = parse(*arguments)
+    assert options.load_models == models
+    if models is not None:
+        assert set(options.load_model) == {name for flag, name in pairwise(arguments) if flag == "--load-model"}
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         model_cache_dir=Path(flags.model_cache_dir) if flags.model_cache_dir else None,
         model_cache_size=flags.model_cache_size,
         load_models=_models_to_load(flags),
+        load_model=tuple(flags.load_model or ()),
         model_control_mode=flags.model_control_mode,
         repository_poll_s=flags.repository_poll_secs,
         strict_readiness=flags.strict_readiness,

@@ -82,6 +82,7 @@ class Options:
         model_cache_dir: for what comes from S3; None for the user's cache directory.
         model_cache_size: bytes it may hold.
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
+        load_model: those of ``load_models`` that --load-model names, for messages.
         model_control_mode: see ``toutates.repositories.control``.
         repository_poll_s: seconds between two polls.
         strict_readiness: whether a model that cannot be served makes the server not ready.
@@ -105,6 +106,7 @@ class Options:
     model_cache_dir: Path | None = None
     model_cache_size: int = DEFAULT_CACHE_SIZE
     load_models: tuple[str, ...] | None = None
+    load_model: tuple[str, ...] = ()
     model_control_mode: ControlMode = "none"
     repository_poll_s: float = 15.0
     strict_readiness: bool = True

@@ -207,7 +207,8 @@ class Server:
             options.model_repositories, cache_root=options.model_cache_dir, cache_size=options.model_cache_size
         )
         try:
-            found = find_models(repositories, options.load_models)
+            asked_by = dict.fromkeys(options.load_model, "--load-model")
+            found = find_models(repositories, options.load_models, asked_by)
         except RepositoryError as error:
             # Whoever starts servers is told at once, rather than by a server that stays without models.
             raise ConfigurationError(str(error)) from error

@@ -84,6 +84,10 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
         (["--model-repository", "REPOSITORY", "--grpc-addr", "127.0.0.1:70000"], ["--grpc-addr", "70000"]),
         (["--model-repository", "REPOSITORY", "--grpc-addr", "203.0.113.1:0"], ["--grpc-addr", "cannot listen"]),
         (["--model-repository", "REPOSITORY", "--load-models", "goood"], ["--load-models", "did you mean 'good'?"]),
+        (
+            ["--model-repository", "REPOSITORY", "--model-control-mode", "explicit", "--load-model", "goood"],
+            ["--load-model: no such model in the repository (got 'goood'); did you mean 'good'?"],
+        ),
         (["--model-repository", "REPOSITORY", "--load-models", "a,,b"], ["--load-models", "has an empty name"]),
         (["--model-repository", "REPOSITORY", "--max-frame-size", "1"], ["--max-frame-size", "16384"]),
         (

@@ -94,6 +94,26 @@ def test_models_of_several_repositories_are_found_together(root: Path, tmp_path:
         find_models(repositories, ["mm"])
 
 
+@pytest.mark.parametrize(
+    ("models", "remedy"),
+    [
+        pytest.param(["resnet50", "bert"], "did you mean 'resnet50'? the repository has: bert, resnet50", id="near"),
+        pytest.param(["bert"], "the repository has: bert", id="none near"),
+        pytest.param([], "the repository has no models", id="empty"),
+    ],
+)
+def test_a_model_asked_for_that_is_not_there_is_refused_by_the_flag_that_asked(
+    tmp_path: Path, models: list[str], remedy: str
+) -> None:
+    for name in models:
+        (tmp_path / name / "1").mkdir(parents=True)
+    repositories = open_repositories([tmp_path], cache_root=None, cache_size=1)
+    for asked_by, flag in (({}, "--load-models"), ({"resnet5": "--load-model"}, "--load-model")):
+        with pytest.raises(ConfigurationError) as caught:
+            find_models(repositories, ["resnet5"], asked_by)
+        assert str(caught.value) == f"{flag}: no such model in the repository (got 'resnet5'); {remedy}"
+
+
 def test_two_models_of_one_name_are_refused_with_both_paths(root: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "m" / "1").mkdir(parents=True)
     repositories = open_repositories([root, tmp_path / "other"], cache_root=None, cache_size=1)

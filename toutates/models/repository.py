@@ -18,7 +18,6 @@ import re
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +31,6 @@ __all__ = [
     "ModelFolder",
     "VersionFolder",
     "is_version",
-    "refuse_unknown",
     "scan",
     "scan_model",
     "version_folder",
@@ -97,16 +95,12 @@ def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
 
     Args:
         root: the directory.
-        only: names of the models wanted; None for all.
+        only: names of the models wanted; None for all. Those that are not there are left out.
 
     Raises:
-        ConfigurationError: the directory does not exist or cannot be read, or lacks a model named in ``only``.
+        ConfigurationError: the directory does not exist or cannot be read.
     """
-    names = _model_names(root)
-    if only is not None:
-        refuse_unknown(only, names)
-        names = [name for name in names if name in only]
-    return [scan_model(root / name) for name in names]
+    return [scan_model(root / name) for name in _model_names(root) if only is None or name in only]
 
 
 def _model_names(root: Path) -> list[str]:
@@ -122,20 +116,6 @@ def _model_names(root: Path) -> list[str]:
 
 def _unusable(root: Path, problem: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(problem, key=_FLAG, value=str(root), remedy=remedy)
-
-
-def refuse_unknown(only: Collection[str], names: Collection[str]) -> None:
-    """See that every name in ``only`` is among ``names``, which are sorted.
-
-    Raises:
-        ConfigurationError: one is not.
-    """
-    for name in sorted(only):
-        if name not in names:
-            near = get_close_matches(name, names, n=1)
-            known = f"the repository has: {', '.join(names)}" if names else "the repository has no models"
-            remedy = f"did you mean {near[0]!r}? {known}" if near else known
-            raise ConfigurationError("no such model in the repository", key="--load-models", value=name, remedy=remedy)
 
 
 def scan_model(path: Path, override: TritonConfiguration | None = None) -> ModelFolder:

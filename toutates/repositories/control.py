@@ -315,7 +315,7 @@ class ModelControl:
     async def _load_found(
         self, name: str, found: _Found, known: _Known, override: TritonConfiguration | None, *, all_or_none: bool
     ) -> None:
-        """Fetch a model and have it loaded; its files are kept if any of it is served, and those from before released."""
+        """Fetch a model and have it loaded; the files are kept if any of it is served, those from before released."""
         fetch = partial(obtain, found.repository, found.folder, lambda done, total: None, override)
         try:
             folder = await self._in_thread(fetch)

@@ -26,7 +26,7 @@ class LocalRepository:
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``."""
-        return [_with_fingerprints(folder) for folder in scan(self._root) if only is None or folder.name in only]
+        return [_with_fingerprints(folder) for folder in scan(self._root, only)]
 
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
         """See ``Repository.fetch``: the folder itself, with these versions alone."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from toutates.errors import ConfigurationError
-from toutates.models.repository import ModelFolder, refuse_unknown
+from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local import LocalRepository
 from toutates.repositories.specification import Specification
@@ -43,13 +44,14 @@ def open_repositories(
 
 
 def find_models(
-    repositories: Sequence[Repository], only: Collection[str] | None = None
+    repositories: Sequence[Repository], only: Collection[str] | None = None, asked_by: Mapping[str, str] = {}
 ) -> list[tuple[Repository, ModelFolder]]:
     """The models of all repositories, sorted by name, each with the repository it is in.
 
     Args:
         repositories: where to look.
         only: names of the models wanted; None for all.
+        asked_by: the flag that wants a model, by its name; --load-models those that are left out.
 
     Raises:
         ConfigurationError: a repository cannot be used, none has a model named in ``only``, or two have one of the
@@ -59,10 +61,20 @@ def find_models(
     found = [(repository, folder) for repository in repositories for folder in repository.scan(only)]
     if only is not None and not {folder.name for _, folder in found}.issuperset(only):
         names = sorted({folder.name for repository in repositories for folder in repository.scan()})
-        refuse_unknown(only, names)
+        _refuse_unknown(only, names, asked_by)
     found.sort(key=lambda pair: pair[1].name)
     refuse_duplicates(folder for _, folder in found)
     return found
+
+
+def _refuse_unknown(only: Collection[str], names: Sequence[str], asked_by: Mapping[str, str]) -> None:
+    for name in sorted(only):
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            known = f"the repository has: {', '.join(names)}" if names else "the repository has no models"
+            remedy = f"did you mean {near[0]!r}? {known}" if near else known
+            flag = asked_by.get(name, "--load-models")
+            raise ConfigurationError("no such model in the repository", key=flag, value=name, remedy=remedy)
 
 
 def refuse_duplicates(folders: Iterable[ModelFolder]) -> None:
