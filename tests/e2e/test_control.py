@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index, wait_until
 from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, command, environment, running
-from tests.e2e.support import SERVICE, channel_to, pb, refused, triton
+from tests.e2e.support import SERVICE, channel_to, pb, refused
 
-EXPLICIT: Final = ("--model-control-mode", "explicit")
-POLL: Final = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 NOT_ALLOWED: Final = "explicit model load / unload is not allowed if polling is enabled"
 POLL_FAILED: Final = "failed to load '{}', failed to poll from model repository"
-
-_SECONDS: Final = 30.0
 
 
 def put(root: Path, name: str, number: int = 1, *, adds: int | None = None, config: str = "") -> Path:
@@ -35,37 +31,6 @@ def put(root: Path, name: str, number: int = 1, *, adds: int | None = None, conf
     half.write_bytes(versioned_model(number if adds is None else adds))
     half.replace(folder / "model.onnx")
     return folder
-
-
-@contextmanager
-def client_of(process: ServerProcess) -> Iterator[Any]:
-    with triton.InferenceServerClient(process.address) as client:
-        yield client
-
-
-def answer(client: Any, model: str, version: str = "") -> int:
-    """What the model adds to zero."""
-    tensor = triton.InferInput("INPUT", [1, 4], "INT32")
-    tensor.set_data_from_numpy(np.zeros((1, 4), np.int32))
-    return int(client.infer(model, [tensor], version, client_timeout=_SECONDS).as_numpy("OUTPUT")[0, 0])
-
-
-def index(client: Any, *, ready: bool = False) -> list[tuple[str, str, str, str]]:
-    response = pb.RepositoryIndexResponse() if ready else client.get_model_repository_index()
-    return [(one.name, one.version, one.state, one.reason) for one in response.models]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < until, "it does not come"
-        time.sleep(0.05)
-
-
-def fails(call: Callable[[], object]) -> tuple[str, str]:
-    with pytest.raises(triton.InferenceServerException) as caught:
-        call()
-    return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
 
 
 @pytest.fixture(scope="module")

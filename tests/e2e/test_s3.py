@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,35 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.support import triton
-from tests.repositories.support import CREDENTIALS, Fault, Proxy, S3Service, moto, s3rver
+from tests.repositories.support import Fault, Proxy, S3Service
 
 #: Large enough to be read in two ranges.
 WEIGHTS = np.random.default_rng(1).standard_normal((1536, 2048), np.float32)
 
 
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def moto_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
-    with moto(tmp_path_factory.mktemp("moto")) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def s3rver_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
-    with s3rver(tmp_path_factory.mktemp("s3rver")) as service:
-        yield service
-
-
-@pytest.fixture
-def proxy(moto_service: S3Service) -> Iterator[Proxy]:
-    one = Proxy(moto_service.port)
-    yield one
-    one.close()
+pytestmark = pytest.mark.usefixtures("s3_credentials")
 
 
 @pytest.fixture(scope="module")
