@@ -142,6 +142,19 @@ def test_a_configuration_comes_with_the_request(client: Any) -> None:
     client.unload_model("second")
 
 
+def test_a_configuration_from_the_request_takes_the_place_of_one_that_cannot_be_used(
+    client: Any, explicit_root: Path
+) -> None:
+    put(explicit_root, "odd")
+    put(explicit_root, "odd", 2)
+    (explicit_root / "odd" / "config.pbtxt").write_text("this is no configuration")
+    assert "failed to read text proto" in fails(lambda: client.load_model("odd"))[1]
+    client.load_model("odd", config=json.dumps({"version_policy": {"specific": {"versions": [1]}}}))
+    assert (answer(client, "odd"), client.is_model_ready("odd", "2")) == (1, False)
+    client.unload_model("odd")
+    shutil.rmtree(explicit_root / "odd")
+
+
 def test_a_model_comes_with_the_request(client: Any, explicit_root: Path) -> None:
     files = {"file:1/model.onnx": versioned_model(100), "file:5/model.onnx": versioned_model(500)}
     config = json.dumps({"version_policy": {"all": {}}})

@@ -151,7 +151,7 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
         warnings += [f"'{path / str(number)}' is not there, and version_policy names it" for number in missing]
         if triton.warning:
             warnings.append(triton.warning)
-        if missing and not numbers and not problem:
+        if missing and not numbers:
             problem = f"'{triton.source}': version_policy selects no version that is there"
     filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
     versions = tuple(version_folder(path / str(number), filename, triton) for number in numbers)

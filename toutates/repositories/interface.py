@@ -36,7 +36,7 @@ class Repository(Protocol):
         ...
 
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
-        """Make the files of a model local, and keep them there until ``release``.
+        """Make the files of a model local, and keep them there until ``release``, unless the result has a problem.
 
         What is fetched is the model as it is now, which may no longer be what ``scan`` saw: the result's fingerprints
         tell. A folder that has a problem comes back as it is.
@@ -44,7 +44,8 @@ class Repository(Protocol):
         Args:
             folder: one that ``scan`` has returned.
             on_progress: see Progress.
-            versions: numbers of the versions wanted, beside the files that belong to the whole model; None for all.
+            versions: numbers of the versions wanted, beside the files that belong to the whole model; None for those
+                that the model's own configuration chooses. With numbers, that configuration is not looked at.
 
         Returns:
             The model with paths at which its files are, and with the versions that were wanted.
@@ -55,7 +56,7 @@ class Repository(Protocol):
         ...
 
     def release(self, folder: ModelFolder) -> None:
-        """Say that the files of a folder from ``fetch`` are no longer in use; once for each ``fetch``."""
+        """Say that the files of a folder from ``fetch`` are no longer in use; once for each that has no problem."""
         ...
 
     def stop(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toutates.models.repository import ModelFolder, VersionFolder, scan_model
+from toutates.models.repository import ModelFolder
 from toutates.models.triton_configuration import TritonConfiguration
 from toutates.repositories.interface import Progress, Repository
+from toutates.repositories.looking import as_found
 
 __all__ = ["obtain"]
 
@@ -29,35 +30,13 @@ def obtain(
         ConfigurationError, RepositoryError: as ``Repository.fetch``.
     """
     if override is None:
-        return _held_if_good(repository, folder, repository.fetch(folder, on_progress))
+        return repository.fetch(folder, on_progress)
     chosen, _ = override.chosen([version.number for version in folder.versions])
     # The override does not mind what is wrong with the file that it takes the place of.
-    asked = replace(folder, problem="") if folder.versions else folder
-    fetched = repository.fetch(asked, on_progress, chosen)
-    if not fetched.problem:
-        fetched = _as_it_has_come(fetched, scan_model(fetched.path, override))
-    return _held_if_good(repository, asked, fetched)
-
-
-def _held_if_good(repository: Repository, asked: ModelFolder, fetched: ModelFolder) -> ModelFolder:
-    """What was fetched; its files are let go of if it cannot be loaded. A folder with a problem is none to fetch."""
-    if fetched.problem and not asked.problem:
+    fetched = repository.fetch(replace(folder, problem=""), on_progress, chosen)
+    if fetched.problem:
+        return fetched
+    found = as_found(fetched, override)
+    if found.problem:
         repository.release(fetched)
-    return fetched
-
-
-def _as_it_has_come(fetched: ModelFolder, found: ModelFolder) -> ModelFolder:
-    """What a look at the files says, with what only the repository knows."""
-    known = {version.number: version for version in fetched.versions}
-    versions: dict[int, VersionFolder] = known | {
-        version.number: replace(
-            version, fingerprint=known[version.number].fingerprint if version.number in known else ""
-        )
-        for version in found.versions
-    }
-    return replace(
-        fetched,
-        versions=tuple(versions[number] for number in sorted(versions)),
-        warnings=tuple(dict.fromkeys((*fetched.warnings, *found.warnings))),
-        problem="" if versions else found.problem,
-    )
+    return found

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Final
 
 from toutates.errors import ConfigurationError, RepositoryError
 from toutates.models.pbtxt import PBTXT_NAME
-from toutates.models.repository import ModelFolder, scan_model
+from toutates.models.repository import ModelFolder
 from toutates.models.triton_configuration import read_triton_configuration
 from toutates.repositories.cache import ModelCache
 from toutates.repositories.interface import Progress, fingerprint_of
+from toutates.repositories.looking import as_found
 from toutates.repositories.s3_client import ObjectChanged, S3Client
 from toutates.repositories.s3_download import THREADS, Downloads
 from toutates.repositories.s3_keys import ModelFiles, few, models_among
@@ -78,8 +78,9 @@ class S3Repository:
                 self._cache.stopping.wait(_FIRST_WAIT * 2 ** (attempt - 1) * (1 + random.random()))
                 files = self._list(folder)
             try:
-                chosen = self._chosen(files) if versions is None else versions
-                return self._fetch(files, on_progress, chosen)
+                if versions is not None:
+                    return self._fetch(files, on_progress, versions)
+                return self._checked(self._fetch(files, on_progress, self._chosen(files)))
             except ObjectChanged as error:
                 problem = str(error)
         raise RepositoryError(
@@ -113,7 +114,7 @@ class S3Repository:
 
         Only the model's own files are fetched for it, and kept no longer than that.
         """
-        if PBTXT_NAME not in files.files:
+        if PBTXT_NAME not in files.files or not files.versions:
             return None
         folder = self._fetch(files, lambda done, total: None, ())
         try:
@@ -123,6 +124,15 @@ class S3Repository:
         finally:
             self.release(folder)
         return triton.chosen(files.versions)[0] if triton is not None else None
+
+    def _checked(self, folder: ModelFolder) -> ModelFolder:
+        """A model that was fetched, as its config.pbtxt has it; no longer held if it has a problem."""
+        if folder.problem:
+            return folder
+        found = as_found(folder)
+        if found.problem:
+            self.release(folder)
+        return found
 
     def _fetch(self, files: ModelFiles, on_progress: Progress, versions: Collection[int] | None) -> ModelFolder:
         folder = self._describe(files, versions)
@@ -142,7 +152,7 @@ class S3Repository:
             raise
         if downloaded:
             logger.info("model '%s': %d bytes downloaded from %s", folder.name, downloaded, files.source)
-        return _as_found(folder) if versions is None or versions else folder
+        return folder
 
     def _describe(self, files: ModelFiles, versions: Collection[int] | None = None) -> ModelFolder:
         """The model, with the paths that its files have or will have.
@@ -153,24 +163,6 @@ class S3Repository:
         lines = [f"{name}\0{found.etag}\0{found.size}" for name, found in sorted(wanted.items())]
         view = fingerprint_of((self._place, self._prefix, files.name, *lines))
         return files.describe(self._cache.view_path(view, files.name), versions)
-
-
-def _as_found(folder: ModelFolder) -> ModelFolder:
-    """A model that is here, as a directory that holds the same: its config.pbtxt says what else to look for."""
-    found = scan_model(folder.path)
-    described = {version.number: version for version in folder.versions}
-    here = {version.number for version in found.versions}
-    absent = tuple(version for version in folder.versions if version.number not in here and not version.path.exists())
-    versions = [
-        *(replace(version, fingerprint=described[version.number].fingerprint) for version in found.versions),
-        *absent,
-    ]
-    return replace(
-        folder,
-        versions=tuple(sorted(versions, key=lambda version: version.number)),
-        warnings=(*folder.warnings, *found.warnings),
-        problem=found.problem if not absent else "",
-    )
 
 
 def _view_of(folder: ModelFolder) -> str:
