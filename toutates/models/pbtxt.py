@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from google.protobuf import text_format
 
 from toutates.errors import ConfigurationError
+from toutates.models.small_file import read_small_file
 from toutates.protocol.model_config_pb2 import ModelConfig
 
 __all__ = ["PBTXT_NAME", "parse_pbtxt", "read_pbtxt", "write_pbtxt"]
@@ -27,19 +27,12 @@ def read_pbtxt(source: Path) -> ModelConfig | None:
         ConfigurationError: it cannot be read, or is not a ModelConfig in protobuf's text format.
     """
     try:
-        # Asked for before opening: a FIFO would block the start of the server.
-        if not stat.S_ISREG(source.stat().st_mode):
-            raise _failed(source, "is not a regular file", "put a text file there")
-        with source.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        if not source.is_symlink():
-            return None
-        raise _failed(source, "is a link to a file that does not exist", "mend it") from error
-    except OSError as error:
-        raise _failed(source, error.strerror or str(error), "make it readable for the server's user") from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise _failed(source, f"is larger than {_MAX_FILE_BYTES} bytes", "keep only the configuration in it")
+        data = read_small_file(source, _MAX_FILE_BYTES)
+    except ConfigurationError as error:
+        # Whose text begins with "failed to read" already.
+        raise _failed(source, error.problem.removeprefix("cannot be read: "), error.remedy) from error
+    if data is None:
+        return None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

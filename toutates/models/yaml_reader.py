@@ -9,7 +9,6 @@ with its line.
 from __future__ import annotations
 
 import re
-import stat
 import sys
 from pathlib import Path
 from typing import Final, cast
@@ -17,6 +16,7 @@ from typing import Final, cast
 import yaml
 
 from toutates.errors import ConfigurationError
+from toutates.models.small_file import read_small_file
 
 __all__ = ["NULL", "Null", "YamlValue", "read_mapping", "shown"]
 
@@ -54,7 +54,7 @@ def read_mapping(source: Path) -> dict[str, YamlValue] | None:
         ConfigurationError: the file cannot be read, is not UTF-8 or not YAML, has no mapping at its top, or uses
             something outside the part of YAML described above.
     """
-    data = _read(source)
+    data = read_small_file(source, _MAX_FILE_BYTES)
     if data is None:
         return None
     value = _parse(source, data)
@@ -69,27 +69,6 @@ def shown(value: object) -> object:
     """A value as an error shows it: cut short when a hostile or mistaken file holds a very long one."""
     text = repr(value)
     return value if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
-
-def _read(source: Path) -> bytes | None:
-    """The file's bytes. A link to nothing is an error rather than an absent file: its owner meant something by it."""
-    try:
-        # Asked for before opening: a FIFO would block the start of the server.
-        if not stat.S_ISREG(source.stat().st_mode):
-            raise ConfigurationError("is not a regular file", source=source, remedy="put a text file there")
-        with source.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError as exc:
-        if not source.is_symlink():
-            return None
-        raise ConfigurationError("is a link to a file that does not exist", source=source, remedy="mend it") from exc
-    except OSError as exc:
-        problem = f"cannot be read: {exc.strerror}"
-        raise ConfigurationError(problem, source=source, remedy="make it readable for the server's user") from exc
-    if len(data) > _MAX_FILE_BYTES:
-        problem = f"is larger than {_MAX_FILE_BYTES} bytes"
-        raise ConfigurationError(problem, source=source, remedy="keep only the settings in it")
-    return data
 
 
 def _parse(source: Path, data: bytes) -> YamlValue:
