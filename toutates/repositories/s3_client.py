@@ -101,12 +101,7 @@ class S3Client:
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
         except ImportError as error:
-            raise ConfigurationError(
-                f"boto3, which reads S3, cannot be imported: {error}",
-                key=specification.flag,
-                value=specification.url,
-                remedy="install boto3",
-            ) from error
+            raise self._unusable(f"boto3, which reads S3, cannot be imported: {error}", "install boto3") from error
         for name in ("boto3", "botocore", "urllib3"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
@@ -132,13 +127,8 @@ class S3Client:
                 config=config,
             )
         except (BotoCoreError, ValueError) as error:
-            raise ConfigurationError(
-                f"boto3 cannot be set up: {_shown(error)}",
-                key=specification.flag,
-                value=specification.url,
-                remedy="check the --s3 flags, AWS_PROFILE and the files of ~/.aws",
-            ) from error
-
+            remedy = "check the --s3 flags, AWS_PROFILE and the files of ~/.aws"
+            raise self._unusable(f"boto3 cannot be set up: {_shown(error)}", remedy) from error
         self._client.meta.events.register("before-send.s3", self._heed)
 
     @property
@@ -159,20 +149,16 @@ class S3Client:
             for page in pages:
                 for entry in page.get("Contents", ()):
                     if not entry.get("ETag"):
-                        raise ConfigurationError(
+                        raise self._unusable(
                             f"the service lists {entry['Key']!r} without an ETag, so that no change of it would show",
-                            key=self._specification.flag,
-                            value=self._specification.url,
-                            remedy="use a service that has ETags",
+                            "use a service that has ETags",
                         )
                     yield S3Object(entry["Key"], entry["ETag"], entry["Size"])
                 count += page.get("KeyCount", len(page.get("Contents", ())))
                 if count > _MAX_OBJECTS:
-                    raise ConfigurationError(
+                    raise self._unusable(
                         f"there are more than {_MAX_OBJECTS} objects",
-                        key=self._specification.flag,
-                        value=self._specification.url,
-                        remedy="keep the models under a prefix of their own, and name it",
+                        "keep the models under a prefix of their own, and name it",
                     )
         except ToutatesError:
             raise
@@ -245,6 +231,10 @@ class S3Client:
         if self._stopping.is_set():
             raise RepositoryError("the server is stopping")
 
+    def _unusable(self, problem: str, remedy: str) -> ConfigurationError:
+        asked = self._specification
+        return ConfigurationError(problem, key=asked.flag, value=asked.url, remedy=remedy)
+
     def _where(self) -> str:
         asked = self._specification
         return f"{asked.flag} {asked.url}" + (f" at {asked.endpoint}" if asked.endpoint else "")
@@ -255,8 +245,8 @@ class S3Client:
 
         asked = self._specification
 
-        def wrong(what: str, remedy: str, flag: str = asked.flag, value: str = asked.url) -> ConfigurationError:
-            return ConfigurationError(f"{what}: it {problem}", key=flag, value=value, remedy=remedy)
+        def wrong(what: str, remedy: str) -> ConfigurationError:
+            return self._unusable(f"{what}: it {problem}", remedy)
 
         code, status = _code(error)
         if isinstance(error, boto.ClientError):
@@ -285,9 +275,11 @@ class S3Client:
         if isinstance(error, boto.ParamValidationError):
             return wrong("the bucket has no name that a bucket can have", "correct the bucket's name")
         if "ResponseParserError" in (kind.__name__ for kind in type(error).__mro__):
+            what = f"what answers is no S3 service: it {problem}"
             remedy = "name the S3 service's API, not its console or another server"
-            flag, value = ("--s3-endpoint", asked.endpoint) if asked.endpoint else (asked.flag, asked.url)
-            return wrong("what answers is no S3 service", remedy, flag, value)
+            if asked.endpoint:
+                return ConfigurationError(what, key="--s3-endpoint", value=asked.endpoint, remedy=remedy)
+            return self._unusable(what, remedy)
         return RepositoryError(
             f"{self._where()}: {problem} now: {_shown(error)}; check --s3-endpoint and that the service is up"
         )
