@@ -12,9 +12,7 @@ from toutates.models.pbtxt import write_pbtxt
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.models.yaml_writer import write_yaml
 
-__all__ = ["FORMATS", "effective_configuration"]
-
-FORMATS = ("yaml", "pbtxt", "both")
+__all__ = ["effective_configuration"]
 
 
 def effective_configuration(
@@ -25,7 +23,7 @@ def effective_configuration(
     Args:
         model_dir: the model's directory.
         version: None for the newest that is served.
-        form: one of FORMATS.
+        form: yaml, pbtxt or both.
         custom_op_libraries: as for the server.
 
     Raises:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from toutates.models.declared import Declared
 from toutates.models.repository import VersionFolder, version_folder
-from toutates.models.settings import CONFIG_NAME, ModelSettings, load_settings
+from toutates.models.settings import CONFIG_NAME, MAX_PROBLEMS, ModelSettings, load_settings
 from toutates.models.triton_configuration import TritonConfiguration
 from toutates.protocol.signature import Signature, TensorSpec
 
@@ -35,12 +35,12 @@ class VersionConfiguration:
     notice: str = ""
 
 
-def load_configuration(folder: VersionFolder, *, most_problems: int = 10) -> VersionConfiguration:
+def load_configuration(folder: VersionFolder, *, most_problems: int | None = MAX_PROBLEMS) -> VersionConfiguration:
     """Read the configuration of a version.
 
     Args:
         folder: what ``repository.scan`` has found.
-        most_problems: of a config.yaml that are told.
+        most_problems: of a config.yaml that are told; None for all.
 
     Raises:
         ConfigurationError: a file cannot be read or used; with a line for each problem.

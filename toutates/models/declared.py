@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 
 from toutates.errors import ConfigurationError
 from toutates.models.settings import ModelSettings, Shapes, raise_problems
 from toutates.protocol.signature import TensorSpec
 
 __all__ = ["Declared", "DeclaredTensor"]
-
-_ALL: Final = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,7 @@ class Declared:
                 problems.append(self._unexpected("output", declared.name, outputs))
             else:
                 self._check_tensor("output", declared, graph, batched, problems)
-        raise_problems(problems, self.source, _ALL)
+        raise_problems(problems, self.source)
         batch = (-1,) if batched else ()
         return replace(
             settings,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from toutates.batching.lane import PackedLane
 from toutates.batching.session import SessionOptions, load_session
@@ -17,8 +16,6 @@ from toutates.models.warmup import check_warmup
 from toutates.protocol.signature import Signature
 
 __all__ = ["InspectedVersion", "inspect_version"]
-
-_ALL: Final = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ def inspect_version(folder: VersionFolder, custom_op_libraries: Sequence[Path] =
         ConfigurationError: a file cannot be used, or says otherwise than the graph; with a line for each problem.
         ModelLoadError: the graph cannot be read, with ONNX Runtime's reason.
     """
-    configuration = load_configuration(folder, most_problems=_ALL)
+    configuration = load_configuration(folder, most_problems=None)
     if configuration.folder.problem:
         raise ModelLoadError(configuration.folder.problem)
     options = SessionOptions(

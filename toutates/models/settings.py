@@ -29,6 +29,7 @@ __all__ = [
     "MAX_CAPACITY",
     "MAX_DELAY_US",
     "MAX_EXECUTORS",
+    "MAX_PROBLEMS",
     "MODEL_FILENAME",
     "ModelSettings",
     "ProfilingSettings",
@@ -66,7 +67,7 @@ _MAX_THREADS: Final = 2**10
 MAX_DELAY_US: Final = 60_000_000
 _MAX_COUNT: Final = 10**6
 
-_MAX_PROBLEMS: Final = 10  # more lines than this are not read, and a hostile file must not flood the log
+MAX_PROBLEMS: Final = 10  # more lines than this are not read, and a hostile file must not flood the log
 
 
 def _no_shapes() -> Shapes:
@@ -205,12 +206,12 @@ class ModelSettings:
         return self.devices[executor % len(self.devices)] if self.devices else "auto"
 
 
-def load_settings(version_dir: Path, *, most_problems: int = _MAX_PROBLEMS) -> ModelSettings | None:
+def load_settings(version_dir: Path, *, most_problems: int | None = MAX_PROBLEMS) -> ModelSettings | None:
     """Read the config.yaml of a version directory; None where there is none.
 
     Args:
         version_dir: the directory.
-        most_problems: that are told; of the others their number.
+        most_problems: that are told, and of the others their number; None for all.
 
     Raises:
         ConfigurationError: the operator's file cannot be read, is not YAML, or holds what cannot be used. With several
@@ -227,13 +228,13 @@ def load_settings(version_dir: Path, *, most_problems: int = _MAX_PROBLEMS) -> M
     return settings
 
 
-def raise_problems(problems: Sequence[ConfigurationError], source: Path, most: int = _MAX_PROBLEMS) -> None:
-    """Raise one error for all of them, with a line each; nothing if there are none."""
+def raise_problems(problems: Sequence[ConfigurationError], source: Path, most: int | None = None) -> None:
+    """Raise one error for all of them, or for the first ``most``, with a line each; nothing if there are none."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
         lines = [str(problem) for problem in problems[:most]]
-        if len(problems) > most:
+        if most is not None and len(problems) > most:
             lines.append(f"{source}: and {len(problems) - most} more")
         raise ConfigurationError("\n".join(lines))
 

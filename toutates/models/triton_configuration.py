@@ -58,7 +58,6 @@ BACKEND: Final = "onnxruntime"
 
 #: Rows that may be in flight where config.pbtxt does not bound its queue, which Triton then does not either.
 _DEFAULT_ROWS: Final = 1_024
-_ALL: Final = 10**6
 _GRAPH_LEVELS: Final[Mapping[int, Literal["off", "basic", "extended", "all"]]] = MappingProxyType(
     {-1: "basic", 0: "all", 1: "extended", 2: "off"}
 )
@@ -159,7 +158,7 @@ class _Reader:
             model_filename=self._filename(),
         )
         policy = self._version_policy()
-        raise_problems(self._problems, self._source, _ALL)
+        raise_problems(self._problems, self._source)
         return TritonConfiguration(
             self._source,
             settings,

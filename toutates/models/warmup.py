@@ -18,8 +18,6 @@ __all__ = ["check_warmup", "warmup_arrays"]
 
 WARMUP_FOLDER: Final = "warmup"
 
-_ALL: Final = 10**6
-
 
 def check_warmup(settings: ModelSettings, signature: Signature, model_dir: Path, source: Path) -> None:
     """See that every sample fits the model, and that its files are there.
@@ -35,7 +33,7 @@ def check_warmup(settings: ModelSettings, signature: Signature, model_dir: Path,
     problems: list[ConfigurationError] = []
     for sample in settings.warmup:
         _check_sample(sample, settings, signature, model_dir, source, problems)
-    raise_problems(problems, source, _ALL)
+    raise_problems(problems, source)
 
 
 def _check_sample(
