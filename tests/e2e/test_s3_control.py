@@ -144,7 +144,7 @@ def test_polling_applies_configurations_that_change(moto_service: S3Service, pro
         assert (answer(client, "m"), fails(lambda: answer(client, "m", "2"))[0]) == (1, "NOT_FOUND")
         bucket.remove("m/config.pbtxt", "m/2/config.yaml")
         wait_until(lambda: ready(client) == ["m/1", "m/2"])
-        assert client.get_model_config("m").config.max_batch_size == 64
+        wait_until(lambda: client.get_model_config("m").config.max_batch_size == 64)
         assert bucket.fetched() == ["m/2/config.yaml", "m/config.pbtxt"]  # graphs were there
 
 
