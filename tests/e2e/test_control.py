@@ -16,6 +16,7 @@ from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index, w
 from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.support import SERVICE, channel_to, pb, refused
+from tests.e2e.wire import client_of as wire_client_of
 
 NOT_ALLOWED: Final = "explicit model load / unload is not allowed if polling is enabled"
 POLL_FAILED: Final = "failed to load '{}', failed to poll from model repository"
@@ -243,6 +244,14 @@ def test_parameters_of_the_wrong_kind_are_refused(
     setattr(message.parameters[key], kind, {"int64_param": 1, "string_param": "1", "bool_param": True}[kind])
     with channel_to(explicit.address) as channel:
         assert refused(channel, message, f"{SERVICE}RepositoryModel{method}") == ("INVALID_ARGUMENT", text)
+
+
+@pytest.mark.parametrize("rpc", ["RepositoryModelUnload", "RepositoryIndex"])
+def test_requests_that_hold_names_alone_are_as_small_as_they_are(explicit: ServerProcess, rpc: str) -> None:
+    message = b"\x78\x01" * 32_769  # fields that mean nothing; the main thread would parse them for minutes
+    with wire_client_of(explicit.port) as one:
+        text = f"a {rpc}Request of 65538 bytes is too large, at most 65536 are taken"
+        assert one.call(SERVICE + rpc, message).status == ("3", text)
 
 
 def test_who_leaves_does_not_stop_a_load(explicit: ServerProcess, explicit_root: Path, client: Any) -> None:

@@ -29,7 +29,7 @@ from toutates.protocol.grpc_service_pb2 import (
 )
 from toutates.service.repository_index import repository_index
 from toutates.service.statuses import as_grpc_error
-from toutates.service.unary import parse
+from toutates.service.unary import check_size, parse
 
 __all__ = ["Control", "ControlDesk", "control_handlers"]
 
@@ -173,16 +173,23 @@ def control_handlers(worker: Worker, desk: ControlDesk, get_table: Callable[[], 
             return repository_index(get_table(), request)
         return repository_index(get_table(), request, await control.names())
 
-    def handler(work: Callable[[bytes], Awaitable[Message]]) -> UnaryHandler:
+    def handler(work: Callable[[bytes], Awaitable[Message]], small: type[Message] | None = None) -> UnaryHandler:
+        """Requests of the type ``small`` are parsed on the main thread, so there is little to parse."""
+
         def handle(call: Call) -> None:
             if not control.explicit:
                 raise as_grpc_error(_NOT_ALLOWED)
+            if small is not None:
+                check_size(small, call)
             desk.hand_in(worker, call, work)
 
         return handle
 
-    handlers = {"RepositoryModelLoad": handler(load), "RepositoryModelUnload": handler(unload)}
-    return handlers | ({"RepositoryIndex": handler(index)} if control.explicit else {})
+    handlers = {
+        "RepositoryModelLoad": handler(load),
+        "RepositoryModelUnload": handler(unload, RepositoryModelUnloadRequest),
+    }
+    return handlers | ({"RepositoryIndex": handler(index, RepositoryIndexRequest)} if control.explicit else {})
 
 
 def _read_load(message: bytes) -> tuple[str, str | None, dict[str, bytes]]:

@@ -11,7 +11,7 @@ from toutates.errors import RequestError
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
 from toutates.service.statuses import as_grpc_error
 
-__all__ = ["parse", "unary"]
+__all__ = ["check_size", "parse", "unary"]
 
 #: Most of a request that holds a name or two. Fields that mean nothing to us take the pure-Python protobuf a second per
 #: megabyte.
@@ -33,6 +33,18 @@ def parse(request_type: type[Request], message: bytes) -> Request:
         raise GrpcError(Status.INTERNAL, f"the message is not a {request_type.DESCRIPTOR.name}: {error}") from None
 
 
+def check_size(request_type: type[Message], call: Call) -> None:
+    """See that a request is no larger than any of its kind needs to be, before it is parsed.
+
+    Raises:
+        GrpcError: it is.
+    """
+    size = call.end - call.start
+    if size > MAX_REQUEST_BYTES:
+        text = f"a {request_type.DESCRIPTOR.name} of {size} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
+        raise GrpcError(Status.INVALID_ARGUMENT, text)
+
+
 def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
     """A handler that parses the request, calls ``answer``, and sends what it returns.
 
@@ -42,12 +54,7 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
     """
 
     def handle(call: Call) -> None:
-        size = call.end - call.start
-        if size > MAX_REQUEST_BYTES:
-            text = (
-                f"a {request_type.DESCRIPTOR.name} of {size} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
-            )
-            raise GrpcError(Status.INVALID_ARGUMENT, text)
+        check_size(request_type, call)
         request = parse(request_type, call.message)
         try:
             response = answer(request)
