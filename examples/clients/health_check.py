@@ -3,6 +3,7 @@
 python examples/clients/health_check.py [--url localhost:8001] [--model NAME]
 
 Exits with 1 unless the server and every model of its index (or the one named) are ready, so that it serves as a probe.
+Models that nobody asked the server to load, or that were unloaded, are passed over.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main() -> int:
             if arguments.model:
                 names = [arguments.model]
             else:
-                names = sorted({model.name for model in client.get_model_repository_index().models})
+                models = client.get_model_repository_index().models
+                names = sorted({model.name for model in models if model.state and model.reason != "unloaded"})
             print(
                 f"{server.name} {server.version}: {'live' if live else 'not live'}, {'ready' if ready else 'not ready'}"
             )

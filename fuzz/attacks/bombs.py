@@ -122,7 +122,7 @@ class PlanPollution(Attack):
 
     name = "plan-pollution"
     summary = "valid requests, each with another parameter, so that none is like one seen before"
-    limit = "1,024 plans per worker, the oldest goes; such requests are answered"
+    limit = "plans are kept within bounds, those in use longest; such requests are answered"
     stops = ()
     connections = 2
 
