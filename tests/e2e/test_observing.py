@@ -103,6 +103,39 @@ def test_a_request_s_way_is_written_down_step_by_step(models: Path) -> None:
     assert serve(models, visit) == 0
 
 
+def test_a_request_that_fills_its_batch_and_is_run_at_once_has_all_its_steps(repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mlp" / "1"
+    folder.mkdir(parents=True)
+    os.symlink(repository / "mlp" / "1" / "model.onnx", folder / "model.onnx")
+    keys = {"backend": "supertensor", "batch_size": 1, "capacity": 4, "num_executors": 1, "allocator": "cpu"}
+    (folder / "config.yaml").write_text("\n".join(f"{key}: {value}" for key, value in keys.items()))
+    message = ModelInferRequest(model_name="mlp")
+    message.inputs.add(name="INPUT", datatype="FP32", shape=[1, 64])
+    message.raw_input_contents.append(bytes(256))
+    requests = 30  # the first of which shows how quick the model is: then the worker runs it before it says more
+
+    def visit(inside: Inside) -> None:
+        seen: list[tuple[Observation, list[int]]] = []
+        done: list[None] = []
+
+        def sample() -> None:
+            sampling = Sampling(lambda observation: seen.append((observation, times(observation))))
+            observer_of(inside).sample(sampling, 1)
+            done.append(None)
+
+        inside.workers[0].call_soon(sample)
+        wait_until(lambda: done)
+        with client_of(inside.port) as client:
+            for _ in range(requests):
+                assert call(client, message.SerializeToString()) == "0"
+        wait_until(lambda: len(seen) == requests)
+        for observation, steps in seen:
+            assert all(steps)
+            assert steps == sorted(steps) == times(observation)
+
+    assert serve(tmp_path, visit) == 0
+
+
 @pytest.mark.parametrize("interval", [2, 7])
 def test_one_of_so_many_requests_is_observed(models: Path, interval: int) -> None:
     requests = 280

@@ -215,8 +215,8 @@ class Observer:
         call.context = None
         self.under_way -= 1
         observation.answered_ns = now_ns
-        if 0 < observation.taken_ns < observation.copied_ns:
-            observation.copied_ns = observation.taken_ns  # its batch was full, and run before anything else was done
+        if observation.taken_ns and not 0 < observation.copied_ns <= observation.taken_ns:
+            observation.copied_ns = observation.taken_ns  # its batch was full, and taken before anything else was done
         for sampling in observation.wants:
             try:
                 sampling.sink(observation)
