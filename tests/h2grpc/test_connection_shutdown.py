@@ -51,7 +51,9 @@ def test_server_says_goodbye_in_two_steps_and_answers_what_is_under_way() -> Non
     assert (goaway.code, last_ids([goaway]), ping.type) == (NO_ERROR, [2**31 - 1], PING)
     crossed = server.call(unary(3))  # sent before the peer read the GOAWAY
     server.receive(frame(PING, ACK, 0, ping.payload))
-    assert last_ids(server.frames()) == [3]
+    (last,) = server.frames()
+    assert last_ids([last]) == [3]
+    assert {one.payload[8:] for one in (goaway, last)} == {b"server is shutting down"}
     assert server.connection.open_calls == 2
     first.reply(b"")
     crossed.reply(b"")

@@ -714,8 +714,12 @@ def test_silent_connection_is_pinged_and_stays_while_it_answers() -> None:
 @pytest.mark.parametrize("limits", [Limits(max_idle_s=0.2), Limits(max_age_s=0.2)], ids=["idle", "old"])
 def test_idle_and_old_connections_are_told_to_leave_without_an_error(limits: Limits) -> None:
     with running(limits) as server, RawClient(server) as client:
-        assert [one.code for one in client if one.type == GOAWAY] == [0, 0]
-        name = "connection_idle" if limits.max_idle_s == 0.2 else "connection_age"
+        goaways = [one for one in client if one.type == GOAWAY]
+        assert [one.code for one in goaways] == [0, 0]
+        idle = limits.max_idle_s == 0.2
+        why = b"the connection is idle" if idle else b"the connection has reached its maximum age"
+        assert {one.payload[8:] for one in goaways} == {why}
+        name = "connection_idle" if idle else "connection_age"
         assert server.worker.limit_hits[name] == 1
         with RawClient(server) as again:
             again.send(unary(1))

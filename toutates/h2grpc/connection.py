@@ -84,13 +84,13 @@ class ServerConnection(Receiver):
     """
 
     __slots__ = (
+        "_goodbye",
         "_held",
         "_held_bytes",
         "_needed_bytes",
         "_preface_seen",
         "_preface_sent",
         "_short_message_limit",
-        "_shutting_down",
     )
 
     def __init__(
@@ -109,7 +109,8 @@ class ServerConnection(Receiver):
         self._needed_bytes = 0
         self._preface_seen = False
         self._preface_sent = False
-        self._shutting_down = False
+        #: why the peer was told to leave; "" as long as it was not
+        self._goodbye = ""
         #: the largest unary message that may take the short way: within the message limit and the stream's window
         self._short_message_limit = min(limits.max_message_size, limits.stream_window - 5)
 
@@ -226,16 +227,19 @@ class ServerConnection(Receiver):
         """About how many bytes the connection's calls take: requests under way, responses that wait, and records."""
         return self._held_bytes + self._request_bytes + self._queued_bytes + CALL_BYTES * len(self.streams)
 
-    def begin_shutdown(self) -> None:
+    def begin_shutdown(self, reason: str = "server is shutting down") -> None:
         """Say goodbye: calls begun and under way are answered, new ones belong elsewhere (RFC 9113 section 6.8).
 
         A first GOAWAY with the highest stream number and a PING; the peer's answer to the PING, or ``finish_shutdown``
         called by an impatient driver, sends the second with the number of the last stream that will be answered.
+
+        Args:
+            reason: the debug data of both.
         """
-        if not (self._shutting_down or self.closed):
-            self._shutting_down = True
+        if not (self._goodbye or self.closed):
+            self._goodbye = reason
             self._send_preface()  # on a connection that has said nothing yet: SETTINGS comes first
-            self._write(pack_goaway(MAX_STREAM_ID, ErrorCodes.NO_ERROR, "server is shutting down"))
+            self._write(pack_goaway(MAX_STREAM_ID, ErrorCodes.NO_ERROR, reason))
             self._write(pack_frame(PING, 0, 0, SHUTDOWN_PING))
 
     def finish_shutdown(self) -> None:
@@ -243,7 +247,7 @@ class ServerConnection(Receiver):
         self.begin_shutdown()
         if self._highest_accepted_id == MAX_STREAM_ID and not self.closed:
             self._highest_accepted_id = self._last_stream_id
-            self._write(pack_goaway(self._last_stream_id, ErrorCodes.NO_ERROR, "server is shutting down"))
+            self._write(pack_goaway(self._last_stream_id, ErrorCodes.NO_ERROR, self._goodbye))
 
     @property
     def drained(self) -> bool:
@@ -491,7 +495,7 @@ class ServerConnection(Receiver):
             raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, "PING is not 8 bytes long")
         if not flags & ACK:
             self._write(pack_frame(PING, ACK, 0, payload))
-        elif payload == SHUTDOWN_PING and self._shutting_down:
+        elif payload == SHUTDOWN_PING and self._goodbye:
             self.finish_shutdown()
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ class Worker:
             self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
             self._stop_listening()
             for transport in list(self._transports.values()):
-                self._tell_to_leave(transport)
+                self._tell_to_leave(transport, "server is shutting down")
             self._plan_wake_up(self._goodbye_ns)
         self._drain_until_ns = min(self._drain_until_ns, until_ns)
         self._plan_wake_up(self._drain_until_ns)
@@ -452,7 +452,7 @@ class Worker:
                 connection.ping()
             elif finding.duty is Duty.LEAVE:
                 self.limit_hits[finding.limit] += 1
-                self._tell_to_leave(link)
+                self._tell_to_leave(link, finding.text)
             elif finding.duty is Duty.FINISH_LEAVING:
                 connection.finish_shutdown()
                 self._close_if_drained(link)
@@ -648,9 +648,9 @@ class Worker:
             peer=transport.peer,
         )
 
-    def _tell_to_leave(self, transport: Transport) -> None:
+    def _tell_to_leave(self, transport: Transport, reason: str) -> None:
         self._leaving[transport] = None
-        transport.connection.begin_shutdown()
+        transport.connection.begin_shutdown(reason)
         self._close_if_drained(transport)
 
     def _close_if_drained(self, transport: Transport) -> None:
