@@ -30,6 +30,16 @@ def test_a_sound_repository_has_no_problems_and_tells_its_buffers(tmp_path: Path
     assert "warned/config.pbtxt" in warning
 
 
+def test_rows_of_a_batch_are_those_that_it_will_have(tmp_path: Path) -> None:
+    add_model(tmp_path, "large", negative(("n", 2**20)))
+    add_model(tmp_path, "whole", negative((4, 4)))
+    # Rows of 4 MiB, as many as 64 MiB take, and outputs that are not bound; and one tensor of 64 bytes as a whole.
+    assert check_repository(tmp_path).facts == [
+        "large 1: batched, SuperTensor 1.0 GiB (1073741824 bytes, 16 batches of 16)",
+        "whole 1: unbatched, SuperTensor 2.0 KiB (2048 bytes, 16 batches of 1)",
+    ]
+
+
 def broken_yaml(root: Path) -> None:
     (add_model(root, "m", negative()) / "config.yaml").write_text(YAML + "typo: 1\nother: 2\n")
 

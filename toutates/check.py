@@ -136,12 +136,13 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
             f"{source}: batch_size: the model is not batched, because not every tensor has an open first dimension "
             f"({', '.join(fixed)}) (got {settings.batch_size}); export it with one, or write 1"
         )
-    size = inspected.buffer_bytes
-    if size is None:
+    batch = inspected.batch
+    if batch is None:
         shown = "SuperTensor of rows of open size, at most 64 MiB a batch"
     else:
+        size = batch[1] * settings.capacity
         report.buffer_bytes += size
-        shown = f"SuperTensor {_size(size)} ({size} bytes, {settings.capacity} batches of {settings.batch_size})"
+        shown = f"SuperTensor {_size(size)} ({size} bytes, {settings.capacity} batches of {batch[0]})"
     report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")
 
 

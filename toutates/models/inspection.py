@@ -31,17 +31,18 @@ class InspectedVersion:
     signature: Signature
 
     @property
-    def buffer_bytes(self) -> int | None:
-        """What the batches of the SuperTensor take when all are in use; None where a row has an open size."""
+    def batch(self) -> tuple[int, int] | None:
+        """Rows of one batch of the SuperTensor, and the bytes of its buffers; None where a row has an open size."""
         settings, tensors = self.configuration.settings, self.signature.inputs
         given = [(at, tensor) for at, tensor in enumerate(tensors) if not tensor.optional]
         # BYTES and rows without elements are kept as they come, and have no buffers.
         if not given or any(not tensor.datatype.size or 0 in tensor.graph_shape for _, tensor in given):
-            return 0
+            return settings.batch_size if self.signature.batched else 1, 0
         if any(-1 in tensor.graph_shape for _, tensor in given):
             return None
         shapes = tuple((at, tensor.graph_shape) for at, tensor in given)
-        return PackedLane(self.signature, shapes, settings.batch_size).batch_bytes * settings.capacity
+        lane = PackedLane(self.signature, shapes, settings.batch_size)
+        return lane.batch_rows, lane.batch_bytes
 
 
 def inspect_version(folder: VersionFolder, custom_op_libraries: Sequence[Path] = ()) -> InspectedVersion:
