@@ -261,7 +261,7 @@ class Server:
                 placement=self._placement,
             )
             manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager), self._settle)
-            self.view = self._view(manager)
+            self.view = self._view(manager, repositories)
             control = ModelControl(
                 repositories,
                 manager,
@@ -472,13 +472,16 @@ class Server:
             # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
             self._cut_off_calls += outcome
 
-    def _view(self, manager: ModelManager) -> ServerView:
+    def _view(self, manager: ModelManager, repositories: Sequence[Repository]) -> ServerView:
         return ServerView(
             identity=self._identity,
             started_s=self._started_s,
             workers=self._workers,
             infer=self._infer,
             get_table=lambda: manager.table,
+            repositories=repositories,
+            loading=manager.counters,
+            dropped_log_lines=lambda: self._logs.lost + sum(worker.log_lines_dropped for worker in self._workers),
             is_live=lambda: not self._stopping.is_set(),
             is_ready=lambda: self._is_ready(manager) and not self._stopping.is_set(),
         )

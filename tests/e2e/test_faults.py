@@ -166,6 +166,7 @@ def test_executors_that_die_again_and_again_are_replaced_and_nothing_is_lost(
             wait_until(is_served)  # the news of the last death may come after its answer
             inside.wait_quiet()
             wait_until(lambda: inside.supertensor("versions").occupancy().idle_executors == 1)
+            assert inside.manager.counters.executor_deaths == deaths
 
     assert serve(few, visit) == 0
     assert "died (8 in a row); it is replaced in 0.05 s" in caplog.text

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +15,11 @@ import numpy as np
 import pytest
 
 from tests.e2e.models import VERSIONS
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import ROOT, ServerProcess, running
 from tests.e2e.support import (
     SERVICE,
     Tensor,
+    bytes_tensor,
     call,
     channel_to,
     grpc,
@@ -24,6 +29,7 @@ from tests.e2e.support import (
     refused,
     request,
     statistics_of,
+    triton,
 )
 
 STATISTICS = SERVICE + "ModelStatistics"
@@ -67,6 +73,7 @@ def test_statistics_begin_at_zero_and_count_by_version(channel: Any) -> None:
         assert statistics.last_inference == statistics.inference_count == statistics.execution_count == 0
         assert statistics.inference_stats.success.count == statistics.inference_stats.fail.count == 0
         assert not statistics.batch_stats
+        assert not statistics.memory_usage
     before_ms = time.time_ns() // 1_000_000
     for rows in (1, 3, 3, 100):
         infer(channel, versioned(rows, "2"))
@@ -87,7 +94,9 @@ def test_statistics_begin_at_zero_and_count_by_version(channel: Any) -> None:
     for batch in statistics.batch_stats:
         assert batch.compute_input.count == batch.compute_output.count == batch.compute_infer.count
         assert batch.compute_infer.ns > 0
-    assert not statistics.memory_usage
+    # The buffers of two batches of 64 rows of four INT32 in and four out; 100 rows needed both.
+    [memory] = statistics.memory_usage
+    assert (memory.type, memory.id, memory.byte_size) == ("CPU", 0, 2 * 64 * (16 + 16))
     assert not statistics.response_stats
 
 
@@ -97,6 +106,34 @@ def test_statistics_count_one_inference_per_request_without_a_batch_dimension(ch
     statistics = statistics_of(channel, "fixed")
     assert (statistics.inference_count, statistics.execution_count) == (3, 3)
     assert [(batch.batch_size, batch.compute_infer.count) for batch in statistics.batch_stats] == [(1, 3)]
+
+
+def test_a_request_without_rows_counts_as_one_inference(channel: Any) -> None:
+    infer(channel, request("dynamic", Tensor.of("INPUT", "FP32", np.zeros((0, 0)))))
+    infer(channel, request("dynamic", Tensor.of("INPUT", "FP32", np.zeros((2, 3)))))
+    statistics = statistics_of(channel, "dynamic")
+    assert (statistics.inference_count, statistics.execution_count) == (3, 2)
+    assert [(batch.batch_size, batch.compute_infer.count) for batch in statistics.batch_stats] == [(1, 1), (2, 1)]
+
+
+def test_memory_that_is_not_known_is_left_out(channel: Any) -> None:
+    infer(channel, request("texts", Tensor("INPUT", "BYTES", [3], bytes_tensor(b"a", b"b", b"c"))))
+    statistics = statistics_of(channel, "texts")
+    assert statistics.inference_count == 1
+    assert not statistics.memory_usage  # its batches are gathered from the requests' own arrays
+
+
+def test_tritonclient_gives_the_same_statistics_as_json(server: ServerProcess) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        tensor = triton.InferInput("INPUT", [5, 4], "INT16")
+        tensor.set_data_from_numpy(np.zeros((5, 4), np.int16))
+        client.infer("identity_INT16", [tensor])
+        [statistics] = client.get_inference_statistics("identity_INT16", as_json=True)["model_stats"]
+    assert (statistics["name"], statistics["version"]) == ("identity_INT16", "1")
+    own = statistics["inference_stats"]
+    assert int(own["success"]["count"]) == int(own["compute_infer"]["count"]) > 0
+    assert statistics["memory_usage"][0]["type"] == "CPU"
+    assert int(statistics["memory_usage"][0]["byte_size"]) % (64 * 2 * 4 * 2) == 0
 
 
 def test_statistics_count_what_fails_at_run_time_and_not_what_was_refused(channel: Any) -> None:
@@ -161,6 +198,36 @@ def test_statistics_of_what_is_not_there_are_an_invalid_argument(
 ) -> None:
     message = pb.ModelStatisticsRequest(name=model, version=version)
     assert refused(broken, message, STATISTICS) == ("INVALID_ARGUMENT", text)
+
+
+def test_perf_analyzer_prints_its_server_side_breakdown_from_the_statistics(server: ServerProcess) -> None:
+    environment = ROOT / ".bench-venvs" / "perf-analyzer"
+    program = shutil.which("perf_analyzer", path=f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("perf_analyzer is not installed; `make bench` installs it")
+    libraries = {str(path.parent) for path in environment.glob("lib/python*/site-packages/nvidia/**/libcudart.so*")}
+    command = [program, "-m", "mlp", "-i", "grpc", "-u", server.address, "--concurrency-range", "2"]
+    command += ["--measurement-interval", "300", "--stability-percentage", "999", "--max-trials", "3"]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    server_side = ended.stdout[ended.stdout.index("  Server: ") :]
+    counts = {name: int(count) for name, count in re.findall(r"^    (\w+(?: \w+)*): (\d+)$", server_side, re.MULTILINE)}
+    assert counts["Inference count"] == counts["Successful request count"] >= counts["Execution count"] > 0
+    breakdown = re.search(
+        r"latency: (\d+) usec \(overhead \d+ usec \+ queue (\d+) usec \+ compute input (\d+) usec \+ "
+        r"compute infer (\d+) usec \+ compute output (\d+) usec\)",
+        server_side,
+    )
+    assert breakdown is not None, server_side
+    whole, *parts = map(int, breakdown.groups())
+    assert sum(parts) <= whole + len(parts)  # each is rounded
 
 
 # --- a repository in which not all is well

@@ -20,6 +20,7 @@ def test_lines_of_a_kind_are_few_and_the_rest_is_counted(caplog: pytest.LogCaptu
         "worker-0: something else",
     ]
     assert log.next_ns == PERIOD_NS
+    assert log.dropped == 995
     caplog.clear()
     log.flush(PERIOD_NS - 1)
     assert not caplog.records
@@ -46,4 +47,5 @@ def test_nothing_is_counted_that_would_not_be_logged(caplog: pytest.LogCaptureFi
         log.log(logging.INFO, "things", number, "thing")
     log.flush(2 * PERIOD_NS)
     assert log.next_ns is None
+    assert log.dropped == 0
     assert not caplog.records

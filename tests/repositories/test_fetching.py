@@ -13,7 +13,7 @@ import trio
 from toutates.errors import RepositoryError
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.repositories.fetching import DownloadLine, fetch_all
-from toutates.repositories.interface import Progress
+from toutates.repositories.interface import Progress, RepositoryStatistics
 
 
 class Stubborn:
@@ -38,6 +38,9 @@ class Stubborn:
 
     def release(self, folder: ModelFolder) -> None:
         pass
+
+    def statistics(self) -> RepositoryStatistics:
+        return RepositoryStatistics()
 
     def stop(self) -> None:
         self.stopped.set()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import PAGE, Proxy, S3Service, files_in, quiet, repository
-from toutates.errors import ConfigurationError
+from toutates.errors import ConfigurationError, RepositoryError
 from toutates.models import repository as local
+from toutates.repositories.interface import RepositoryStatistics
 
 MODEL = {"m/1/model.onnx": b"graph", "m/1/config.yaml": b"batch_size: 4\n", "m/config.pbtxt": b'name: "m"\n'}
 
@@ -255,3 +256,33 @@ def test_a_missing_bucket_is_a_wrong_setting(service: S3Service, tmp_path: Path)
         pytest.raises(ConfigurationError, match=r"--s3-bucket.*no such bucket.*'s3://not-there'.*correct"),
     ):
         remote.scan()
+
+
+def test_what_is_downloaded_is_counted_and_what_is_cached_is_not(service: S3Service, tmp_path: Path) -> None:
+    bucket = service.bucket({**MODEL, "n/1/model.onnx": b"other"})
+    with repository(service, bucket, tmp_path, size=1_000) as remote:
+        assert remote.statistics() == RepositoryStatistics(cache=(str(tmp_path), 0, 1_000))
+        folders = {folder.name: folder for folder in remote.scan()}
+        remote.fetch(folders["m"], quiet)
+        first = remote.statistics()
+        size = sum(map(len, MODEL.values()))
+        assert (first.objects, first.bytes, first.failures) == (3, size, 0)
+        assert first.duration_ns > 0
+        assert first.cache == (str(tmp_path), size, 1_000)
+        remote.fetch(folders["m"], quiet)
+        assert remote.statistics() == first
+        remote.fetch(folders["n"], quiet)
+        assert remote.statistics().bytes == size + 5
+    with repository(service, bucket, tmp_path, size=1_000) as again:
+        # What other servers have brought is there from the start.
+        assert again.statistics() == RepositoryStatistics(cache=(str(tmp_path), size + 5, 1_000))
+
+
+def test_a_download_that_fails_is_counted(service: S3Service, tmp_path: Path) -> None:
+    bucket = service.bucket({"m/1/model.onnx": bytes(2_000)})
+    with repository(service, bucket, tmp_path, size=1_000) as remote:
+        (folder,) = remote.scan()
+        with pytest.raises(RepositoryError, match="there is no room"):
+            remote.fetch(folder, quiet)
+        statistics = remote.statistics()
+        assert (statistics.objects, statistics.bytes, statistics.failures) == (0, 0, 1)

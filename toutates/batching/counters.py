@@ -75,10 +75,11 @@ class WorkerCounters:
     Attributes:
         success: requests answered.
         success_ns: from arrival to answer.
-        rows: rows of the requests answered.
+        rows: rows of the requests answered; one of a request that has none, as Triton counts it.
         fail: requests that failed after they were queued.
         rejected: those of ``fail`` whose deadline could not be met.
         broken: those of ``fail`` that ONNX Runtime, or what became of its outputs, failed.
+        other: the rest of ``fail``.
         cancel: requests whose caller left after they were queued.
         fail_ns: from arrival to the end of both kinds.
         overloaded: requests refused because the ring was full; these and ``refused`` are in no other counter.
@@ -98,6 +99,7 @@ class WorkerCounters:
     fail: int = 0
     rejected: int = 0
     broken: int = 0
+    other: int = 0
     fail_ns: int = 0
     cancel: int = 0
     overloaded: int = 0
@@ -128,7 +130,7 @@ class WorkerCounters:
         answered = all_rows = arrivals = 0
         for arrival_ns, rows, count in groups:
             answered += count
-            all_rows += rows * count
+            all_rows += (rows or 1) * count
             arrivals += arrival_ns * count
             durations[((now_ns - arrival_ns - 1) // BUCKET_NS).bit_length()] += count
             queued[((taken_ns - arrival_ns - 1) // BUCKET_NS).bit_length()] += count
@@ -211,11 +213,11 @@ class VersionCounters:
         return total
 
     def batches(self) -> dict[int, BatchCounters]:
-        """The executors' counters added up, by batch size, ascending."""
+        """The executors' counters added up, by batch size, ascending; one without rows is of size 1, as with Triton."""
         total: dict[int, BatchCounters] = {}
         for executor in self.executors:
             for rows, counters in executor.by_rows.items():
-                sums = total.setdefault(rows, BatchCounters())
+                sums = total.setdefault(rows or 1, BatchCounters())
                 for counter in fields(BatchCounters):
                     setattr(sums, counter.name, getattr(sums, counter.name) + getattr(counters, counter.name))
         return dict(sorted(total.items()))
@@ -230,4 +232,4 @@ class VersionCounters:
 
 
 def _add_up(buckets: list[list[int]]) -> list[int]:
-    return [sum(column) for column in zip(_buckets(), *buckets, strict=True)]
+    return list(map(sum, zip(_buckets(), *buckets, strict=True)))

@@ -76,6 +76,7 @@ class Occupancy:
         idle_executors: executors that wait for a batch.
         lanes: shapes of rows that have a lane.
         spare_bytes: memory of batches that wait to be used again.
+        buffer_bytes: memory of these and of the batches in flight.
     """
 
     in_flight: int
@@ -86,6 +87,7 @@ class Occupancy:
     idle_executors: int
     lanes: int
     spare_bytes: int
+    buffer_bytes: int
 
 
 class SuperTensor:
@@ -497,14 +499,16 @@ class SuperTensor:
         """How full the ring is now."""
         with self.lock:
             waiting = [*self._sealed, *self.open_batches.values()]
+            in_flight = (*waiting, *self._running)
             return Occupancy(
                 in_flight=self._in_flight,
                 running=len(self._running),
                 capacity=self.capacity,
                 # Workers may add more at this moment; a list's length can be read in any thread.
                 waiting=sum(len(own) for batch in waiting for own in batch.waiters),
-                rows=sum(batch.rows for batch in (*waiting, *self._running)),
+                rows=sum(batch.rows for batch in in_flight),
                 idle_executors=len(self._idle),
                 lanes=len(self._lanes),
                 spare_bytes=self._spare_bytes,
+                buffer_bytes=self._spare_bytes + sum(batch.lane.batch_bytes for batch in in_flight),
             )

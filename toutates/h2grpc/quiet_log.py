@@ -17,11 +17,15 @@ class QuietLog:
     Args:
         logger: where lines go.
         name: begins every line.
+
+    Attributes:
+        dropped: lines left out so far; other threads may read it.
     """
 
     def __init__(self, logger: logging.Logger, name: str) -> None:
         self._logger = logger
         self._name = name
+        self.dropped = 0
         #: by kind: the level, when the period ends, and how many lines it has had
         self._kinds: dict[str, tuple[int, int, int]] = {}
 
@@ -55,6 +59,8 @@ class QuietLog:
         if lines < LINES_PER_PERIOD:
             fields = {"peer": peer} if peer else None
             self._logger.log(level, "%s: " + text, self._name, *arguments, exc_info=error, extra=fields)
+        else:
+            self.dropped += 1
 
     def flush(self, now_ns: int) -> None:
         """Say what was left out in the periods that are over."""

@@ -233,6 +233,11 @@ class Worker:
         return transport.peer if transport is not None else ""
 
     @property
+    def log_lines_dropped(self) -> int:
+        """Lines about bad peers that the log was spared; may be read in any thread."""
+        return self._log.dropped
+
+    @property
     def connections(self) -> int:
         """Connections open now."""
         return len(self._transports)

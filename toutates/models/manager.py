@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from toutates.batching.executor import Executor
 from toutates.batching.session import ModelSession
 from toutates.errors import ModelLoadError, PartlyLoaded, ToutatesError
 from toutates.models.freed_memory import give_back_freed_memory
+from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.version_loader import LoadOptions, VersionLoader
@@ -98,6 +100,7 @@ class ModelManager:
     ) -> None:
         #: read by every thread, replaced as a whole by the manager alone
         self.table = ModelTable({}, complete=False)
+        self.counters = LoadCounters()
         self._on_change = on_change
         self._settle = settle
         #: what the table shows, but for executors that have died
@@ -126,7 +129,7 @@ class ModelManager:
             on_progress: called with versions done, versions in all, and the version done last.
         """
         for folder in folders:
-            _log_findings(folder)
+            self._note_findings(folder)
         total = sum(len(folder.versions) for folder in folders)
         done = 0
 
@@ -164,7 +167,7 @@ class ModelManager:
         """
         name = folder.name
         async with self._turn(name) as to_retire:
-            _log_findings(folder)
+            self._note_findings(folder)
             before = self._models.get(name, ModelEntry(name))
             if folder.problem:
                 # Nothing of it is known by its number.
@@ -199,9 +202,10 @@ class ModelManager:
                 self._enter(ModelEntry(name, _in_order(kept | loaded)))
                 if len(failed) < len(loaded):
                     kind = PartlyLoaded
-                to_retire += [
-                    one.served for number, one in before.versions.items() if one.served and number not in kept
-                ]
+                gone = {number: one for number, one in before.versions.items() if one.served and number not in kept}
+                to_retire += [one.served for one in gone.values() if one.served]
+                self.counters.unloads += len(gone)
+                self.counters.reloads += len(gone.keys() & loaded.keys() - failed.keys())
             if failed:
                 raise kind(
                     "\n".join(
@@ -228,6 +232,7 @@ class ModelManager:
                 name, {number: VersionEntry(number, state, "" if gone else UNLOADED) for number in before.versions}
             )
             to_retire += gone
+            self.counters.unloads += len(gone)
             if gone:
                 self._enter(after)
                 to_retire.on_gone = lambda: self._end_unloading(name, forget)
@@ -349,17 +354,21 @@ class ModelManager:
         def load() -> tuple[ServedVersion, list[ModelSession]]:
             return self._loader.load(model, version, overridden=overridden)
 
+        began_ns = time.monotonic_ns()
         try:
             # The threads of ONNX Runtime's pools inherit the name.
             served, sessions = await trio.to_thread.run_sync(
                 load, limiter=self._loader_threads, thread_name=f"ort {model}"
             )
+            self.counters.loads += 1
         except ToutatesError as error:
             return self._failed(model, version, str(error))
         except Exception as error:
             fields = {"model": model, "version": version.number}
             logger.exception("loading model '%s' version %d failed unexpectedly", *fields.values(), extra=fields)
             return self._failed(model, version, f"{type(error).__name__}: {error}")
+        finally:
+            self.counters.load_ns += time.monotonic_ns() - began_ns
         self._lives[served] = _Life(len(sessions))
         if self._stopped.is_set():
             served.supertensor.close(workers_ended=True)
@@ -394,6 +403,7 @@ class ModelManager:
             death = await self._run_executor(executor, name, cpus)
             if death is None:
                 return
+            self.counters.executor_deaths += 1
             deaths = 1 if trio.current_time() - started >= FORGET_S else deaths + 1
             pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
             logger.error(
@@ -448,23 +458,24 @@ class ModelManager:
         return life is None or len(life.dead) < len(served.counters.executors)
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
+        self.counters.failures += 1
         fields = {"model": model, "version": version.number, "reason": reason}
         logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
         return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
+
+    def _note_findings(self, folder: ModelFolder) -> None:
+        for warning in folder.warnings:
+            logger.warning("%s", warning)
+        if folder.problem:
+            self.counters.failures += 1
+            fields = {"model": folder.name, "reason": folder.problem}
+            logger.error("model '%s' cannot be loaded: %s", *fields.values(), extra=fields)
 
     def stop(self) -> None:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
         self._stopped.set()
         for version in list(self._lives):
             version.supertensor.close(workers_ended=True)
-
-
-def _log_findings(folder: ModelFolder) -> None:
-    for warning in folder.warnings:
-        logger.warning("%s", warning)
-    if folder.problem:
-        fields = {"model": folder.name, "reason": folder.problem}
-        logger.error("model '%s' cannot be loaded: %s", *fields.values(), extra=fields)
 
 
 def _in_order(entries: Mapping[int, VersionEntry]) -> dict[int, VersionEntry]:

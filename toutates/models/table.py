@@ -43,6 +43,7 @@ class ServedVersion:
         number: of the version.
         config: what ModelConfig answers.
         supertensor: where its requests go.
+        load_ns: how long loading it took.
     """
 
     model: str
@@ -52,6 +53,7 @@ class ServedVersion:
     config: ModelConfig
     supertensor: SuperTensor
     counters: VersionCounters
+    load_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

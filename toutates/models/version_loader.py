@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,10 +73,12 @@ class VersionLoader:
         Raises:
             ConfigurationError, ModelLoadError: it cannot be served.
         """
+        began_ns = time.monotonic_ns()
         # Not on the manager's CPU alone, which the thread inherits, and threads that ONNX Runtime starts would too.
         anywhere = self._options.placement.anywhere
         with running_on(anywhere, anywhere):
-            return self._load(model, version, overridden)
+            served, sessions = self._load(model, version, overridden)
+        return replace(served, load_ns=time.monotonic_ns() - began_ns), sessions
 
     def _load(self, model: str, version: VersionFolder, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
         if overridden and version.triton is not None:

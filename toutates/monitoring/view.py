@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from toutates.h2grpc import Worker
+from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
+from toutates.repositories.interface import Repository
 from toutates.service.infer import InferService
 from toutates.service.methods import ServerIdentity
 
@@ -24,6 +26,9 @@ class ServerView:
         workers: by number; none until the models are loaded.
         infer: of each worker; its counters and its observer's.
         get_table: the model table as it is now.
+        repositories: where models come from.
+        loading: what has become of the models so far.
+        dropped_log_lines: how many lines the log was spared so far.
         is_live: whether the server answers at all; False once it shuts down.
         is_ready: whether it is ready, as ServerReady says.
     """
@@ -33,5 +38,8 @@ class ServerView:
     workers: Sequence[Worker]
     infer: Sequence[InferService]
     get_table: Callable[[], ModelTable]
+    repositories: Sequence[Repository]
+    loading: LoadCounters
+    dropped_log_lines: Callable[[], int]
     is_live: Callable[[], bool]
     is_ready: Callable[[], bool]

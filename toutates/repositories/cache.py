@@ -131,12 +131,14 @@ class ModelCache:
 
     def __init__(self, root: Path, bound: int) -> None:
         self.root = root.absolute()
-        self._bound = bound
         self._objects = self.root / "objects"
         self._partials = self.root / "partial"
         self._views = self.root / "views"
         #: once it is set, whoever waits or reads ends soon, with RepositoryError
         self.stopping = threading.Event()
+        self.bound = bound
+        #: what the objects and the downloads took when this server last made room, or began
+        self.used_bytes = 0
         self._mutex = threading.Lock()
         #: descriptors of the views that this server has locked, and how many times
         self._held: dict[str, tuple[int, int]] = {}
@@ -147,6 +149,7 @@ class ModelCache:
                 for folder in (self._objects, self._partials, self._views):
                     _write(folder / ".probe", b"")
                     (folder / ".probe").unlink()
+                self.used_bytes = sum(size for size, _ in self._sizes().values())
         except OSError as error:
             raise ConfigurationError(
                 f"cannot be used as a cache: {error.strerror}",
@@ -271,7 +274,7 @@ class ModelCache:
             RepositoryError: what is in use leaves no room for them, or the cache cannot be written.
         """
         with self._explained("there is no room to be made"), self._locked():
-            self._make_room(size)
+            self.used_bytes = self._make_room(size)
 
     def begin(self, identity: ObjectIdentity) -> Partial | None:
         """A file to download an object to, with its room on the disk; None while another downloads it.
@@ -290,7 +293,7 @@ class ModelCache:
             try:
                 os.ftruncate(descriptor, 0)
                 with self._locked():
-                    self._make_room(identity.size)
+                    self.used_bytes = self._make_room(identity.size) + identity.size
                     _allocate(descriptor, identity.size)
             except BaseException:
                 self.abandon(partial)
@@ -361,12 +364,14 @@ class ModelCache:
 
     # --- room --------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, needed: int) -> None:
-        """Remove what was used longest ago until this many bytes fit the bound. Under the lock."""
+    def _make_room(self, needed: int) -> int:
+        """Remove what was used longest ago until this many bytes fit the bound; returns how many are left. Under the
+        lock.
+        """
         objects = self._sizes()
         total = sum(size for size, _ in objects.values()) + self._partial_bytes()
-        if total + needed <= self._bound:
-            return
+        if total + needed <= self.bound:
+            return total
         kept: set[str] = set()
         #: views that no server uses, with their descriptors
         idle: dict[str, tuple[int, set[str]]] = {}
@@ -383,8 +388,8 @@ class ModelCache:
             linked = kept.union(*(names for _, names in idle.values()))
             units += [(used, "", name) for name, (_, used) in objects.items() if name not in linked]
             for _, view, name in sorted(units):
-                if total + needed <= self._bound:
-                    return
+                if total + needed <= self.bound:
+                    return total
                 loose = {name}
                 if view:
                     shutil.rmtree(self._views / view, ignore_errors=True)
@@ -398,11 +403,12 @@ class ModelCache:
         finally:
             for descriptor, _ in idle.values():
                 os.close(descriptor)
-        if total + needed > self._bound:
+        if total + needed > self.bound:
             raise RepositoryError(
-                f"{_SIZE_FLAG} {self._bound}: there is no room for {needed} bytes beside the {total} in '{self.root}' "
+                f"{_SIZE_FLAG} {self.bound}: there is no room for {needed} bytes beside the {total} in '{self.root}' "
                 "that are in use; raise it, or serve fewer models"
             )
+        return total
 
     def _sizes(self) -> dict[str, tuple[int, float]]:
         """Bytes and time of every object. Records without one, and those not finished, are removed."""

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from toutates.models.repository import ModelFolder
 
-__all__ = ["Progress", "Repository", "fingerprint_of"]
+__all__ = ["Progress", "Repository", "RepositoryStatistics", "fingerprint_of"]
 
 #: Called with the bytes of a model that are here and those it has in all, in whatever thread has got some more of them.
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryStatistics:
+    """What a repository has downloaded since the start; all zero for one that downloads nothing.
+
+    Attributes:
+        objects: downloaded.
+        bytes: of these.
+        failures: downloads of a model that ended with an error.
+        duration_ns: of all downloads of models, failed ones too.
+        cache: the directory where the objects are kept, what it holds and what it may, in bytes; None without one.
+            Repositories that share a cache say the same of it.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    failures: int = 0
+    duration_ns: int = 0
+    cache: tuple[str, int, int] | None = None
 
 
 class Repository(Protocol):
@@ -57,6 +78,10 @@ class Repository(Protocol):
 
     def release(self, folder: ModelFolder) -> None:
         """Say that the files of a folder from ``fetch`` are no longer in use; once for each that has no problem."""
+        ...
+
+    def statistics(self) -> RepositoryStatistics:
+        """What it has done so far. Does not block."""
         ...
 
     def stop(self) -> None:

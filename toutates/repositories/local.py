@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from toutates.models.repository import ModelFolder, scan
-from toutates.repositories.interface import Progress, fingerprint_of
+from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of
 
 __all__ = ["LocalRepository"]
 
@@ -36,6 +36,10 @@ class LocalRepository:
 
     def release(self, folder: ModelFolder) -> None:
         """See ``Repository.release``."""
+
+    def statistics(self) -> RepositoryStatistics:
+        """See ``Repository.statistics``: nothing."""
+        return RepositoryStatistics()
 
     def stop(self) -> None:
         """See ``Repository.stop``."""

@@ -12,7 +12,7 @@ from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.repository import ModelFolder
 from toutates.models.triton_configuration import read_triton_configuration
 from toutates.repositories.cache import ModelCache
-from toutates.repositories.interface import Progress, fingerprint_of
+from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of
 from toutates.repositories.looking import as_found
 from toutates.repositories.s3_client import ObjectChanged, S3Client
 from toutates.repositories.s3_download import THREADS, Downloads
@@ -91,6 +91,17 @@ class S3Repository:
     def release(self, folder: ModelFolder) -> None:
         """See ``Repository.release``."""
         self._cache.release(_view_of(folder))
+
+    def statistics(self) -> RepositoryStatistics:
+        """See ``Repository.statistics``."""
+        done, cache = self._downloads.counters, self._cache
+        return RepositoryStatistics(
+            done.objects,
+            done.bytes,
+            done.failures,
+            done.duration_ns,
+            (str(cache.root), cache.used_bytes, cache.bound),
+        )
 
     def stop(self) -> None:
         """See ``Repository.stop``. Other repositories with the same cache stop too."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, ParamSpec, TypeVar
 
@@ -20,7 +22,7 @@ from toutates.repositories.interface import Progress
 from toutates.repositories.s3_client import ObjectChanged, ReadInterrupted, S3Client
 from toutates.repositories.s3_keys import S3Object
 
-__all__ = ["THREADS", "Downloads"]
+__all__ = ["THREADS", "DownloadCounters", "Downloads"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,24 @@ _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at 
 _POLL_SECONDS: Final = 0.1
 
 
+@dataclass(slots=True)
+class DownloadCounters:
+    """What was downloaded so far. Changed under ``lock``, read without.
+
+    Attributes:
+        objects: that are here.
+        bytes: of these.
+        failures: calls of ``Downloads.bring`` that raised.
+        duration_ns: of all its calls that had something to download.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    failures: int = 0
+    duration_ns: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Downloads:
     """Brings objects of one bucket into the cache. Methods may be called in any thread.
 
@@ -45,9 +65,13 @@ class Downloads:
         client: of the bucket.
         cache: where to.
         place: what tells this bucket from others, and names it in messages.
+
+    Attributes:
+        counters: see DownloadCounters.
     """
 
     def __init__(self, client: S3Client, cache: ModelCache, place: str) -> None:
+        self.counters = DownloadCounters()
         self._client = client
         self._cache = cache
         self._place = place
@@ -83,6 +107,19 @@ class Downloads:
                 progress.add(found.size)
         if not missing:
             return files, 0
+        began_ns = time.monotonic_ns()
+        failures = 1
+        try:
+            downloaded = self._bring(missing, files, progress)
+            failures = 0
+        finally:
+            with self.counters.lock:
+                self.counters.failures += failures
+                self.counters.duration_ns += time.monotonic_ns() - began_ns
+        return files, downloaded
+
+    def _bring(self, missing: dict[str, S3Object], files: dict[str, CachedFile], progress: _Progress) -> int:
+        """Have what is missing, and enter it in ``files``; returns the bytes that were downloaded."""
         identities = {self.identify(found) for found in missing.values()}
         self._cache.make_room(sum(identity.size for identity in identities))
         downloaded = 0
@@ -98,7 +135,7 @@ class Downloads:
                     logger.info("%s: another server downloads %s", self._place, next(iter(missing)))
                 # Its lock ends with it. Then either the object is there, or this one can begin it.
                 self._stop.wait(_POLL_SECONDS)
-        return files, downloaded
+        return downloaded
 
     # --- checking ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +237,9 @@ class Downloads:
         if is_md5 and md5 != identity.md5:
             raise ObjectChanged(f"what came for {job.found.key!r} does not have the MD5 that its ETag says")
         job.file = self._cache.commit(job.partial, sha256, is_md5=is_md5)
+        with self.counters.lock:
+            self.counters.objects += 1
+            self.counters.bytes += identity.size
 
     # --- the pool ----------------------------------------------------------------------------------------------------
 

@@ -141,6 +141,8 @@ class Answers:
             counters.rejected += 1
         elif isinstance(error, ExecutionFailed):
             counters.broken += 1
+        else:
+            counters.other += 1
         if call.context is not None:
             call.context.status, call.context.text = status, str(error)
 

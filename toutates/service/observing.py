@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from toutates.batching.counters import Durations
@@ -22,7 +23,7 @@ from toutates.models.table import ServedVersion
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.service.plan import Plan
 
-__all__ = ["STEPS_INTERVAL", "Observation", "Observer", "Sampling", "Sink"]
+__all__ = ["STEPS_INTERVAL", "FirstSteps", "Observation", "Observer", "Sampling", "Sink"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,19 @@ class Observation:
 Sink = Callable[[Observation], None]
 
 
+@dataclass(frozen=True, slots=True)
+class FirstSteps:
+    """What is known of observed requests alone.
+
+    Attributes:
+        to_plan: times from arrival until it was known what kind of request it is.
+        to_copy: from there until the rows were in a batch.
+    """
+
+    to_plan: Durations
+    to_copy: Durations
+
+
 class Sampling:
     """Which of one worker's requests a sink gets. Given to ``Observer.sample``, which alone changes it.
 
@@ -129,18 +143,21 @@ class Observer:
     Attributes:
         due: whether the next request is to be observed.
         under_way: observed requests that wait for their batch.
-        to_plan: times from arrival until it was known what kind of request it is, of one in STEPS_INTERVAL.
-        to_copy: from there until the rows were in a batch.
+        steps: by model, of one request in STEPS_INTERVAL. Replaced as a whole where a model is added.
     """
 
     def __init__(self) -> None:
-        self.to_plan = Durations()
-        self.to_copy = Durations()
+        self.steps: dict[str, FirstSteps] = {}
         self.under_way = 0
         self._seen = 0
         self._samplings = [Sampling(self._count_steps, STEPS_INTERVAL)]
         self._next_at = 0
         self.due = True
+
+    @property
+    def seen(self) -> int:
+        """Requests answered or refused so far; one that was split counts in each of its batches. For any thread."""
+        return self._seen
 
     def sample(self, sampling: Sampling, interval: int) -> None:
         """Let a sampling, which may be new, choose one of ``interval`` requests from now on; 1 is all, 0 none."""
@@ -230,6 +247,11 @@ class Observer:
         self.due = self._seen >= self._next_at
 
     def _count_steps(self, observation: Observation) -> None:
-        if observation.copied_ns:
-            self.to_plan.add(observation.found_ns - observation.arrival_ns)
-            self.to_copy.add(observation.copied_ns - observation.found_ns)
+        if observation.copied_ns and observation.version is not None:
+            model = observation.version.model
+            steps = self.steps.get(model)
+            if steps is None:
+                steps = FirstSteps(Durations(), Durations())
+                self.steps = {**self.steps, model: steps}
+            steps.to_plan.add(observation.found_ns - observation.arrival_ns)
+            steps.to_copy.add(observation.copied_ns - observation.found_ns)

@@ -7,6 +7,7 @@ from toutates.models.table import ModelTable, ServedVersion, parse_version
 from toutates.protocol.grpc_service_pb2 import (
     InferBatchStatistics,
     InferStatistics,
+    MemoryUsage,
     ModelStatistics,
     ModelStatisticsRequest,
     ModelStatisticsResponse,
@@ -70,4 +71,12 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
             )
             for rows, batch in batches.items()
         ],
+        memory_usage=_memory(version),
     )
+
+
+def _memory(version: ServedVersion) -> list[MemoryUsage]:
+    """What is known: the buffers of batches. Arrays that are gathered, and what ONNX Runtime holds, are not."""
+    size = version.supertensor.occupancy().buffer_bytes
+    kind = "CPU_PINNED" if version.settings.allocator == "cuda_pinned" else "CPU"
+    return [MemoryUsage(type=kind, id=0, byte_size=size)] if size else []

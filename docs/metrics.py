@@ -1,0 +1,91 @@
+"""Writes docs/metrics.md from the table that the server's metrics are made of.
+
+python docs/metrics.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from toutates.metrics.catalogue import CATALOGUE
+from toutates.metrics.spec import MetricSpec, Presence
+
+PAGE = Path(__file__).with_name("metrics.md")
+
+_HEAD = """# Metrics
+
+`GET /metrics` on `--metrics-addr`, in Prometheus's text format, or in OpenMetrics for scrapers that ask for it.
+
+The tables are written by `python docs/metrics.py` from `toutates/metrics/catalogue.py`; tests compare them with it, and
+it with what a server says.
+
+**Cost.** Requests are counted in plain numbers of each thread, which are added up when somebody scrapes, 0.15 ms for a
+model version. What is scraped more often than that allows is the same text again.
+
+**Times** are histograms with buckets from 12.5 µs, doubled up to 13.1 s, so that `histogram_quantile` is exact to a
+factor of two; sizes have buckets from 1, doubled up to 2048. The first two steps of a request are timed for one request
+in 256, everything else for each.
+
+**Models that do not exist** have no series: requests for them are counted with an empty `model`.
+
+**When counters begin again.** Series with a `model` alone are sums over its versions, those included that were replaced
+or unloaded meanwhile, and begin at 0 when the model itself was gone. Series with a `version` begin at 0 whenever that
+version is loaded, as with Triton. `rate` and `increase` take both for what they are.
+
+**Triton's counters** (`nv_*`) have no `_total` in their names. In the text format their type is counter all the same;
+in OpenMetrics, which has no such counters, it is unknown, and the names stay. Prometheus, which asks for OpenMetrics,
+stores and computes the same. `nv_gpu_*` and `nv_energy_consumption` need NVIDIA's driver and the package nvidia-ml-py
+(extra `[gpu]`), and are there two seconds after the start. Metrics of Triton's that are not here: those of its response
+cache and its pinned memory pool, which this server has not, and summaries, for which there are histograms.
+
+Some queries to begin with:
+"""
+
+#: What operators ask first, and how Prometheus is asked.
+QUERIES = {
+    "requests per second, by model": 'sum by (model) (rate(inference_requests_total{status="ok"}[1m]))',
+    "share of requests that fail, 0 to 1": (
+        'sum(rate(inference_requests_total{status!="ok"}[5m])) / sum(rate(inference_requests_total[5m]))'
+    ),
+    "99th percentile of the latency, s": (
+        "histogram_quantile(0.99, sum by (model, le) (rate(inference_request_duration_seconds_bucket[5m])))"
+    ),
+    "mean batch, rows": "rate(inference_batch_items_sum[1m]) / rate(inference_batch_items_count[1m])",
+    "how busy executors are, 0 to 1": (
+        "sum by (model) (rate(toutates_executor_busy_seconds_total[1m])) / sum by (model) (toutates_executors)"
+    ),
+    "how busy workers are, 0 to 1": "rate(toutates_worker_cpu_seconds_total[1m])",
+    "how full the rings are, 0 to 1": "toutates_batches_in_flight / toutates_batches_capacity",
+}
+
+_SECTIONS = {
+    "Requests and models": ("inference_", "loaded_models"),
+    "Triton's": ("nv_",),
+    "The server": ("toutates_",),
+    "The process": ("process_",),
+}
+
+
+def page() -> str:
+    """The page: a table for each kind of name."""
+    lines = [_HEAD, "| question | query |", "|---|---|"]
+    lines += [f"| {question} | `{query}` |" for question, query in QUERIES.items()]
+    lines.append("")
+    for title, prefixes in _SECTIONS.items():
+        lines += [f"## {title}", "", "| metric | type | unit | labels | what it is | when it moves |", "|---" * 6 + "|"]
+        lines += [_row(spec) for spec in CATALOGUE.values() if spec.name.startswith(prefixes)]
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _row(spec: MetricSpec) -> str:
+    labels = ", ".join(f"`{label}`" for label in spec.labels)
+    text = spec.help if spec.presence is not Presence.GPUS else f"{spec.help} Only {spec.presence.value}."
+    return f"| `{spec.name}` | {spec.kind.value} | {spec.unit} | {labels} | {text} | {spec.action} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,94 @@
+"""Families of series, as they are read, and as prometheus_client has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+
+from toutates.metrics.spec import Kind, MetricSpec
+
+__all__ = ["Distribution", "Family", "Named", "Series", "bucket_bounds"]
+
+#: What prometheus_client takes off a family's name, and gives to its samples.
+_SUFFIXES: Final = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of one series of a histogram.
+
+    Attributes:
+        bounds: what ``bucket_bounds`` has made.
+        counts: of each bucket alone, the last one's, which has no bound, too.
+        total: the sum of what was measured.
+    """
+
+    bounds: tuple[str, ...]
+    counts: Sequence[int]
+    total: float
+
+    def cumulated(self) -> list[int]:
+        """How many were at most each bound; the last is how many there were."""
+        return list(accumulate(self.counts))
+
+
+def bucket_bounds(bounds: Sequence[float]) -> tuple[str, ...]:
+    """Upper bounds of buckets, ascending, as they are written; for the last bucket, too, which has none."""
+    return (*(repr(float(bound)) for bound in bounds), "+Inf")
+
+
+#: The value of one series, and of its labels before it.
+Series = tuple[tuple[str, ...], float | Distribution]
+#: A metric's name, and its series.
+Named = tuple[str, Sequence[Series]]
+
+
+@dataclass(slots=True)
+class Family:
+    """One metric with its series.
+
+    Attributes:
+        spec: which.
+        series: the values of its labels, in the order of ``spec.labels``, and its own.
+    """
+
+    spec: MetricSpec
+    series: Sequence[Series]
+
+    @property
+    def openmetrics_type(self) -> str:
+        """The type that OpenMetrics has for it.
+
+        Of Triton's counters it is ``unknown``: OpenMetrics has no counter without ``_total``, and who asked for
+        Triton's names would not find what is called otherwise. Prometheus prefers OpenMetrics, and computes with
+        either alike.
+        """
+        return "unknown" if self.spec.foreign_counter else self.spec.kind.value
+
+    @property
+    def openmetrics_name(self) -> str:
+        """The family's name there, to which the samples add what their type demands."""
+        return self.spec.name.removesuffix(_SUFFIXES.get(self.spec.kind, ""))
+
+    def as_metric(self) -> Metric:
+        """The same for a registry of prometheus_client's."""
+        metric = Metric(self.openmetrics_name, self.spec.help, self.openmetrics_type)
+        name = self.spec.name
+        for values, value in self.series:
+            labels = dict(zip(self.spec.labels, values, strict=True))
+            if isinstance(value, Distribution):
+                cumulated = value.cumulated()
+                metric.samples += [
+                    Sample(f"{name}_bucket", {**labels, "le": bound}, count)
+                    for bound, count in zip(value.bounds, cumulated, strict=True)
+                ]
+                metric.samples.append(Sample(f"{name}_count", labels, cumulated[-1]))
+                metric.samples.append(Sample(f"{name}_sum", labels, value.total))
+            else:
+                metric.samples.append(Sample(name, labels, value))
+        return metric
