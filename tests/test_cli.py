@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,8 @@ from toutates.h2grpc import Allowance, Limits
 from toutates.options import Address, Options, TlsFiles, parse_address
 from toutates.repositories.specification import S3Specification
 from toutates.topology import format_cpu_list
+from toutates.tracing.configuration import read_trace_options
+from toutates.tracing.settings import TraceSetting
 
 ROOT: Final = Path(__file__).parents[1]
 REQUIRED = ("--model-repository", "models")
@@ -81,6 +84,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         (RestrictedProtocol(("inference", "trace"), "triton-grpc-protocol-k", "s=:"),),
     ),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
+    ("--trace-endpoint", "http://c", "tracing", read_trace_options({}, endpoint="http://c")),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
     ("--log-level", "debug", "log_level", "debug"),
@@ -102,8 +106,42 @@ def test_every_flag_is_in_the_table_above() -> None:
     flags = {flag for action in server_parser()._actions for flag in action.option_strings}
     shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
-    together |= {"--load-model"}
+    together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count"}
     assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--trace-level", "TENSORS"], TraceSetting(("TENSORS",))),
+        (["--trace-level", "TENSORS", "--trace-level=TIMESTAMPS"], TraceSetting(("TIMESTAMPS", "TENSORS"))),
+        (["--trace-level", "OFF"], TraceSetting()),
+        (["--trace-rate", "0"], TraceSetting(("TIMESTAMPS",), 0)),
+        (["--trace-rate", "4294967295"], TraceSetting(("TIMESTAMPS",), 4_294_967_295)),
+        (["--trace-count", "-1", "--trace-rate=5"], TraceSetting(("TIMESTAMPS",), 5)),
+        (["--trace-count=7"], TraceSetting(("TIMESTAMPS",), 1000, 7)),
+    ],
+)
+def test_trace_flags_are_the_first_settings(arguments: Sequence[str], setting: TraceSetting) -> None:
+    assert parse("--trace-endpoint", "http://c", *arguments).tracing.defaults == setting
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trace-level", "MAX"],
+        ["--trace-rate", "-1"],
+        ["--trace-rate", "4294967296"],
+        ["--trace-rate", "1e3"],
+        ["--trace-rate", "٣"],
+        ["--trace-count", "-2"],
+        ["--trace-count", "9" * 5_000],
+        ["--trace-endpoint", "collector:4318"],
+    ],
+)
+def test_trace_flags_that_cannot_be_used_are_named(arguments: Sequence[str]) -> None:
+    with pytest.raises(ConfigurationError, match=arguments[0]):
+        parse("--trace-endpoint", "http://c", *arguments)
 
 
 EXPLICIT: Final = ("--model-control-mode", "explicit")

@@ -22,6 +22,7 @@ from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, TlsFile
 from toutates.repositories.specification import read_specifications
 from toutates.standard_streams import standard_streams
 from toutates.topology import allowed_cpus, format_cpu_list, parse_cpu_list
+from toutates.tracing.configuration import read_trace_options
 
 __all__ = ["main", "parse_options"]
 
@@ -238,6 +239,13 @@ def parse_options(arguments: Sequence[str]) -> Options:
         max_inflight_requests=flags.max_inflight_requests,
         grpc_compression="" if flags.grpc_compression == "none" else flags.grpc_compression,
         tls=_tls(flags.tls_cert, flags.tls_key, flags.tls_client_ca),
+        tracing=read_trace_options(
+            os.environ,
+            endpoint=flags.trace_endpoint,
+            levels=flags.trace_level or (),
+            rate=flags.trace_rate,
+            count=flags.trace_count,
+        ),
         server_id=flags.server_id,
         shutdown_grace_s=flags.shutdown_grace,
         log_level=flags.log_level,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from toutates.errors import ConfigurationError
 from toutates.logs.levels import parse_levels
 from toutates.options import DEFAULT_CACHE_SIZE
 from toutates.repositories.modes import CONTROL_MODES
+from toutates.tracing.configuration import LEVEL_NAMES
 from toutates.version import package_version
 
 __all__ = ["Parser", "add_custom_op_libraries", "positive", "seconds", "server_parser"]
@@ -341,6 +342,33 @@ def server_parser() -> Parser:
         metavar="FILE",
         help="authorities, PEM: only clients with a certificate of theirs may connect (default: all may)",
     )
+    traces = parser.add_argument_group("traces", "TraceSetting changes all but the endpoint while the server runs.")
+    traces.add_argument(
+        "--trace-endpoint",
+        metavar="URL",
+        help="of an OpenTelemetry collector that takes OTLP over HTTP, such as http://localhost:4318 (default: what "
+        "OTEL_EXPORTER_OTLP_ENDPOINT says). Needs toutates[otel]",
+    )
+    traces.add_argument(
+        "--trace-level",
+        action="append",
+        choices=LEVEL_NAMES,
+        metavar="LEVEL",
+        help="OFF, TIMESTAMPS or TENSORS; may be given several times (default: TIMESTAMPS if another of these flags is "
+        "given, else OFF)",
+    )
+    traces.add_argument(
+        "--trace-rate",
+        type=_from(0, 2**32 - 1),
+        metavar="N",
+        help="trace one of N requests, and those whose callers record the trace; 0 traces these alone (default: 1000)",
+    )
+    traces.add_argument(
+        "--trace-count",
+        type=_from(-1, 2**31 - 1),
+        metavar="N",
+        help="end with so many requests traced by the rate; -1 is never (default: -1)",
+    )
     for flag in ("--sqpoll-enabled", "--sqpoll-idle-ms"):
         parser.add_argument(flag, nargs="?", const=True, help=argparse.SUPPRESS)
     return parser
@@ -381,6 +409,19 @@ def _share(text: str) -> float:
     if 0 <= value <= 1:
         return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+
+
+def _from(least: int, most: int) -> Callable[[str], int]:
+    """The type of a flag that takes the whole numbers from ``least`` to ``most``."""
+
+    def number(text: str) -> int:
+        # Of ASCII digits, and not so many that int() itself refuses.
+        digits = text.removeprefix("-")
+        if digits.isascii() and digits.isdigit() and len(digits) < 19 and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+
+    return number
 
 
 def _boolean(text: str) -> bool:

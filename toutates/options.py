@@ -11,6 +11,7 @@ from toutates.errors import ConfigurationError
 from toutates.h2grpc import Limits
 from toutates.repositories.modes import ControlMode
 from toutates.repositories.specification import Specification
+from toutates.tracing.configuration import TraceOptions
 
 __all__ = [
     "DEFAULT_CACHE_SIZE",
@@ -96,6 +97,7 @@ class Options:
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None serves plaintext.
+        tracing: where traces go, and what is traced.
         shutdown_grace_s: seconds.
         log_level: what the log shows, see ``toutates.logs.levels``.
         log_format: "text" or "json".
@@ -128,6 +130,7 @@ class Options:
     max_inflight_requests: int | None = None
     grpc_compression: str = ""
     tls: TlsFiles | None = None
+    tracing: TraceOptions = field(default_factory=TraceOptions)
     server_id: str = "triton"
     shutdown_grace_s: float = 30.0
     log_level: str = "info"

@@ -25,6 +25,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 import onnxruntime
@@ -55,9 +56,12 @@ from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.observing import Sampling
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk
+from toutates.service.tracing import WorkerTraces
 from toutates.standard_streams import say
 from toutates.startup_table import placement_table, startup_table
 from toutates.topology import allowed_cpus, read_topology
+from toutates.tracing.opening import open_exporter
+from toutates.tracing.settings import TraceSettings
 from toutates.version import package_version
 
 __all__ = ["Server", "run"]
@@ -134,7 +138,7 @@ class Server:
 
     Raises:
         ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, threads cannot be
-            pinned, or there are more workers than requests may be in flight.
+            pinned, OpenTelemetry is missing, or there are more workers than requests may be in flight.
     """
 
     def __init__(self, options: Options, logs: Logs | None = None) -> None:
@@ -145,6 +149,8 @@ class Server:
         _check_inflight(options.max_inflight_requests, self._placement.processing_cores)
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
         self._tls = self._load_tls()
+        self._exporter, unavailable = open_exporter(options.tracing, package_version())
+        self._trace_settings = TraceSettings(options.tracing.defaults, unavailable)
         if self._tls is not None:
             self._announce_tls(self._tls)
         self._stopping = trio.Event()
@@ -220,7 +226,8 @@ class Server:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals)
-                    await self._serve(repositories, found, listeners, task_status)
+                    async with self._exporting_traces():
+                        await self._serve(repositories, found, listeners, task_status)
                     nursery.cancel_scope.cancel()
         finally:
             for listener in listeners:
@@ -228,6 +235,15 @@ class Server:
             for repository in repositories:
                 repository.stop()
         return EXIT_FAILURE if self._failed or self._cut_off_calls else EXIT_OK
+
+    def _exporting_traces(self) -> AbstractAsyncContextManager[None]:
+        """Whatever is traced within the block gets to the collector, as far as that lets it."""
+        if self._exporter is None:
+            return nullcontext()
+        setting = self._trace_settings.get()
+        if setting.levels:
+            logger.info("traces of one in %d requests go to %s", setting.rate, self._options.tracing.endpoint)
+        return self._exporter.running(partial(running_on, self._placement.manager, self._placement.anywhere))
 
     async def _heed(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
@@ -424,6 +440,7 @@ class Server:
             response_encoding=options.grpc_compression,
         )
         readiness = Readiness(serving=self._is_ready(manager))
+        traces = WorkerTraces(worker, self._trace_settings, None if self._exporter is None else self._exporter.put)
         infer = InferService(worker, number, lambda: manager.table, self._inflight(number))
         if self._logs.access is not None:
             infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
@@ -436,6 +453,7 @@ class Server:
             self._identity,
             desk=desk,
             log_control=self._logs.control,
+            traces=traces,
             restrictions=options.restricted_protocols,
         )
         self._workers.append(worker)

@@ -176,7 +176,6 @@ NOT_OFFERED = {
     "CudaSharedMemoryStatus": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
-    "TraceSetting": "traces are not offered yet",
 }
 
 

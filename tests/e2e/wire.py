@@ -82,8 +82,9 @@ class Client:
             headers: beside the usual ones or in their place; one that is empty is left out.
         """
         stream_id = self.connection.get_next_available_stream_id()
-        fields = {**_HEADERS, ":path": path, **dict(headers)}
-        ordered = sorted(fields.items(), key=lambda pair: not pair[0].startswith(":"))
+        usual = {**_HEADERS, ":path": path}
+        fields = [pair for pair in usual.items() if pair[0] not in dict(headers)] + list(headers)
+        ordered = sorted(fields, key=lambda pair: not pair[0].startswith(":"))
         self.connection.send_headers(stream_id, [(name, value) for name, value in ordered if value])
         self.answers[stream_id] = Answer()
         self.flush()

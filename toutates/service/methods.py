@@ -31,6 +31,8 @@ from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk, control_handlers
 from toutates.service.repository_index import repository_index
 from toutates.service.statistics import model_statistics
+from toutates.service.trace_setting import trace_setting
+from toutates.service.tracing import WorkerTraces
 from toutates.service.unary import unary
 
 __all__ = ["EXTENSIONS", "NOT_OFFERED", "NOT_OFFERED_STREAMS", "ServerIdentity", "build_methods"]
@@ -47,6 +49,7 @@ EXTENSIONS = (
     "parameters",
     "statistics",
     "logging",
+    "trace",
 )
 
 #: RPCs of the protocol that are not offered, and what their callers are told.
@@ -58,7 +61,6 @@ NOT_OFFERED = {
     "CudaSharedMemoryStatus": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
-    "TraceSetting": "traces are not offered yet",
 }
 
 
@@ -79,6 +81,7 @@ def build_methods(
     *,
     desk: ControlDesk,
     log_control: LogControl,
+    traces: WorkerTraces,
     restrictions: Sequence[RestrictedProtocol] = (),
 ) -> Mapping[bytes, Method]:
     """All RPCs as one worker serves them.
@@ -91,6 +94,7 @@ def build_methods(
         identity: for ServerMetadata.
         desk: where changes of models are asked for.
         log_control: what the log shows.
+        traces: the worker's part in them.
         restrictions: what only callers with a secret may use.
     """
 
@@ -122,6 +126,9 @@ def build_methods(
     def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         return repository_index(get_table(), request)
 
+    def tracing(request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        return trace_setting(get_table(), traces.settings, request)
+
     offered: dict[str, UnaryHandler] = {
         "ServerLive": unary(pb.ServerLiveRequest, server_live),
         "ServerReady": unary(pb.ServerReadyRequest, server_ready),
@@ -132,10 +139,11 @@ def build_methods(
         "ModelStatistics": unary(pb.ModelStatisticsRequest, statistics),
         "RepositoryIndex": unary(pb.RepositoryIndexRequest, index),
         "LogSettings": unary(pb.LogSettingsRequest, partial(log_settings, log_control)),
+        "TraceSetting": unary(pb.TraceSettingRequest, tracing),
     }
     offered |= control_handlers(worker, desk, get_table)
     methods = [
-        Method(SERVICE + "ModelInfer", unary=infer.handler, compressible=True),
+        traces.method(infer),
         *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
         *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
         *(Method(SERVICE + name, stream=_not_offered_stream(text)) for name, text in NOT_OFFERED_STREAMS.items()),

@@ -18,7 +18,7 @@ from typing import Final
 
 from toutates.batching.counters import Durations
 from toutates.batching.result import Timing, Waiter
-from toutates.h2grpc import Call, Status
+from toutates.h2grpc import Call, HeaderField, Status
 from toutates.models.table import ServedVersion
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.service.plan import Plan
@@ -52,7 +52,7 @@ class Observation:
         id_field: the request's ``id`` with tag and length; see ``request_id``.
         peer: the caller's address.
         wants: which samplings chose it.
-        traceparent, tracestate: what the caller's headers say of its trace; "" for nothing.
+        traceparent, tracestate: what the caller's headers say of its trace, several fields joined; "" for nothing.
     """
 
     __slots__ = (
@@ -192,9 +192,9 @@ class Observer:
         observation = call.context = Observation(arrival_ns, peer, wants)
         for field in call.head.fields:
             if field.name == b"traceparent":
-                observation.traceparent = field.value.decode("latin-1")
+                observation.traceparent = _joined(observation.traceparent, field)
             elif field.name == b"tracestate":
-                observation.tracestate = field.value.decode("latin-1")
+                observation.tracestate = _joined(observation.tracestate, field)
         self.under_way += 1
         return observation
 
@@ -255,3 +255,9 @@ class Observer:
                 self.steps = {**self.steps, model: steps}
             steps.to_plan.add(observation.found_ns - observation.arrival_ns)
             steps.to_copy.add(observation.copied_ns - observation.found_ns)
+
+
+def _joined(before: str, field: HeaderField) -> str:
+    """The value of several fields of one name (RFC 9110 section 5.3)."""
+    value = field.value.decode("latin-1")
+    return f"{before},{value}" if before else value
