@@ -47,7 +47,7 @@ $(MODELS)/mlp/1/model.onnx: examples/make_repository.py | $(VENV)/.serve
 
 models: $(MODELS)/mlp/1/model.onnx  ## Build the example model repository
 
-serve: $(VENV)/.serve $(MODELS)/mlp/1/model.onnx  ## Serve the example models on port 8001 (ARGS='--grpc-addr ...')
+serve: $(VENV)/.serve $(MODELS)/mlp/1/model.onnx  ## Serve the example models on port 8001, with a status page on 9090 (ARGS='--grpc-addr ...')
 	$(BIN)/python -m toutates --model-repository $(MODELS) $(ARGS)
 
 # --- checking ---------------------------------------------------------------------------------------------------

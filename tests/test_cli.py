@@ -85,6 +85,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--trace-endpoint", "http://c", "tracing", read_trace_options({}, endpoint="http://c")),
+    ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
     ("--log-level", "debug", "log_level", "debug"),
@@ -106,7 +107,7 @@ def test_every_flag_is_in_the_table_above() -> None:
     flags = {flag for action in server_parser()._actions for flag in action.option_strings}
     shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
-    together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count"}
+    together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
     assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
 
 
@@ -142,6 +143,13 @@ def test_trace_flags_are_the_first_settings(arguments: Sequence[str], setting: T
 def test_trace_flags_that_cannot_be_used_are_named(arguments: Sequence[str]) -> None:
     with pytest.raises(ConfigurationError, match=arguments[0]):
         parse("--trace-endpoint", "http://c", *arguments)
+
+
+def test_the_http_side_can_be_left_out_and_debugging_opened() -> None:
+    assert parse("--metrics-addr", "off").metrics_addr is None
+    assert parse("--debug-endpoints").debug_endpoints
+    with pytest.raises(ConfigurationError, match=r"^--metrics-addr: is not an address \(got '9090'\)"):
+        parse("--metrics-addr", "9090")
 
 
 EXPLICIT: Final = ("--model-control-mode", "explicit")

@@ -83,7 +83,7 @@ async def started(options: Options) -> AsyncIterator[Running]:
 
 
 def options_of(repository: Path, **more: Any) -> Options:
-    return Options((repository,), grpc_addr=more.pop("grpc_addr", LOOPBACK), **more)
+    return Options((repository,), **{"grpc_addr": LOOPBACK, "metrics_addr": None, **more})
 
 
 def run(main: Callable[[], Any]) -> None:

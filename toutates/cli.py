@@ -246,6 +246,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
             rate=flags.trace_rate,
             count=flags.trace_count,
         ),
+        metrics_addr=None if flags.metrics_addr == "off" else parse_address(flags.metrics_addr, "--metrics-addr"),
+        debug_endpoints=flags.debug_endpoints,
         server_id=flags.server_id,
         shutdown_grace_s=flags.shutdown_grace,
         log_level=flags.log_level,

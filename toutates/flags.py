@@ -369,6 +369,18 @@ def server_parser() -> Parser:
         metavar="N",
         help="end with so many requests traced by the rate; -1 is never (default: -1)",
     )
+    watching = parser.add_argument_group("watching the server")
+    watching.add_argument(
+        "--metrics-addr",
+        default="0.0.0.0:9090",
+        metavar="ADDR",
+        help="HOST:PORT of the HTTP side: metrics, the status page and probes; off for none (default: 0.0.0.0:9090)",
+    )
+    watching.add_argument(
+        "--debug-endpoints",
+        action="store_true",
+        help="let others than this machine use /debug of the HTTP side (default: false)",
+    )
     for flag in ("--sqpoll-enabled", "--sqpoll-idle-ms"):
         parser.add_argument(flag, nargs="?", const=True, help=argparse.SUPPRESS)
     return parser

@@ -98,6 +98,8 @@ class Options:
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None serves plaintext.
         tracing: where traces go, and what is traced.
+        metrics_addr: of the HTTP side; None for none.
+        debug_endpoints: whether /debug answers to all, rather than to this machine alone.
         shutdown_grace_s: seconds.
         log_level: what the log shows, see ``toutates.logs.levels``.
         log_format: "text" or "json".
@@ -131,6 +133,8 @@ class Options:
     grpc_compression: str = ""
     tls: TlsFiles | None = None
     tracing: TraceOptions = field(default_factory=TraceOptions)
+    metrics_addr: Address | None = Address("0.0.0.0", 9090)
+    debug_endpoints: bool = False
     server_id: str = "triton"
     shutdown_grace_s: float = 30.0
     log_level: str = "info"

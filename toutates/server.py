@@ -8,8 +8,9 @@ Start: look through the repository and bind (so that a wrong path and a port in 
 listen, serve. Ports open only after the initial load, as with Triton: until then a client is refused, not told "not
 ready".
 
-Meanwhile SIGHUP has the TLS certificate read again, for connections to come, and SIGUSR1 has everything logged, or no
-longer.
+Meanwhile SIGHUP has the TLS certificate read again, for connections to come; SIGUSR1 has everything logged, or no
+longer; and SIGUSR2 logs what the server is at. The HTTP side (``monitoring``) is there from before the models are
+loaded until the last worker has ended, to tell of both.
 
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
 then the executors end. A second signal ends the grace.
@@ -40,8 +41,9 @@ from toutates.logs.setup import Logs, start_logs
 from toutates.memory import available_memory
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
+from toutates.monitoring.debug_dump import dump, this_run
 from toutates.monitoring.view import ServerView
-from toutates.options import EXIT_FAILURE, EXIT_OK, Options
+from toutates.options import EXIT_FAILURE, EXIT_OK, Address, Options
 from toutates.placement import Placement, default_processing_cores, doubts, place, running_on
 from toutates.providers import choose_providers
 from toutates.repositories.control import ModelControl
@@ -165,8 +167,11 @@ class Server:
         self.view: ServerView | None = None
         self._started_s = time.time()
         self._identity = ServerIdentity(options.server_id, package_version())
-        #: the address that was bound, once it is; tells the port where 0 was asked for
+        #: the addresses that were bound, once they are; they tell the ports where 0 was asked for
         self.address: tuple[str, int] | None = None
+        self.http_address: tuple[str, int] | None = None
+        self._http_listener: list[socket.socket] = []
+        self._dumping = False
 
     def stop(self) -> None:
         """Begin the shutdown; the second call ends its grace. On the main thread."""
@@ -223,14 +228,16 @@ class Server:
         self._warn_of_gil()
         listeners = self._bind()
         try:
-            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1) as signals:
+            self._bind_http()
+            heeded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+            with trio.open_signal_receiver(*heeded) as signals:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._heed, signals)
+                    nursery.start_soon(self._heed, signals, nursery)
                     async with self._exporting_traces():
                         await self._serve(repositories, found, listeners, task_status)
                     nursery.cancel_scope.cancel()
         finally:
-            for listener in listeners:
+            for listener in (*listeners, *self._http_listener):
                 listener.close()
             for repository in repositories:
                 repository.stop()
@@ -245,8 +252,11 @@ class Server:
             logger.info("traces of one in %d requests go to %s", setting.rate, self._options.tracing.endpoint)
         return self._exporter.running(partial(running_on, self._placement.manager, self._placement.anywhere))
 
-    async def _heed(self, signals: AsyncIterator[int]) -> None:
+    async def _heed(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         async for number in signals:
+            if number == signal.SIGUSR2:
+                nursery.start_soon(self._log_dump)
+                continue
             if number == signal.SIGHUP:
                 what = "there is nothing to reload without --tls-cert" if self._tls is None else "reloading TLS"
                 logger.info("SIGHUP: %s", what)
@@ -287,11 +297,12 @@ class Server:
                 cpus=self._placement.anywhere,
             )
             try:
-                if await self._load(manager, control, found):
-                    async with trio.open_nursery() as changes:
-                        desk = await changes.start(self._change_models, control)
-                        await self._run_workers(manager, desk, listeners, task_status)
-                        changes.cancel_scope.cancel()
+                async with self._watched():
+                    if await self._load(manager, control, found):
+                        async with trio.open_nursery() as changes:
+                            desk = await changes.start(self._change_models, control)
+                            await self._run_workers(manager, desk, listeners, task_status)
+                            changes.cancel_scope.cancel()
             finally:
                 manager.stop()
 
@@ -345,6 +356,51 @@ class Server:
             ) from error
         self.address = (host, port)
         return listeners
+
+    def _bind_http(self) -> None:
+        address = self._options.metrics_addr
+        if address is not None:
+            from toutates.monitoring.http_thread import bind_http  # only now: HTTP takes half a second to import
+
+            self._http_listener = [bind_http(address)]
+            self.http_address = self._http_listener[0].getsockname()[:2]
+
+    def _watched(self) -> AbstractAsyncContextManager[None]:
+        """The HTTP side, for as long as the block lasts."""
+        if not self._http_listener:
+            return nullcontext()
+        from toutates.metrics.exposition import Exposition
+        from toutates.monitoring.app import make_app
+        from toutates.monitoring.http_thread import App, serving_http
+
+        assert self.view is not None
+        assert self.http_address is not None
+        host, port = self.http_address
+        page = f"http://{Address('localhost' if host in ('0.0.0.0', '::') else host, port)}/"
+        logger.info("status page on %s, metrics on %smetrics", page, page)
+        view, runs = self.view, [this_run("main")]
+
+        def make() -> App:
+            exposition = Exposition(view)
+            app, beside = make_app(
+                view,
+                exposition,
+                self._logs.recent.latest,
+                runs,
+                debug_for_all=self._options.debug_endpoints,
+            )
+            return app, (*beside, exposition.run)
+
+        return serving_http(self._http_listener[0], make, self._placement)
+
+    async def _log_dump(self) -> None:
+        """What the server is at, to the log; one at a time."""
+        if self.view is not None and not self._dumping:
+            self._dumping = True
+            try:
+                self._logs.write("monitoring", "SIGUSR2: " + await dump(self.view, [this_run("main")]))
+            finally:
+                self._dumping = False
 
     async def _load(
         self, manager: ModelManager, control: ModelControl, found: Sequence[tuple[Repository, ModelFolder]]

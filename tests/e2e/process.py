@@ -20,6 +20,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
 PYTHON: Final = os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
 
+#: The port of the HTTP side is fixed by default, and tests start many servers at once.
+NO_HTTP: Final = ("--metrics-addr", "off")
+
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
 _START_SECONDS = 60.0
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
@@ -32,8 +35,9 @@ def environment() -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of ``toutates`` with these arguments."""
-    return [PYTHON, "-m", "toutates", *arguments]
+    """The command line of ``toutates`` with these arguments; a server is without its HTTP side unless they say so."""
+    is_server = arguments[:1] not in (("check",), ("config",), ("probe",))
+    return [PYTHON, "-m", "toutates", *(NO_HTTP if is_server else ()), *arguments]
 
 
 @dataclass(slots=True)
@@ -87,12 +91,12 @@ def running(
     Args:
         repository: the models: a directory or an s3:// URL.
         folder: an empty one, for its log.
-        flags: beside the repository and the address.
+        flags: beside the repository and the address. There is no HTTP side unless they say so.
         start: what the interpreter is told to run.
         port: where it listens; 0 lets the system choose.
     """
     log_path = folder / "log"
-    arguments = ["--model-repository", str(repository), "--grpc-addr", f"127.0.0.1:{port}", *flags]
+    arguments = ["--model-repository", str(repository), "--grpc-addr", f"127.0.0.1:{port}", *NO_HTTP, *flags]
     with log_path.open("wb") as log:
         process = subprocess.Popen([PYTHON, *start, *arguments], stdout=log, stderr=log, env=environment())
     try:

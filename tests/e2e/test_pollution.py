@@ -73,7 +73,13 @@ def serve_in_this_process(repository: Path, clients: Callable[[int], None]) -> N
 
     async def main() -> None:
         server = Server(
-            Options((repository,), grpc_addr=Address("127.0.0.1", 0), load_models=("dynamic",), processing_cores=1)
+            Options(
+                (repository,),
+                grpc_addr=Address("127.0.0.1", 0),
+                metrics_addr=None,
+                load_models=("dynamic",),
+                processing_cores=1,
+            )
         )
         with trio.fail_after(120):
             async with trio.open_nursery() as nursery:

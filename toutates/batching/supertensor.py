@@ -33,6 +33,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from queue import Empty
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -46,7 +47,7 @@ from toutates.protocol.signature import Signature
 if TYPE_CHECKING:
     from toutates.batching.executor import Executor
 
-__all__ = ["QUICK_NS", "Loan", "Occupancy", "SuperTensor"]
+__all__ = ["QUICK_NS", "LaneState", "Loan", "Occupancy", "SuperTensor"]
 
 #: An idle executor, and the batch to run with it.
 Loan = tuple["Executor", Batch]
@@ -88,6 +89,29 @@ class Occupancy:
     lanes: int
     spare_bytes: int
     buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A lane at one moment, for those who look for what is wrong.
+
+    Attributes:
+        row_shapes: of its rows, by input.
+        batch_rows: rows that one batch takes.
+        batch_bytes: memory of one batch.
+        spare: batches that wait to be used again.
+        open_rows: rows in the batch that still takes some; None if there is none.
+        writing: workers that have not committed to that one.
+        run_ns: how long runs take, by the bit length of their rows; see ``Lane``.
+    """
+
+    row_shapes: RowShapes
+    batch_rows: int
+    batch_bytes: int
+    spare: int
+    open_rows: int | None
+    writing: int
+    run_ns: tuple[int, ...]
 
 
 class SuperTensor:
@@ -512,3 +536,22 @@ class SuperTensor:
                 spare_bytes=self._spare_bytes,
                 buffer_bytes=self._spare_bytes + sum(batch.lane.batch_bytes for batch in in_flight),
             )
+
+    def lane_states(self, most: int) -> list[LaneState]:
+        """What can be said of the lanes used last, ``most`` of them, the last one first."""
+        states = []
+        with self.lock:
+            for lane in islice(reversed(self._lanes.values()), most):
+                batch = self.open_batches.get(lane)
+                states.append(
+                    LaneState(
+                        row_shapes=lane.row_shapes,
+                        batch_rows=lane.batch_rows,
+                        batch_bytes=lane.batch_bytes,
+                        spare=len(lane.spare),
+                        open_rows=batch.rows if batch is not None else None,
+                        writing=batch.busy if batch is not None else 0,
+                        run_ns=tuple(lane.run_ns),
+                    )
+                )
+        return states

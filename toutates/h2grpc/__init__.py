@@ -18,6 +18,7 @@ from __future__ import annotations
 from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.call import Buffer, Call
 from toutates.h2grpc.connection import ServerConnection
+from toutates.h2grpc.connection_state import ConnectionState
 from toutates.h2grpc.events import (
     CallCancelled,
     ConnectionTerminated,
@@ -39,6 +40,7 @@ __all__ = [
     "Buffer",
     "Call",
     "CallCancelled",
+    "ConnectionState",
     "ConnectionTerminated",
     "Event",
     "GrpcError",

@@ -28,12 +28,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import trio
 
 from toutates.h2grpc.call import NEVER, Call
 from toutates.h2grpc.connection import ServerConnection
+from toutates.h2grpc.connection_state import ConnectionState
 from toutates.h2grpc.events import (
     CallCancelled,
     ConnectionTerminated,
@@ -241,6 +243,31 @@ class Worker:
     def connections(self) -> int:
         """Connections open now."""
         return len(self._transports)
+
+    def connection_states(self, most: int) -> list[ConnectionState]:
+        """What can be said of connections that are open, ``most`` of them. Called on the worker's thread."""
+        now_ns = time.monotonic_ns()
+        return [
+            ConnectionState(
+                peer=transport.peer,
+                phase=self._phase(transport),
+                tls=isinstance(transport, TlsTransport),
+                age_s=(now_ns - transport.opened_ns) / 1e9,
+                silent_s=(now_ns - transport.last_read_ns) / 1e9,
+                open_calls=transport.connection.open_calls,
+                received_bytes=transport.received_bytes,
+                sent_bytes=transport.sent_bytes,
+                unsent_bytes=transport.unsent_bytes,
+            )
+            for transport in islice(self._transports.values(), most)
+        ]
+
+    def _phase(self, transport: Transport) -> str:
+        if transport.closing:
+            return "closing"
+        if not transport.established:
+            return "handshake"
+        return "leaving" if transport in self._leaving else "open"
 
     # --- life --------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import structlog
 from toutates.logs.access_log import AccessLog
 from toutates.logs.control import LogControl
 from toutates.logs.handler import LogHandler
-from toutates.logs.levels import parse_levels
+from toutates.logs.levels import PACKAGE, parse_levels
 from toutates.logs.output import LogOutput
 from toutates.logs.recent import RecentWarnings
 from toutates.logs.rendering import LogFormat, LogFormatter
@@ -36,12 +36,14 @@ class Logs:
         recent: the last warnings.
         access: the access log; None without one.
         output: the thread that writes; None where the log is somebody else's, as in a test.
+        formatter: makes lines of it; None likewise.
     """
 
     control: LogControl
     recent: RecentWarnings
     access: AccessLog | None = None
     output: LogOutput | None = None
+    formatter: LogFormatter | None = None
 
     @classmethod
     def without_output(cls, levels: str) -> Logs:
@@ -52,6 +54,14 @@ class Logs:
         """Have the log's thread run on these CPUs; without any where it likes."""
         if self.output is not None and cpus:
             self.output.place(set(cpus))
+
+    def write(self, area: str, text: str) -> None:
+        """Write what somebody has asked for: every line of it, whatever the levels are, and however often it comes."""
+        for line in text.splitlines():
+            if self.output is None or self.formatter is None:
+                logging.getLogger(f"{PACKAGE}.{area}").info("%s", line)
+            elif line:
+                self.output.put(self.formatter.of_fields(time_s=time.time(), level=logging.INFO, area=area, event=line))
 
     @property
     def lost(self) -> int:
@@ -95,7 +105,7 @@ def start_logs(
     access = AccessLog(formatter, output.put) if with_access_log else None
     output.start(handler.flush_repeats, *([] if access is None else [access.drain]))
     try:
-        yield Logs(control, recent, access, output)
+        yield Logs(control, recent, access, output, formatter)
     finally:
         # First what is left: from here on lines would only wait.
         output.close(CLOSE_S)

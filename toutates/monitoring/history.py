@@ -1,0 +1,32 @@
+"""A number's last values, in an array that never grows."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+__all__ = ["NOTHING", "Series"]
+
+#: Stands for a moment without a value; JSON has no NaN, so it is none of the numbers that are kept here.
+NOTHING: Final = -1.0
+
+
+class Series:
+    """The last ``size`` values of one number, 0 or above each, or NOTHING."""
+
+    __slots__ = ("_at", "_values")
+
+    def __init__(self, size: int) -> None:
+        self._values = array("f", [NOTHING]) * size
+        self._at = 0
+
+    def add(self, value: float) -> None:
+        """One more; the oldest goes."""
+        self._values[self._at] = value
+        self._at = (self._at + 1) % len(self._values)
+
+    def last(self, count: int) -> list[float]:
+        """The last ``count`` values, the newest last."""
+        count = min(count, len(self._values))
+        values = self._values[self._at :] + self._values[: self._at]
+        return [round(value, 4) for value in values[len(values) - count :]]

@@ -1,0 +1,51 @@
+"""The pages: one HTML file each, with everything in it, and the policy that lets a browser run just that."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+
+__all__ = ["Page", "load_page"]
+
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page and the Content-Security-Policy that it is to be sent with."""
+
+    html: bytes
+    policy: str
+
+
+def load_page(name: str, data: Mapping[str, str] | None = None) -> Page:
+    """A page of this package.
+
+    Args:
+        name: of its file.
+        data: what takes the places that the page marks as ``__NAME__``; nothing that could end the element around it.
+    """
+    text = (files(__package__) / name).read_text(encoding="utf-8")
+    # Scripts and styles are allowed by what they are. What a page is given is data, and no browser would run it.
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, content in _INLINE.findall(text):
+        hashes[kind].append(f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'")
+    for key, value in (data or {}).items():
+        text = text.replace(f"__{key}__", value)
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(hashes['script'])}",
+            f"style-src {' '.join(hashes['style'])}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+    return Page(text.encode(), policy)
