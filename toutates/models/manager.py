@@ -21,7 +21,6 @@ thread.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -35,6 +34,7 @@ from toutates.batching.session import ModelSession
 from toutates.errors import ModelLoadError, PartlyLoaded, ToutatesError
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.load_counters import LoadCounters
+from toutates.models.own_thread import OwnThread
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.version_loader import LoadOptions, VersionLoader
@@ -107,14 +107,15 @@ class ModelManager:
         self._models: dict[str, ModelEntry] = {}
         #: every version whose executors run, in the table or not
         self._lives: dict[ServedVersion, _Life] = {}
+        #: the threads that have loaded these
+        self._makers: dict[ServedVersion, OwnThread] = {}
         self._options = options
         self._loader = VersionLoader(options)
         self._nursery = nursery
         self._stopped = trio.Event()
         #: by model, one at a time; only for those that have somebody in it or before it
         self._turns: dict[str, trio.Semaphore] = {}
-        self._executor_threads = trio.CapacityLimiter(math.inf)
-        self._loader_threads = trio.CapacityLimiter(options.placement.executor_cores)
+        self._loading = trio.CapacityLimiter(options.placement.executor_cores)
         self._executor_turns = Turns(options.placement.executors)
 
     # --- what models there are ---------------------------------------------------------------------------------------
@@ -291,11 +292,18 @@ class ModelManager:
         for version in retiring:
             version.supertensor.close(workers_ended=self._stopped.is_set())
         del version
+        makers = [self._makers.pop(version) for version in retiring if version in self._makers]  # not ended by `stop`
         while retiring:
             await self._see_off(retiring.pop())  # which is the last to know of it
         retiring.on_gone()
-        # Without it, what a version leaves behind depends on which threads have loaded and run it.
-        await trio.to_thread.run_sync(give_back_freed_memory)
+
+        def free() -> None:
+            for maker in makers:
+                maker.end()
+            # Without it, what a version leaves behind depends on which threads have loaded and run it.
+            give_back_freed_memory()
+
+        await trio.to_thread.run_sync(free)
         self._leave_turn(name, turn)
 
     async def _see_off(self, version: ServedVersion) -> None:
@@ -354,12 +362,12 @@ class ModelManager:
         def load() -> tuple[ServedVersion, list[ModelSession]]:
             return self._loader.load(model, version, overridden=overridden)
 
+        # The threads of ONNX Runtime's pools inherit the name.
+        thread = OwnThread(f"ort {model}")
         began_ns = time.monotonic_ns()
         try:
-            # The threads of ONNX Runtime's pools inherit the name.
-            served, sessions = await trio.to_thread.run_sync(
-                load, limiter=self._loader_threads, thread_name=f"ort {model}"
-            )
+            async with self._loading:
+                served, sessions = await thread.run(load)
             self.counters.loads += 1
         except ToutatesError as error:
             return self._failed(model, version, str(error))
@@ -370,6 +378,7 @@ class ModelManager:
         finally:
             self.counters.load_ns += time.monotonic_ns() - began_ns
         self._lives[served] = _Life(len(sessions))
+        self._makers[served] = thread
         if self._stopped.is_set():
             served.supertensor.close(workers_ended=True)
         for number, session in enumerate(sessions):
@@ -393,6 +402,8 @@ class ModelManager:
             if not life.executors:
                 life.ended.set()
                 del self._lives[served]
+                if self._stopped.is_set() and (maker := self._makers.pop(served, None)) is not None:
+                    maker.end()
 
     async def _replace_when_dead(self, executor: Executor, served: ServedVersion, number: int) -> None:
         name = f"executor-{number} {served.model}"
@@ -435,11 +446,14 @@ class ModelManager:
                 return death
             return None
 
+        thread = OwnThread(name)
         try:
-            # Not abandoned on cancellation: `stop` ends the thread, and the nursery waits for that.
-            return await trio.to_thread.run_sync(run, limiter=self._executor_threads, thread_name=name)
+            # Not abandoned on cancellation: `stop` ends the executor, and the nursery waits for that.
+            return await thread.run(run)
         except (RuntimeError, OSError, MemoryError) as error:  # the system has no thread left for us
             return error
+        finally:
+            thread.end()
 
     def _mark(self, served: ServedVersion, number: int, *, dead: bool) -> None:
         """Note that an executor has no thread, or has one again."""
