@@ -123,6 +123,7 @@ def test_no_request_is_forgotten_whatever_comes_when(executors: int) -> None:
         sent = 0
         for pause_ms in rng.integers(0, 5, 400):
             rows = int(rng.integers(1, 8))
+            wait_until(lambda: one.supertensor.occupancy().in_flight < 7)  # which a busy machine takes its time for
             one.send(rows)
             sent += rows
             if pause_ms:
