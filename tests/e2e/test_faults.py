@@ -106,7 +106,9 @@ def test_a_model_whose_executor_died_is_not_ready_until_it_is_replaced(
             watcher.send(watch, framed(b""))
             assert added(client.call(INFER, versions(1))) == 11
             for _ in range(2):
-                wait_until(lambda: is_ready(client, "versions"))
+                # It waits for a batch: that it is ready could still be said of the thread that has died.
+                wait_until(lambda: inside.supertensor("versions").occupancy().idle_executors == 1)
+                assert is_ready(client, "versions")
                 dead = client.call(INFER, versions(FATAL))
                 assert dead.status == ("13", "running the batch failed: Ended")
             while not watcher.answers[watch].data.endswith(framed(NOT_SERVING)):

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.batching.support import wait_until
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import reload_model
 from tests.e2e.process import ServerProcess, running
@@ -134,11 +135,17 @@ def test_memory_does_not_grow_with_reloads(tmp_path: Path) -> None:
             assert infer_once(process.address) == number
             if number >= 10:
                 resident.append(memory_of(process))
-                threads.append(len(os.listdir(f"/proc/{process.process.pid}/task")))
-        assert threads[-1] <= threads[0] + 2
+                threads.append(threads_of(process))
+        wait_until(
+            lambda: threads_of(process) <= threads[0] + 2
+        )  # the version before goes when it is the machine's turn
         # Two sessions with 8 MB of weights each: one more version or one less may be there when it is measured.
         assert max(resident[-5:]) - max(resident[:5]) < 48e6, [size // 10**6 for size in resident]
         assert process.stop() == 0
+
+
+def threads_of(process: ServerProcess) -> int:
+    return len(os.listdir(f"/proc/{process.process.pid}/task"))
 
 
 def memory_of(process: ServerProcess) -> int:

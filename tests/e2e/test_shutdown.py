@@ -34,9 +34,9 @@ def busy_server(repository: Path, folder: Path, steps: int, *flags: str) -> Iter
         running(repository, folder, ["--load-models", "slow", *flags]) as process,
         channel_to(process.address) as channel,
     ):
+        call(channel, SERVICE + "ServerLive", b"")  # what waits for the connection is sent in any order
         future = channel.unary_unary(INFER).future(message.SerializeToString(), timeout=60)
-        call(channel, SERVICE + "ServerLive", b"")
-        time.sleep(0.05)  # until the executor has taken it
+        call(channel, SERVICE + "ServerLive", b"")  # and is read after that: the server has taken it
         yield process, channel, future
 
 
@@ -87,7 +87,7 @@ def test_a_call_cut_off_on_one_of_several_workers_makes_the_exit_code_1(reposito
 def test_a_second_signal_ends_the_grace(repository: Path, tmp_path: Path) -> None:
     with busy_server(repository, tmp_path, 1000) as (process, _, future):
         process.process.terminate()
-        time.sleep(0.1)
+        wait_until(lambda: "SIGTERM: " in process.log)  # two signals that wait for a process are one
         assert process.stop() == 1
         assert future.exception().code().name == "UNAVAILABLE"
 
