@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import count
 from typing import ClassVar, Final
 
 from fuzz.attacks.attack import Attack
@@ -23,15 +24,35 @@ __all__ = [
 ]
 
 _BLOCK: Final = request_block()
-#: How many answers are waited for before the next requests: an attacker who is ahead by more gains nothing.
-_AHEAD: Final = 8
 
 
-class _Bomb(Attack):
-    """One request, over and over."""
+class _Requests(Attack):
+    """One request after the other.
+
+    Attributes:
+        ahead: how many may wait for their answers: an attacker who is ahead by more gains nothing.
+    """
+
+    connections = 2
+    ahead: ClassVar[int]
+
+    def request(self, stream_id: int, peer: Peer) -> bytes:
+        """What is sent on a stream."""
+        raise NotImplementedError
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        for stream_id in count(1, 2):
+            while stream_id // 2 - peer.answered >= self.ahead:
+                await peer.wait_answer()
+            await peer.send(self.request(stream_id, peer), 1)
+
+
+class _Bomb(_Requests):
+    """The same request, over and over."""
 
     stops: ClassVar[Sequence[str]] = ("grpc-status 3", "grpc-status 8", "grpc-status 13")
-    connections = 2
+    ahead = 8
     block: ClassVar[bytes] = _BLOCK
 
     @cached_property
@@ -42,14 +63,8 @@ class _Bomb(Attack):
     def prepare(self) -> None:
         assert self.body
 
-    async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting())
-        stream_id = 1
-        while True:
-            while stream_id // 2 - peer.answered >= _AHEAD:
-                await peer.wait_answer()
-            await peer.send(unary(stream_id, self.block, self.body), 1)
-            stream_id += 2
+    def request(self, stream_id: int, peer: Peer) -> bytes:
+        return unary(stream_id, self.block, self.body)
 
 
 class GzipBomb(_Bomb):
@@ -117,44 +132,30 @@ class ManyDimensions(_Bomb):
         return framed(infer_message("victim", [1] * 1_000_000, bytes(16)))
 
 
-class PlanPollution(Attack):
+class PlanPollution(_Requests):
     """Requests no two of which are alike in names and parameters, so that nothing the server remembers is of use."""
 
     name = "plan-pollution"
     summary = "valid requests, each with another parameter, so that none is like one seen before"
     limit = "plans are kept within bounds, those in use longest; such requests are answered"
     stops = ()
-    connections = 2
+    ahead = 64
 
-    async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting())
-        stream_id = 1
-        while True:
-            while stream_id // 2 - peer.answered >= 64:
-                await peer.wait_answer()
-            key = b"p%d" % (stream_id // 2 + 1_000_000 * peer.tally.connections)
-            parameter = field(4, field(1, key) + field(2, b"\x10\x01"))
-            message = infer_message("victim", [1, 4], bytes(16), rest=parameter)
-            await peer.send(unary(stream_id, _BLOCK, framed(message)), 1)
-            stream_id += 2
+    def request(self, stream_id: int, peer: Peer) -> bytes:
+        key = b"p%d" % (stream_id // 2 + 1_000_000 * peer.tally.connections)
+        parameter = field(4, field(1, key) + field(2, b"\x10\x01"))
+        return unary(stream_id, _BLOCK, framed(infer_message("victim", [1, 4], bytes(16), rest=parameter)))
 
 
-class ShapePollution(Attack):
+class ShapePollution(_Requests):
     """Requests no two of which are of the same shape, each of which has batches of its own."""
 
     name = "shape-pollution"
     summary = "valid requests of ever other shapes, up to 128 KB a row, for a model of open shape"
     limit = "shapes and spare batches are kept within bounds; the oldest go; such requests are answered"
     stops = ()
-    connections = 2
+    ahead = 4
 
-    async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting())
-        stream_id = 1
-        while True:
-            while stream_id // 2 - peer.answered >= 4:
-                await peer.wait_answer()
-            columns = 1 + stream_id * 7919 % 32_768
-            message = infer_message("shapes", [1, columns], bytes(4 * columns), "FP32")
-            await peer.send(unary(stream_id, _BLOCK, framed(message)), 1)
-            stream_id += 2
+    def request(self, stream_id: int, peer: Peer) -> bytes:
+        columns = 1 + stream_id * 7919 % 32_768
+        return unary(stream_id, _BLOCK, framed(infer_message("shapes", [1, columns], bytes(4 * columns), "FP32")))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from bench.machine import describe_machine
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.experiment import Outcome, run_experiment
 from fuzz.attacks.honest import HonestError
@@ -86,8 +87,8 @@ def _run(attack: Attack, seconds: float) -> Outcome:
 def _section(rows: Mapping[str, Outcome], seconds: float) -> str:
     flags = " ".join(FLAGS)
     return (
-        f"\nMeasured {datetime.date.today()} on {_cpu_model()} ({os.cpu_count()} CPUs), Linux {platform.release()}, "
-        f"server on {_python_version()}, one worker, `{flags}`; each attack for {seconds:g} s, from a process of its "
+        f"\nMeasured {datetime.date.today()} on {describe_machine()['cpu']} ({os.cpu_count()} CPUs), "
+        f"Linux {platform.release()}, server on {_python_version()}, one worker, `{flags}`; each attack for {seconds:g} s, from a process of its "
         "own on the same machine, whose CPU it shares with the server and the honest clients.\n\n"
         + HEAD
         + "".join(row(ATTACKS[name], outcome) + "\n" for name, outcome in rows.items())
@@ -97,13 +98,6 @@ def _section(rows: Mapping[str, Outcome], seconds: float) -> str:
 
 def _python_version() -> str:
     return f"Python {platform.python_version()}" if sys.executable == PYTHON else f"`{Path(PYTHON).parents[1].name}`"
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def row(attack: Attack, outcome: Outcome) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from bench.process import open_files
 
 __all__ = ["Account", "Entry", "Sample", "take_sample"]
 
@@ -72,7 +73,7 @@ def take_sample(pid: int, seconds: float) -> Sample:
     return Sample(
         seconds,
         int(fields["RssAnon"].split()[0]) / 1024,
-        len(os.listdir(f"/proc/{pid}/fd")),
+        open_files(pid),
         int(fields["Threads"]),
     )
 
