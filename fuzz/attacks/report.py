@@ -88,8 +88,9 @@ def _section(rows: Mapping[str, Outcome], seconds: float) -> str:
     flags = " ".join(FLAGS)
     return (
         f"\nMeasured {datetime.date.today()} on {describe_machine()['cpu']} ({os.cpu_count()} CPUs), "
-        f"Linux {platform.release()}, server on {_python_version()}, one worker, `{flags}`; each attack for {seconds:g} s, from a process of its "
-        "own on the same machine, whose CPU it shares with the server and the honest clients.\n\n"
+        f"Linux {platform.release()}, server on {_python_version()}, one worker, `{flags}`; each attack for "
+        f"{seconds:g} s, from a process of its own on the same machine, whose CPU it shares with the server and the "
+        "honest clients.\n\n"
         + HEAD
         + "".join(row(ATTACKS[name], outcome) + "\n" for name, outcome in rows.items())
         + "\n"
