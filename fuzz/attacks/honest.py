@@ -154,14 +154,21 @@ class Crowd:
     def phase(self, started: float, ended: float) -> Phase:
         """What was seen between two moments of ``time.monotonic``: of all calls that were then under way.
 
+        Waits for the first of them to be answered.
+
         Raises:
             HonestError: a request failed at any time so far, or there was none.
         """
-        for failure in self._failures:
-            raise HonestError(f"{type(failure).__name__}: {failure}") from failure
-        took = sorted(end - start for start, end in self._calls if start <= ended and end >= started)
-        if not took:
-            raise HonestError(f"no honest request of {ended - started:.1f} s has been answered yet")
+        patience_ends = time.monotonic() + _PATIENCE_S
+        while True:
+            for failure in self._failures:
+                raise HonestError(f"{type(failure).__name__}: {failure}") from failure
+            took = sorted(end - start for start, end in self._calls if start <= ended and end >= started)
+            if took:
+                break
+            if time.monotonic() > patience_ends:
+                raise HonestError(f"no honest request of {ended - started:.1f} s has been answered yet")
+            time.sleep(_PAUSE_S)
         triton = sum(started <= end <= ended for end in self._triton_ends)
         return Phase(
             len(took) + triton, _percentile_ms(took, 0.5), _percentile_ms(took, 0.99), _percentile_ms(took, 1.0)
