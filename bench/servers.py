@@ -20,7 +20,18 @@ from bench.errors import NoFigure, Unavailable
 from bench.models import ROOT, Model
 from bench.question import METHOD, Question
 
-__all__ = ["Kind", "Server", "Site", "grpc_baseline", "mlserver", "nghttpd", "running", "toutates", "triton_server"]
+__all__ = [
+    "Kind",
+    "Server",
+    "Site",
+    "free_port",
+    "grpc_baseline",
+    "mlserver",
+    "nghttpd",
+    "running",
+    "toutates",
+    "triton_server",
+]
 
 _START_SECONDS = 90.0
 _STOP_SECONDS = 15.0
@@ -141,7 +152,7 @@ def mlserver(python: Path) -> Kind:
         settings = {
             "host": "127.0.0.1",
             "grpc_port": site.port,
-            "http_port": _free_port(),
+            "http_port": free_port(),
             "grpc_max_message_length": 2**31 - 1,
             "metrics_endpoint": None,
             "parallel_workers": 0,
@@ -237,7 +248,7 @@ def running(kind: Kind, models: Sequence[Model], folder: Path) -> Iterator[Serve
     """
     site_folder = folder / "site"
     site_folder.mkdir(parents=True)
-    site = Site(_free_port(), models, site_folder)
+    site = Site(free_port(), models, site_folder)
     log = folder / "log"
     # Toutates and bench are this checkout's under every interpreter, whatever is installed there.
     own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "ORT_DISABLE_TELEMETRY": "1"}
@@ -291,7 +302,8 @@ def _triton_config(model: Model) -> str:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
