@@ -204,15 +204,20 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(prog="python -m bench.watching", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="how often each server is loaded (default: 5)")
-    parser.add_argument("--python", default=sys.executable, help="the servers' interpreter (default: this one)")
+    parser.add_argument(
+        "--python", action="append", help="the servers' interpreter; may be given several times (default: this one)"
+    )
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     options = parser.parse_args(arguments)
     program = shutil.which("h2load")
     if program is None:
         parser.error("h2load is missing: install nghttp2-client")
-    table = measure(options.python, options.rounds, program)
-    text = markdown(table, _version_of(options.python), options.rounds)
-    print(text)
+    texts = []
+    for python in options.python or [sys.executable]:
+        table = measure(python, options.rounds, program)
+        texts.append(markdown(table, _version_of(python), options.rounds))
+        print(texts[-1])
+    text = "\n\n".join(texts)
     if options.write:
         page = ROOT / "docs" / "benchmarks.md"
         before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
@@ -224,7 +229,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _version_of(python: str) -> str:
-    command = [python, "-c", "import sys; print('Python', sys.version.partition(' ')[0], sys.abiflags)"]
+    command = [python, "-c", "import sys; print('Python', sys.version.partition(' ')[0] + sys.abiflags)"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 

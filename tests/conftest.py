@@ -7,16 +7,20 @@ failure of that, but not where a plugin imports the module before the filters ar
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, Final
 
 import pytest
 from hypothesis import settings
+
+from toutates.logs.levels import AREAS, PACKAGE
 
 # The suite finds the same today as tomorrow; `fuzz/run.py` draws other examples, by `--hypothesis-profile fuzz`.
 settings.register_profile("suite", derandomize=True, deadline=None)
@@ -31,6 +35,16 @@ for name in sys.argv[1:]:
     except ImportError:
         pass
 """
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """A server sets the levels of ``logging``, which are the whole process's: afterwards they are as they were."""
+    loggers = [logging.getLogger(name) for name in ("", PACKAGE, *(f"{PACKAGE}.{area}" for area in AREAS))]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 def _gil_is_back() -> bool:

@@ -546,6 +546,12 @@ class Server:
             # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
             self._cut_off_calls += outcome
 
+    def _count_traces(self) -> tuple[int, int]:
+        if self._exporter is None:
+            return 0, 0
+        statistics = self._exporter.statistics()
+        return statistics.sent, statistics.dropped + statistics.failed
+
     def _view(self, manager: ModelManager, repositories: Sequence[Repository]) -> ServerView:
         return ServerView(
             identity=self._identity,
@@ -556,6 +562,7 @@ class Server:
             repositories=repositories,
             loading=manager.counters,
             dropped_log_lines=lambda: self._logs.lost + sum(worker.log_lines_dropped for worker in self._workers),
+            traces=self._count_traces,
             is_live=lambda: not self._stopping.is_set(),
             is_ready=lambda: self._is_ready(manager) and not self._stopping.is_set(),
         )

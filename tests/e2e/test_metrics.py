@@ -423,6 +423,7 @@ def test_a_model_that_is_unloaded_has_no_series_and_begins_anew(tmp_path: Path) 
             gone = scraper()
             assert not [key for key in gone.values if "versions" in key]
             assert gone("loaded_models") == 0
+            assert gone("toutates_model_versions", "UNAVAILABLE") == 0
             assert status_of(client, versions(1)) != "0"
             message = RepositoryModelLoadRequest(model_name="versions").SerializeToString()
             assert status_of(client, message, "RepositoryModelLoad") == "0"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -232,15 +234,30 @@ def test_each_model_has_a_rate_of_its_own_and_the_count_ends_it(repository: Path
 
 
 def test_more_traces_than_can_be_sent_cost_the_server_nothing_but_those(repository: Path, tmp_path: Path) -> None:
-    with tracing(repository, tmp_path, "--trace-rate", "1") as (server, collector):
+    flags = ("--trace-rate", "1", "--metrics-addr", "127.0.0.1:0")
+    with tracing(repository, tmp_path, *flags) as (server, collector):
         collector.answering.clear()
         send(server.address, mlp(), 10_000)
         collector.answering.set()
         wait_until(lambda: "were dropped" in server.log, "nothing was dropped")
         send(server.address, mlp(), 1)
         wait_until(lambda: len(collector.servers()) > 0, "nothing was sent")
+        wait_until(lambda: sum(counted_of(server)) == 10_001, "the metrics lack some")
+        sent, lost = counted_of(server)
+        assert sent > 0
+        assert lost > 0
         assert server.stop() == 0
-        assert len(collector.servers()) < 10_000
+        assert len(collector.servers()) == sent
+
+
+def counted_of(server: ServerProcess) -> tuple[int, int]:
+    """Requests whose spans were sent, and whose spans were lost, as the server's metrics say."""
+    found = re.search(r"http://[^ ]+/metrics", server.log)
+    assert found is not None
+    with urllib.request.urlopen(found[0], timeout=10) as answer:
+        text = answer.read().decode()
+    counts = dict(re.findall(r"^toutates_traces_(sent|lost)_total (\d+)", text, re.MULTILINE))
+    return int(counts["sent"]), int(counts["lost"])
 
 
 # --- the collector's troubles

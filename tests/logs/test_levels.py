@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,6 @@ DEBUG, INFO, WARNING, ERROR, CRITICAL = (
     logging.ERROR,
     logging.CRITICAL,
 )
-
-
-@pytest.fixture
-def restored() -> Iterator[None]:
-    """The levels of ``logging`` as they were."""
-    names = ["", "toutates", *(f"toutates.{area}" for area in AREAS)]
-    before = {name: logging.getLogger(name).level for name in names}
-    yield
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def shown(levels: LogLevels, area: str) -> list[int]:
@@ -104,7 +93,7 @@ def test_every_module_that_logs_is_of_an_area() -> None:
     assert len(found) > 5
 
 
-def test_logging_heeds_levels_and_their_changes(restored: None) -> None:
+def test_logging_heeds_levels_and_their_changes() -> None:
     control = LogControl(parse_levels("warning,h2grpc=debug"))
     control.apply()
     worker, server = logging.getLogger("toutates.h2grpc.worker"), logging.getLogger("toutates.server")
@@ -115,7 +104,7 @@ def test_logging_heeds_levels_and_their_changes(restored: None) -> None:
     assert not logging.getLogger("botocore.auth").isEnabledFor(DEBUG)
 
 
-def test_a_second_signal_takes_back_what_the_first_did(restored: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_signal_takes_back_what_the_first_did(caplog: pytest.LogCaptureFixture) -> None:
     before = parse_levels("error,models=warning")
     control = LogControl(before)
     control.apply()
@@ -128,7 +117,7 @@ def test_a_second_signal_takes_back_what_the_first_did(restored: None, caplog: p
     assert not logging.getLogger("toutates.server").isEnabledFor(WARNING)
 
 
-def test_a_change_ends_what_a_signal_began(restored: None) -> None:
+def test_a_change_ends_what_a_signal_began() -> None:
     control = LogControl(parse_levels("error"))
     control.toggle_debug()
     control.change(parse_levels("warning"), "by request")
@@ -139,7 +128,7 @@ def test_a_change_ends_what_a_signal_began(restored: None) -> None:
     assert control.levels == parse_levels("warning")
 
 
-def test_a_change_is_logged_where_it_can_be_seen(restored: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_is_logged_where_it_can_be_seen(caplog: pytest.LogCaptureFixture) -> None:
     control = LogControl(parse_levels("info"))
     control.apply()
     control.change(parse_levels("error"), "quiet")

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import structlog
 
-from toutates.logs.levels import AREAS
 from toutates.logs.recent import KEPT, MAX_CHARACTERS
 from toutates.logs.rendering import LogFormat
 from toutates.logs.repeats import FEW_PER_PERIOD, LINES_PER_PERIOD
@@ -24,13 +23,9 @@ logger = logging.getLogger("toutates.models.manager")
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    names = ["", "toutates", *(f"toutates.{area}" for area in AREAS)]
-    before = {name: logging.getLogger(name).level for name in names}
+def _without_structlog() -> Iterator[None]:
     yield
     structlog.reset_defaults()
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
 
 
 @contextmanager

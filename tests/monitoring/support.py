@@ -42,6 +42,7 @@ def view_of(
         repositories=(),
         loading=LoadCounters(),
         dropped_log_lines=lambda: 0,
+        traces=lambda: (0, 0),
         is_live=is_live,
         is_ready=is_ready,
     )

@@ -105,6 +105,11 @@ class AccessLog:
         self._sinks.append(sink)
         return sink
 
+    @property
+    def left_out(self) -> int:
+        """Requests without a line, because they came faster than lines are made."""
+        return sum(sink.left_out for sink in self._sinks)
+
     def drain(self, now_ns: int) -> int | None:
         """Make lines of what waits; a chore of the log's thread."""
         is_last = now_ns == LAST
@@ -144,7 +149,7 @@ class AccessLog:
         return self._formatter.of_fields(time_s=time_s, level=logging.INFO, area=AREA, event="ModelInfer", **fields)
 
     def _tell(self, now_ns: int) -> None:
-        left_out = sum(sink.left_out for sink in self._sinks)
+        left_out = self.left_out
         if left_out > self._told and now_ns >= self._tell_again_ns:
             count, self._told = left_out - self._told, left_out
             self._tell_again_ns = now_ns + TELL_NS if now_ns != LAST else LAST

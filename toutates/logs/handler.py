@@ -63,6 +63,11 @@ class LogHandler(logging.Handler):
             )
         self._put(self._lines.of_record(record))
 
+    @property
+    def left_out(self) -> int:
+        """Lines that came too often to be written."""
+        return self._repeats.left_out
+
     def flush_repeats(self, now_ns: int) -> int | None:
         """See ``Repeats.flush``."""
         return self._repeats.flush(now_ns)

@@ -48,6 +48,8 @@ class Repeats:
         self._wake = wake
         self._lock = RLock()  # a finalizer may log at any time, in here too
         self._kinds: dict[_Key, _Kind] = {}
+        #: lines of all times that were not admitted
+        self.left_out = 0
 
     def admit(self, record: logging.LogRecord, now_ns: int) -> bool:
         """Whether a line is to be written.
@@ -76,6 +78,7 @@ class Repeats:
             if not admitted:
                 first_left_out = not kind.left_out
                 kind.left_out += 1
+                self.left_out += 1
                 if first_left_out:
                     kind.last = _message(record)
         if report is not None:

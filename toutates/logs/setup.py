@@ -37,6 +37,7 @@ class Logs:
         access: the access log; None without one.
         output: the thread that writes; None where the log is somebody else's, as in a test.
         formatter: makes lines of it; None likewise.
+        handler: takes lines from ``logging``; None likewise.
     """
 
     control: LogControl
@@ -44,6 +45,7 @@ class Logs:
     access: AccessLog | None = None
     output: LogOutput | None = None
     formatter: LogFormatter | None = None
+    handler: LogHandler | None = None
 
     @classmethod
     def without_output(cls, levels: str) -> Logs:
@@ -65,8 +67,9 @@ class Logs:
 
     @property
     def lost(self) -> int:
-        """Lines that could not be written."""
-        return 0 if self.output is None else self.output.lost
+        """Lines of all times that were not written: they came too often, or nobody took them."""
+        parts = (self.output and self.output.lost, self.handler and self.handler.left_out)
+        return sum(lines or 0 for lines in (*parts, self.access and self.access.left_out))
 
 
 @contextmanager
@@ -105,7 +108,7 @@ def start_logs(
     access = AccessLog(formatter, output.put) if with_access_log else None
     output.start(handler.flush_repeats, *([] if access is None else [access.drain]))
     try:
-        yield Logs(control, recent, access, output, formatter)
+        yield Logs(control, recent, access, output, formatter, handler)
     finally:
         # First what is left: from here on lines would only wait.
         output.close(CLOSE_S)

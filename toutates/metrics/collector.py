@@ -29,7 +29,7 @@ from toutates.metrics.host import HostGauges
 from toutates.metrics.model_families import ModelSnapshot, executor_families, original_families, triton_families
 from toutates.metrics.snapshot import Retired, VersionSnapshot, read_version
 from toutates.models.load_counters import LoadCounters
-from toutates.models.table import ModelState, ModelTable
+from toutates.models.table import UNLOADED, ModelState, ModelTable
 from toutates.repositories.interface import Repository
 from toutates.service.infer import InferService
 from toutates.service.methods import ServerIdentity
@@ -56,6 +56,8 @@ class View(Protocol):
     def loading(self) -> LoadCounters: ...
     @property
     def dropped_log_lines(self) -> Callable[[], int]: ...
+    @property
+    def traces(self) -> Callable[[], tuple[int, int]]: ...
     @property
     def is_ready(self) -> Callable[[], bool]: ...
 
@@ -126,7 +128,8 @@ class ServerCollector(Collector):
         view = self._view
         yield "toutates_info", [((*self._info, "on" if gil_enabled() else "off"), 1)]
         yield "toutates_ready", [((), int(view.is_ready()))]
-        states = [version.state for model in table.models.values() for version in model.versions.values()]
+        versions = [version for model in table.models.values() for version in model.versions.values()]
+        states = [version.state for version in versions if version.reason != UNLOADED]
         yield "toutates_model_versions", [((state.value,), states.count(state)) for state in ModelState]
         yield "toutates_inflight_refusals_total", [((), sum(infer.counters.overloaded for infer in view.infer))]
         misses = sum(infer.counters.parsed for infer in view.infer)
@@ -135,6 +138,9 @@ class ServerCollector(Collector):
         yield "toutates_plan_cache_hits_total", [((), self._plan_hits)]
         yield "toutates_plan_cache_misses_total", [((), misses)]
         yield "toutates_log_lines_dropped_total", [((), view.dropped_log_lines())]
+        sent, lost = view.traces()
+        yield "toutates_traces_sent_total", [((), sent)]
+        yield "toutates_traces_lost_total", [((), lost)]
         yield "toutates_metrics_render_seconds", [((), self.render_s)]
 
     def _workers(self) -> Iterator[Named]:

@@ -29,6 +29,7 @@ class ServerView:
         repositories: where models come from.
         loading: what has become of the models so far.
         dropped_log_lines: how many lines the log was spared so far.
+        traces: requests whose spans were sent, and whose spans were lost.
         is_live: whether the server answers at all; False once it shuts down.
         is_ready: whether it is ready, as ServerReady says.
     """
@@ -41,5 +42,6 @@ class ServerView:
     repositories: Sequence[Repository]
     loading: LoadCounters
     dropped_log_lines: Callable[[], int]
+    traces: Callable[[], tuple[int, int]]
     is_live: Callable[[], bool]
     is_ready: Callable[[], bool]
