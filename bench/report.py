@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from bench.page import replace_between
 from bench.results import Cell, Figure, Results
 from bench.summary import Spread, Summary, shown
 
@@ -69,11 +70,7 @@ def replace_generated(page: str, generated: str) -> str:
     Raises:
         ValueError: the markers are not there, once each and in order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"the page must hold the lines {BEGIN} and {END} once each, in this order")
-    return f"{before}{BEGIN}\n\n{generated}\n{END}{after}"
+    return replace_between(page, BEGIN, END, f"\n\n{generated}\n")
 
 
 def report_command(arguments: Sequence[str]) -> int:

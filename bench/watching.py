@@ -28,6 +28,7 @@ from bench.errors import NoFigure
 from bench.h2load import H2load
 from bench.machine import describe_machine
 from bench.models import ROOT
+from bench.page import replace_between
 from bench.question import Question
 from bench.servers import Server, free_port, running, toutates
 
@@ -220,11 +221,8 @@ def main(arguments: Sequence[str]) -> int:
     text = "\n\n".join(texts)
     if options.write:
         page = ROOT / "docs" / "benchmarks.md"
-        before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-        _, end, after = rest.partition(END)
-        if not begin or not end:
-            parser.error(f"{page} has no place for the table")
-        page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+        old = page.read_text(encoding="utf-8")
+        page.write_text(replace_between(old, BEGIN, END, f"\n\n{text}\n\n"), encoding="utf-8")
     return 0
 
 

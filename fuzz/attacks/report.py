@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.machine import describe_machine
+from bench.page import replace_between
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.experiment import Outcome, run_experiment
 from fuzz.attacks.honest import HonestError
@@ -66,10 +67,7 @@ def write_report(names: Sequence[str], seconds: float) -> int:
 
 def write_table(rows: Mapping[str, Outcome], seconds: float) -> None:
     """Replace the table in the page."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + _section(rows, seconds) + END + after)
+    PAGE.write_text(replace_between(PAGE.read_text(), BEGIN, END, _section(rows, seconds)))
 
 
 def _run(attack: Attack, seconds: float) -> Outcome:

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from bench.page import replace_between
+
 _PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 _BEGIN: Final = "<!-- begin of what `make soak` writes -->\n"
 _END: Final = "<!-- end of what `make soak` writes -->\n"
@@ -60,10 +62,7 @@ def _heading(arguments: argparse.Namespace) -> str:
 
 def write(section: str) -> None:
     """Replace the account in the page."""
-    text = _PAGE.read_text()
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    _PAGE.write_text(before + _BEGIN + "\n" + section + "\n" + _END + after)
+    _PAGE.write_text(replace_between(_PAGE.read_text(), _BEGIN, _END, f"\n{section}\n"))
 
 
 if __name__ == "__main__":
