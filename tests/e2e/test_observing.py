@@ -223,11 +223,19 @@ def test_a_full_ring_is_counted_with_its_model(models: Path) -> None:
 
 def test_requests_in_flight_beyond_the_limit_are_counted(models: Path) -> None:
     def visit(inside: Inside) -> None:
+        seen = observe(inside, 1)
         with client_of(inside.port) as client:
             answers = [client.answer(stream) for stream in [begin(client, slow(200)) for _ in range(3)]]
         refused = [answer for answer in answers if answer.status[0] == "8"]
         assert len(refused) == 2
         assert inside.server._infer[0].counters.overloaded == 2
+        wait_until(lambda: len(seen) == 3)
+        statuses = [observation.status for observation in seen]
+        assert sorted(statuses) == [Status.OK, Status.RESOURCE_EXHAUSTED, Status.RESOURCE_EXHAUSTED]
+        assert "--max-inflight-requests" in seen[0].text
+        assert seen[0].version is None
+        assert seen[0].answered_ns > 0
+        assert observer_of(inside).under_way == 0
 
     assert serve(models, visit, max_inflight_requests=1) == 0
 

@@ -134,7 +134,8 @@ class ServerCollector(Collector):
         yield "toutates_inflight_refusals_total", [((), sum(infer.counters.overloaded for infer in view.infer))]
         misses = sum(infer.counters.parsed for infer in view.infer)
         # A request counts as a miss when it comes, and in all when it has its answer.
-        self._plan_hits = max(self._plan_hits, sum(infer.observer.seen for infer in view.infer) - misses)
+        seen = sum(infer.observer.seen - infer.counters.overloaded for infer in view.infer)  # the rest had no plan
+        self._plan_hits = max(self._plan_hits, seen - misses)
         yield "toutates_plan_cache_hits_total", [((), self._plan_hits)]
         yield "toutates_plan_cache_misses_total", [((), misses)]
         yield "toutates_log_lines_dropped_total", [((), view.dropped_log_lines())]

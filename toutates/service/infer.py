@@ -85,7 +85,7 @@ class InferService:
         def infer_observed(call: Call) -> None:
             self.infer_observed(call, chosen)
 
-        return self._within_limit(infer_observed)
+        return self._within_limit(infer_observed, chosen)
 
     def infer(self, call: Call) -> None:
         """Handle a ModelInfer call: put its rows into a batch.
@@ -150,16 +150,20 @@ class InferService:
         if call.context is observation:  # else its batch was full, and this worker has run it already
             observation.copied_ns = time.monotonic_ns()
 
-    def _within_limit(self, infer: UnaryHandler) -> UnaryHandler:
-        """``infer``, unless so many requests wait already that ``inflight`` refuses one more; 0.06 us."""
+    def _within_limit(self, infer: UnaryHandler, chosen: Sampling | None = None) -> UnaryHandler:
+        """``infer``, unless so many requests wait already that ``inflight`` refuses one more; 0.06 us.
+
+        Args:
+            infer: handles a call.
+            chosen: a sampling that wants those that are refused, too.
+        """
         inflight = self._inflight
         if inflight is None:
             return infer
 
         def infer_within_limit(call: Call) -> None:
             if inflight.count >= inflight.most:
-                self.counters.overloaded += 1
-                raise as_grpc_error(inflight.refusal)
+                raise self._refuse_above_limit(call, inflight.refusal, chosen)
             inflight.count += 1
             try:
                 infer(call)
@@ -351,6 +355,17 @@ class InferService:
         self._count_refusal(error, version)
         prefix = "" if isinstance(error, Overloaded) else request_prefix(_identifier(id_field))
         return GrpcError(STATUSES[type(error)], prefix + str(error))
+
+    def _refuse_above_limit(self, call: Call, refusal: RequestError, chosen: Sampling | None) -> GrpcError:
+        """Of a request that nobody has looked at."""
+        self.counters.overloaded += 1
+        error = as_grpc_error(refusal)
+        observer = self.observer
+        if observer.due or chosen is not None:
+            observer.begin(call, self._worker.now_ns, self._worker.peer(call), chosen)
+            observer.refused(call, error.status, error.text)
+        observer.count(1)
+        return error
 
     def _count_refusal(self, error: RequestError, version: ServedVersion | None) -> None:
         self.observer.count(1)
