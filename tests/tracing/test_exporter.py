@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.tracing.collector import Collector, attributes_of, children_of, collecting, wait_until
 from toutates.tracing import exporter as exporter_module
-from toutates.tracing.exporter import MAX_BATCH, MAX_WAITING, PAUSE_S, TraceExporter
+from toutates.tracing.exporter import MAX_BATCH, MAX_WAITING, PAUSE_S, TraceExporter, _Complaints
 from toutates.tracing.record import TracedRequest
 from toutates.tracing.spans import SpanMaker
 
@@ -231,6 +233,21 @@ def test_collector_that_hangs_costs_a_bounded_time_at_the_end_and_what_does_not_
     # The thread may have taken its first batch while they were put.
     assert 100 - MAX_BATCH <= statistics.dropped <= 100
     assert "were not sent before the end" in caplog.text
+    # Its collector is gone: the thread that was left to itself ends, and says its last here, not in another test.
+    wait_until(lambda: not any(thread.name == "traces" for thread in threading.enumerate()), "the thread did not end")
+
+
+def test_thread_left_to_itself_does_not_bring_back_opentelemetry_s_lines(caplog: pytest.LogCaptureFixture) -> None:
+    noisy = logging.getLogger("opentelemetry.exporter")
+    abandoned, running = _Complaints(), _Complaints()
+    with ExitStack() as stack, running.instead_of_the_log():
+        stack.enter_context(abandoned.instead_of_the_log())
+        stack.close()
+        noisy.warning("one")
+    assert running.first == "one"
+    assert not caplog.records
+    noisy.warning("two")
+    assert [record.getMessage() for record in caplog.records] == ["two"]
 
 
 def test_collector_that_is_down_is_a_warning_now_and_then_and_never_a_line_of_opentelemetrys(

@@ -266,7 +266,8 @@ class _Complaints(logging.Handler):
             yield
         finally:
             noisy.removeHandler(self)
-            noisy.propagate = True
+            # A thread that was left to itself may come here while another exporter runs.
+            noisy.propagate = not any(isinstance(handler, _Complaints) for handler in noisy.handlers)
 
 
 def _resource(version: str) -> Resource:
