@@ -133,6 +133,8 @@ class Crowd:
         self._over = threading.Event()
         #: (start, end) of each call, monotonic seconds
         self._calls: list[tuple[float, float]] = []
+        #: when the call that is under way began, or the next one may begin
+        self._next_start = 0.0
         self._triton_ends: list[float] = []
         self._failures: list[BaseException] = []
         self._threads = [threading.Thread(target=self._guard, args=(self._call_and_measure,))]
@@ -154,7 +156,7 @@ class Crowd:
     def phase(self, started: float, ended: float) -> Phase:
         """What was seen between two moments of ``time.monotonic``: of all calls that were then under way.
 
-        Waits for the first of them to be answered.
+        Waits for the last of them to be answered, since the longest wait may be the one that is not over.
 
         Raises:
             HonestError: a request failed at any time so far, or there was none.
@@ -163,12 +165,14 @@ class Crowd:
         while True:
             for failure in self._failures:
                 raise HonestError(f"{type(failure).__name__}: {failure}") from failure
-            took = sorted(end - start for start, end in self._calls if start <= ended and end >= started)
-            if took:
+            if self._next_start > ended:
                 break
             if time.monotonic() > patience_ends:
-                raise HonestError(f"no honest request of {ended - started:.1f} s has been answered yet")
+                raise HonestError(f"an honest request of {ended - started:.1f} s has not been answered yet")
             time.sleep(_PAUSE_S)
+        took = sorted(end - start for start, end in self._calls if start <= ended and end >= started)
+        if not took:
+            raise HonestError(f"there was no honest request in {ended - started:.1f} s")
         triton = sum(started <= end <= ended for end in self._triton_ends)
         return Phase(
             len(took) + triton, _percentile_ms(took, 0.5), _percentile_ms(took, 0.99), _percentile_ms(took, 1.0)
@@ -185,7 +189,7 @@ class Crowd:
         try:
             number = 0
             while not self._over.is_set():
-                started = time.monotonic()
+                self._next_start = started = time.monotonic()
                 client.call(number)
                 ended = time.monotonic()
                 self._calls.append((started, ended))

@@ -37,7 +37,7 @@ _WATCH_S: Final = 1.0
 
 HEAD: Final = """\
 | attack | CVE | attacker: MB/s, connections/s, CPU | server: CPU more, memory more at its peak and after | honest \
-p99 ms before, during, after | stopped by |
+ms: p99 before, during, after; worst during | stopped by |
 |---|---|---|---|---|---|
 """
 
@@ -111,6 +111,7 @@ def row(attack: Attack, outcome: Outcome) -> str:
         f"{outcome.after_mib - outcome.before_mib:+.0f} MiB"
     )
     honest = ", ".join(f"{phase.p99_ms:.1f}" for phase in (outcome.before, outcome.during, outcome.after))
+    honest += f"; {outcome.during.worst_ms:.1f}"
     stopped = f"{attack.limit}: {_endings(report.endings, report.answers)}"
     return f"| {attack.name}: {attack.summary} | {attack.cve} | {attacker} | {server} | {honest} | {stopped} |"
 

@@ -29,7 +29,7 @@ def outcome() -> Outcome:
 
 def test_the_table_says_what_an_attack_cost_and_what_stopped_it() -> None:
     row = report.row(ATTACKS["rapid-reset"], outcome())
-    assert "| CVE-2023-44487 | 4.00, 2, 50% | 50%, +20 MiB, +1 MiB | 2.0, 2.0, 2.0 |" in row
+    assert "| CVE-2023-44487 | 4.00, 2, 50% | 50%, +20 MiB, +1 MiB | 2.0, 2.0, 2.0; 3.0 |" in row
     assert "`GOAWAY ENHANCE_YOUR_CALM`" in row
     assert row.count("|") == report.HEAD.splitlines()[0].count("|")
 
