@@ -235,14 +235,42 @@ def test_only_the_models_asked_for_are_loaded(repository: Path, capfd: pytest.Ca
     assert "other" not in capfd.readouterr().out
 
 
-def test_an_empty_repository_is_served_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("more", "is_ready"),
+    [
+        ({}, False),
+        ({"model_control_mode": "poll"}, False),
+        ({"model_control_mode": "explicit", "load_models": ()}, True),
+        ({"strict_readiness": False}, True),
+    ],
+    ids=["none", "poll", "explicit", "readiness that is not strict"],
+)
+def test_a_server_without_models_is_ready_only_if_it_was_told_to_start_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, Any], is_ready: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+
     async def main() -> None:
-        async with started(options_of(tmp_path)) as running:
-            assert (await running.probe())[0]
+        async with started(options_of(tmp_path, **more)) as running:
+            assert (await running.probe())[0] is is_ready
+            assert running.server.view is not None
+            assert running.server.view.is_ready() is is_ready
             running.server.stop()
 
     run(main)
-    assert f"the model repository {tmp_path} has no models" in caplog.text
+    reason = "no model is served: the model repository has none"
+    assert (f"NOT ready: {reason}" in caplog.text) is not is_ready
+    if "load_models" not in more:
+        assert f"the model repository {tmp_path} has no models" in caplog.text
+
+
+def test_an_empty_repository_does_not_end_a_server_that_ends_on_errors(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(options_of(tmp_path, exit_on_error=True)) as running:
+            running.server.stop()
+        assert running.code == 0
+
+    run(main)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

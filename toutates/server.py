@@ -160,6 +160,8 @@ class Server:
         self._failed = False
         self._cut_off_calls = 0
         self._gil_problem = ""
+        #: why the server is not ready, as the log has it
+        self._unready_said = ""
         self._workers: list[Worker] = []
         self._infer: list[InferService] = []
         self._readiness: list[Readiness] = []
@@ -286,7 +288,13 @@ class Server:
                 is_wanted=is_wanted,
                 placement=self._placement,
             )
-            manager = ModelManager(load_options, executors, lambda: self._show_readiness(manager), self._settle)
+            manager = ModelManager(
+                load_options,
+                executors,
+                lambda: self._show_readiness(manager),
+                self._settle,
+                may_be_empty=options.model_control_mode == "explicit",
+            )
             self.view = self._view(manager, repositories)
             control = ModelControl(
                 repositories,
@@ -422,7 +430,8 @@ class Server:
             return False
         if not manager.table.models and self._options.load_models is None:
             names = ", ".join(str(one) for one in self._options.model_repositories)
-            logger.warning("the model repository %s has no models", names)
+            until = "" if manager.table.may_be_empty else "; the server is not ready until it has one"
+            logger.warning("the model repository %s has no models%s", names, until)
         providers = [name for name, _ in self._providers]
         say(startup_table(manager.table, providers, time.monotonic() - started))
         say(placement_table(self._placement, manager.table, self._options.ort_intra_threads))
@@ -430,7 +439,7 @@ class Server:
         # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
         # that fail come back as errors to those who asked for them.
         onnxruntime.set_default_logger_severity(4)
-        if self._options.exit_on_error and not manager.table.ready:
+        if self._options.exit_on_error and manager.table.failed:
             logger.critical("a model cannot be served, see above; the server ends, as --exit-on-error says")
             self._failed = True
             return False
@@ -473,6 +482,7 @@ class Server:
 
     def _announce(self, manager: ModelManager) -> None:
         assert self.address is not None
+        self._unready_said = reason = self._unready_reason(manager)
         logger.info(
             "%s: toutates %s on %s: serving gRPC on %s:%d with %d worker%s, %s",
             self._options.server_id,
@@ -481,7 +491,7 @@ class Server:
             *self.address,
             len(self._workers),
             "" if len(self._workers) == 1 else "s",
-            "ready" if self._is_ready(manager) else "NOT ready: see the models above",
+            f"NOT ready: {reason}" if reason else "ready",
             extra={"port": self.address[1], "workers": len(self._workers)},
         )
 
@@ -564,11 +574,17 @@ class Server:
             dropped_log_lines=lambda: self._logs.lost + sum(worker.log_lines_dropped for worker in self._workers),
             traces=self._count_traces,
             is_live=lambda: not self._stopping.is_set(),
-            is_ready=lambda: self._is_ready(manager) and not self._stopping.is_set(),
+            unready_reason=lambda: (
+                "the server is shutting down" if self._stopping.is_set() else self._unready_reason(manager)
+            ),
         )
 
     def _is_ready(self, manager: ModelManager) -> bool:
-        return manager.table.ready or not self._options.strict_readiness
+        return not self._unready_reason(manager)
+
+    def _unready_reason(self, manager: ModelManager) -> str:
+        """Why the models keep the server from being ready; "" if they do not."""
+        return manager.table.unready_reason if self._options.strict_readiness else ""
 
     async def _settle(self) -> None:
         """Wait until every worker has let go of what the table of models no longer has."""
@@ -581,7 +597,14 @@ class Server:
 
     def _show_readiness(self, manager: ModelManager) -> None:
         """The table of models has changed."""
-        serving = self._is_ready(manager)
+        reason = self._unready_reason(manager)
+        if bool(reason) is not bool(self._unready_said):
+            if reason:
+                logger.warning("the server is not ready any more: %s", reason)
+            else:
+                logger.info("the server is ready")
+        self._unready_said = reason
+        serving = not reason
         for worker, readiness in zip(self._workers, self._readiness, strict=True):
             worker.call_soon(partial(readiness.update, serving=serving))
             worker.call_soon(worker.task_woken)

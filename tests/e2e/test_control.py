@@ -285,6 +285,34 @@ def test_mode_none_refuses_both(server: ServerProcess) -> None:
 # --- poll
 
 
+def test_a_polling_server_is_ready_while_it_has_a_model(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    (tmp_path / "log").mkdir()
+    reason = "no model is served: the model repository has none"
+    with running(root, tmp_path / "log", POLL) as process, client_of(process) as client:
+        assert f"NOT ready: {reason}" in process.log
+        assert not client.is_server_ready()
+        put(root, "comes", adds=5)
+        wait_until(client.is_server_ready)
+        assert answer(client, "comes") == 5
+        shutil.rmtree(root / "comes")
+        wait_until(lambda: not client.is_server_ready())
+        wait_until(lambda: f"the server is not ready any more: {reason}" in process.log)
+        assert process.log.count("the server is ready\n") == 1
+
+
+def test_an_explicit_server_stays_ready_when_its_last_model_is_unloaded(tmp_path: Path) -> None:
+    put(tmp_path / "models", "only")
+    (tmp_path / "log").mkdir()
+    with running(tmp_path / "models", tmp_path / "log", EXPLICIT) as process, client_of(process) as client:
+        assert client.is_server_ready()
+        client.load_model("only")
+        client.unload_model("only")
+        assert fails(lambda: answer(client, "only"))[0] in ("NOT_FOUND", "UNAVAILABLE")
+        assert client.is_server_ready()
+
+
 def test_polling_loads_reloads_and_unloads(tmp_path: Path) -> None:
     root, other = tmp_path / "models", tmp_path / "other"
     for folder in (root, other, tmp_path / "log"):

@@ -133,3 +133,28 @@ def test_the_table_cannot_be_changed() -> None:
 )
 def test_the_server_is_ready_once_every_version_is(table: ModelTable, is_ready: bool) -> None:
     assert table.ready is is_ready
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (ModelTable({}, complete=False), "models are being loaded"),
+        (ModelTable({}, may_be_empty=False), "no model is served: the model repository has none"),
+        (
+            ModelTable({"m": ModelEntry("m", {1: VersionEntry(1, ModelState.UNLOADING)})}, may_be_empty=False),
+            "no model is served: the model repository has none",
+        ),
+        (ModelTable({"m": ModelEntry("m", {1: ready("m", 1)})}, may_be_empty=False), ""),
+        (
+            ModelTable({"a": ModelEntry("a", {1: broken(1)}), "m": ModelEntry("m", {1: ready("m", 1)})}),
+            "1 of 2 models cannot be served: 'a'",
+        ),
+        (
+            ModelTable({f"m{n}": ModelEntry(f"m{n}", {1: broken(1)}) for n in range(7)}),
+            "7 of 7 models cannot be served: 'm0', 'm1', 'm2', 'm3', 'm4' and 2 more",
+        ),
+    ],
+    ids=["loading", "empty", "the last one is unloaded", "ready", "one of two", "many"],
+)
+def test_the_table_says_why_the_server_is_not_ready(table: ModelTable, reason: str) -> None:
+    assert table.unready_reason == reason

@@ -30,7 +30,7 @@ def view_of(
     *,
     workers: Sequence[Worker] = (),
     is_live: Callable[[], bool] = lambda: True,
-    is_ready: Callable[[], bool] = lambda: True,
+    unready_reason: Callable[[], str] = lambda: "",
 ) -> ServerView:
     """A server as the HTTP side sees it; without workers of its own it has one that never runs."""
     return ServerView(
@@ -44,7 +44,7 @@ def view_of(
         dropped_log_lines=lambda: 0,
         traces=lambda: (0, 0),
         is_live=is_live,
-        is_ready=is_ready,
+        unready_reason=unready_reason,
     )
 
 

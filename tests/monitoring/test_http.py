@@ -95,13 +95,14 @@ def test_metrics_come_in_the_format_that_is_asked_for(port: int) -> None:
 
 
 def test_probes_hear_how_the_server_is() -> None:
-    live, ready = [True], [False]
-    view = view_of(is_live=lambda: live[0], is_ready=lambda: ready[0])
+    live, reason = [True], ["no model is served"]
+    view = view_of(is_live=lambda: live[0], unready_reason=lambda: reason[0])
     with http_side(view) as port:
         assert [get(port, f"/health/{word}").status for word in ("live", "ready")] == [200, 503]
-        ready[0] = True
+        assert get(port, "/health/ready").text == "not ready: no model is served\n"
+        reason[0] = ""
         assert [get(port, f"/health/{word}").text for word in ("live", "ready")] == ["live\n", "ready\n"]
-        live[0] = ready[0] = False
+        live[0], reason[0] = False, "the server is shutting down"
         assert [get(port, f"/health/{word}").status for word in ("live", "ready")] == [503, 503]
 
 

@@ -97,9 +97,11 @@ class ModelManager:
         nursery: trio.Nursery,
         on_change: Callable[[], None] = lambda: None,
         settle: Callable[[], Awaitable[None]] = _nobody_to_wait_for,
+        *,
+        may_be_empty: bool = True,
     ) -> None:
         #: read by every thread, replaced as a whole by the manager alone
-        self.table = ModelTable({}, complete=False)
+        self.table = ModelTable({}, complete=False, may_be_empty=may_be_empty)
         self.counters = LoadCounters()
         self._on_change = on_change
         self._settle = settle
@@ -328,7 +330,8 @@ class ModelManager:
             {
                 name: replace(model, versions={n: self._as_it_is(entry) for n, entry in model.versions.items()})
                 for name, model in self._models.items()
-            }
+            },
+            may_be_empty=self.table.may_be_empty,
         )
 
     def _as_it_is(self, entry: VersionEntry) -> VersionEntry:

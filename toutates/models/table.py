@@ -23,6 +23,8 @@ __all__ = ["UNLOADED", "ModelEntry", "ModelState", "ModelTable", "ServedVersion"
 
 #: Triton's reason for versions that were unloaded, which do not count against readiness.
 UNLOADED: Final = "unloaded"
+#: Models that one sentence names.
+_MAX_NAMES: Final = 5
 
 
 class ModelState(Enum):
@@ -115,23 +117,52 @@ def _has_failed(entry: VersionEntry) -> bool:
 
 
 class ModelTable:
-    """Every model of the repository, by name, sorted."""
+    """Every model of the repository, by name, sorted.
 
-    def __init__(self, models: Mapping[str, ModelEntry], *, complete: bool = True) -> None:
+    Args:
+        models: by name.
+        complete: whether the initial load has ended, successfully or not.
+        may_be_empty: whether a server without models is ready, because models are loaded on request.
+
+    Attributes:
+        unready_reason: why the server is not ready, a sentence without a full stop; "" if it is.
+    """
+
+    def __init__(self, models: Mapping[str, ModelEntry], *, complete: bool = True, may_be_empty: bool = True) -> None:
         self.models = MappingProxyType(dict(sorted(models.items())))
-        #: whether loading has ended, successfully or not
         self.complete = complete
+        self.may_be_empty = may_be_empty
+        self.unready_reason = self._find_unready_reason()
 
     @property
     def ready(self) -> bool:
-        """Whether no known version fails to answer that should: Triton's strict readiness, but for one thing.
+        """Whether no known version fails to answer that should: Triton's strict readiness, but for two things.
 
         What is being loaded or unloaded does not count, because a server that serves the rest must not be taken out of
-        its load balancer for it.
+        its load balancer for it. A server without any model is not ready, unless it was told to start empty.
         """
-        return self.complete and all(
-            not model.problem and not any(map(_has_failed, model.versions.values())) for model in self.models.values()
-        )
+        return not self.unready_reason
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the models of which something cannot be served that should be, sorted."""
+        return [
+            name
+            for name, model in self.models.items()
+            if model.problem or any(map(_has_failed, model.versions.values()))
+        ]
+
+    def _find_unready_reason(self) -> str:
+        if not self.complete:
+            return "models are being loaded"
+        failed = self.failed
+        if failed:
+            shown = ", ".join(f"'{name}'" for name in failed[:_MAX_NAMES])
+            more = f" and {len(failed) - _MAX_NAMES} more" if len(failed) > _MAX_NAMES else ""
+            return f"{len(failed)} of {len(self.models)} models cannot be served: {shown}{more}"
+        if not self.may_be_empty and not self.served():
+            return "no model is served: the model repository has none"
+        return ""
 
     def find(self, name: str, version: str) -> ServedVersion:
         """The version a request asks for.

@@ -22,7 +22,7 @@ from toutates.monitoring.profiler import MAX_HZ, MAX_SECONDS, Busy, Profile, Pro
 from toutates.monitoring.responses import page_response, text_response
 from toutates.monitoring.reuse import ReusedText
 from toutates.monitoring.sampling import HISTORY, Sampler
-from toutates.monitoring.status import Status, Warned, is_serving
+from toutates.monitoring.status import Status, Warned, unready_reason
 from toutates.monitoring.view import ServerView
 
 __all__ = ["Metrics", "make_app"]
@@ -72,8 +72,8 @@ def make_app(
     routes: list[tuple[str, _Endpoint]] = [
         ("/", _page),
         ("/status.json", _StatusJson(status).get),
-        ("/health/live", _health(view.is_live, "live", "not live")),
-        ("/health/ready", _health(lambda: is_serving(view), "ready", "not ready")),
+        ("/health/live", _health("live", lambda: "" if view.is_live() else "the server is shutting down")),
+        ("/health/ready", _health("ready", lambda: unready_reason(view))),
         ("/debug/tasks", _not_for_foreign_pages(guarded(debug.tasks))),
         ("/debug/profile", _not_for_foreign_pages(guarded(debug.profile))),
     ]
@@ -149,9 +149,12 @@ class _MetricsText:
         return text_response(made, content_type=content_type, headers={"vary": "accept"})
 
 
-def _health(is_well: Callable[[], bool], yes: str, no: str) -> _Endpoint:
+def _health(state: str, problem: Callable[[], str]) -> _Endpoint:
+    """Answers 200 and ``state``; or 503 and why it is not so, where ``problem`` says something."""
+
     async def health(request: Request) -> Response:
-        return text_response(f"{yes}\n") if is_well() else text_response(f"{no}\n", status=503)
+        reason = problem()
+        return text_response(f"not {state}: {reason}\n", status=503) if reason else text_response(f"{state}\n")
 
     return health
 

@@ -68,9 +68,10 @@ async def dump(view: ServerView, runs: Sequence[TrioRun]) -> str:
             nursery.start_soon(_ask_into, answers, index, worker.call_soon, partial(_of_worker, worker))
     by_name = {name: thread for thread, name in thread_names().items()}
     asked = [(run.name, run.thread) for run in runs] + [(worker.name, by_name.get(worker.name)) for worker in workers]
+    reason = view.unready_reason()
     lines = [
         f"{view.identity.name} {view.identity.version}, up for {time.time() - view.started_s:.0f} s, "
-        f"{'live' if view.is_live() else 'not live'}, {'ready' if view.is_ready() else 'not ready'}",
+        f"{'live' if view.is_live() else 'not live'}, {f'not ready: {reason}' if reason else 'ready'}"
     ]
     for (name, thread), answer in zip(asked, answers, strict=True):
         lines += ["", f"== thread {name} =="]

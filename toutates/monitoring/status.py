@@ -14,7 +14,7 @@ from toutates.monitoring.history import NOTHING
 from toutates.monitoring.sampling import ERROR_KINDS, HISTORY, MODEL_HISTORY, Sampler, VersionSample, percentile_ms
 from toutates.monitoring.view import ServerView
 
-__all__ = ["Status", "Warned", "is_serving"]
+__all__ = ["Status", "Warned", "unready_reason"]
 
 #: Versions of models that are listed, those that fail and those that are busiest first.
 MAX_VERSIONS: Final = 200
@@ -45,9 +45,9 @@ class Warned(Protocol):
         """What it says."""
 
 
-def is_serving(view: ServerView) -> bool:
-    """Whether requests are welcome: the server is ready, and listens already."""
-    return view.is_ready() and bool(view.workers)
+def unready_reason(view: ServerView) -> str:
+    """Why requests are not welcome, a sentence without a full stop; "" if they are."""
+    return view.unready_reason() or ("" if view.workers else "the server is starting")
 
 
 class Status:
@@ -119,7 +119,7 @@ class Status:
             "started_s": view.started_s,
             "now_s": round(time.time(), 1),
             "live": view.is_live(),
-            "ready": is_serving(view),
+            "ready": not unready_reason(view),
             "loading": not table.complete or not view.workers,
         }
 

@@ -31,7 +31,7 @@ class ServerView:
         dropped_log_lines: how many lines the log was spared so far.
         traces: requests whose spans were sent, and whose spans were lost.
         is_live: whether the server answers at all; False once it shuts down.
-        is_ready: whether it is ready, as ServerReady says.
+        unready_reason: why it is not ready, a sentence without a full stop; "" if it is, as ServerReady says.
     """
 
     identity: ServerIdentity
@@ -44,4 +44,8 @@ class ServerView:
     dropped_log_lines: Callable[[], int]
     traces: Callable[[], tuple[int, int]]
     is_live: Callable[[], bool]
-    is_ready: Callable[[], bool]
+    unready_reason: Callable[[], str]
+
+    def is_ready(self) -> bool:
+        """Whether it is ready, as ServerReady says."""
+        return not self.unready_reason()
