@@ -159,7 +159,10 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, str]]]]
         link_back,
         [("m/2", "is a link back to", "remove it"), ("m/2/model.onnx", "unable to find", "put the graph there")],
     ),
-    "empty model": (lambda root: (root / "m").mkdir(), [("m", "no version directory", "remove the directory")]),
+    "model without a version": (
+        lambda root: ((root / "m").mkdir(), write_config(root, "m", "max_batch_size: 0")),
+        [("m", "no version directory", "remove the directory")],
+    ),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from toutates.errors import ConfigurationError, ModelLoadError
 from toutates.memory import available_memory
 from toutates.models.inspection import InspectedVersion, inspect_version
-from toutates.models.repository import ModelFolder, VersionFolder, scan
+from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over, scan
 
 __all__ = ["Report", "check_repository"]
 
@@ -57,9 +57,12 @@ def check_repository(
     report = Report()
     folders = scan(root)
     _check_links(root, report)
-    if not folders:
+    if all(folder.passed_over for folder in folders):
         report.warnings.append(f"{root}: has no models; put one directory there for each")
     for folder in folders:
+        if folder.passed_over:
+            report.warnings.append(_one_line(say_passed_over(folder)))
+            continue
         _check_links(folder.path, report)
         report.warnings += [_one_line(warning) for warning in folder.warnings]
         if folder.problem:

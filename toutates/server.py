@@ -50,6 +50,7 @@ from toutates.repositories.control import ModelControl
 from toutates.repositories.fetching import fetch_all
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import find_models, open_repositories
+from toutates.repositories.passed_over import PassedOver
 from toutates.service.answers import is_wanted
 from toutates.service.infer import InferService
 from toutates.service.inflight import FLAG as INFLIGHT_FLAG
@@ -174,6 +175,7 @@ class Server:
         self.http_address: tuple[str, int] | None = None
         self._http_listener: list[socket.socket] = []
         self._dumping = False
+        self._passed_over = PassedOver()
 
     def stop(self) -> None:
         """Begin the shutdown; the second call ends its grace. On the main thread."""
@@ -221,7 +223,7 @@ class Server:
         )
         try:
             asked_by = dict.fromkeys(options.load_model, "--load-model")
-            found = find_models(repositories, options.load_models, asked_by)
+            found = find_models(repositories, options.load_models, asked_by, self._passed_over)
         except RepositoryError as error:
             # Whoever starts servers is told at once, rather than by a server that stays without models.
             raise ConfigurationError(str(error)) from error
@@ -303,6 +305,7 @@ class Server:
                 only=options.load_models,
                 poll_s=options.repository_poll_s,
                 cpus=self._placement.anywhere,
+                passed_over=self._passed_over,
             )
             try:
                 async with self._watched():

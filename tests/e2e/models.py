@@ -261,3 +261,4 @@ def build_broken_repository(root: Path) -> None:
     add_model(root, "misspelt", _unary("Neg", "FP32", ["n", 4]), config=_SMALL_RING.replace("capacity", "capacities"))
     (root / "missing" / "1").mkdir(parents=True)
     (root / "empty").mkdir()
+    (root / "empty" / "config.pbtxt").touch()

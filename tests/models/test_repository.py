@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toutates.errors import ConfigurationError
-from toutates.models.repository import ModelFolder, VersionFolder, scan
+from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over, scan
 
 
 def add(root: Path, *files: str) -> None:
@@ -43,8 +43,39 @@ def test_an_empty_repository_has_no_models(tmp_path: Path) -> None:
 
 
 def test_files_and_hidden_directories_are_no_models(tmp_path: Path) -> None:
-    add(tmp_path, "README.md", ".git/1/model.onnx", "m/1/model.onnx")
-    assert [model.name for model in scan(tmp_path)] == ["m"]
+    add(tmp_path, "README.md", ".git/1/model.onnx", "m/1/model.onnx", "..data/1/model.onnx")
+    hidden, model = scan(tmp_path)
+    assert (hidden.name, hidden.passed_over, hidden.versions) == (".git", True, ())
+    assert (model.name, model.passed_over) == ("m", False)
+    expected = f"'{tmp_path}/.git' is passed over, because it does not look like a model: hidden directories hold no models"
+    assert say_passed_over(hidden) == expected
+
+
+@pytest.mark.parametrize("name", ["lost+found", "__pycache__", "@eaDir"])
+def test_directories_of_file_systems_are_no_models_and_are_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    add(tmp_path, f"{name}/1/model.onnx")
+    monkeypatch.setattr(os, "listdir", refuse_listing(tmp_path / name))
+    model = only_model(tmp_path)
+    assert (model.passed_over, model.versions) == (True, ())
+
+
+@pytest.mark.parametrize("file", ["scripts/export.py", "scripts/v1/model.onnx", "scripts/model.onnx"])
+def test_a_directory_without_version_and_configuration_is_passed_over(tmp_path: Path, file: str) -> None:
+    add(tmp_path, file)
+    model = only_model(tmp_path)
+    assert model.passed_over
+    assert say_passed_over(model) == (
+        f"'{tmp_path}/scripts' is passed over, because it does not look like a model: no version directory in "
+        f"'{tmp_path}/scripts', such as '{tmp_path}/scripts/1', and no config.pbtxt"
+    )
+
+
+@pytest.mark.parametrize("file", ["m/1/model.onnx", "m/1/notes", "m/config.pbtxt"])
+def test_a_directory_with_a_version_or_a_configuration_is_a_model(tmp_path: Path, file: str) -> None:
+    add(tmp_path, file)
+    assert not only_model(tmp_path).passed_over
 
 
 @pytest.mark.parametrize("name", ["ünïcode", "with space", "1", "a.b-c_d", "模型", "configs"])
@@ -71,7 +102,7 @@ def test_a_model_file_may_be_a_directory_that_holds_it_and_its_weights(tmp_path:
 
 
 def test_a_model_without_versions_has_a_problem(tmp_path: Path) -> None:
-    add(tmp_path, "m/model.onnx")
+    add(tmp_path, "m/config.pbtxt")
     model = only_model(tmp_path)
     assert model.versions == ()
     assert model.problem == f"no version directory in '{tmp_path}/m', such as '{tmp_path}/m/1'"

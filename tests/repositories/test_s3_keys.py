@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import S3Service, quiet, repository
+from toutates.models.repository import say_passed_over
 from toutates.repositories.s3_keys import S3Object, models_among
 
 VIEW = Path("/cache/views/x/files/m")
@@ -74,6 +75,21 @@ def test_objects_that_stand_for_directories_are_directories() -> None:
     assert models["m"].wanted().keys() == {"1/model.onnx"}
     assert "no version directory in 's3://b/n/'" in models["n"].describe(VIEW).problem
     assert "unable to find 's3://b/o/1/model.onnx'" in models["o"].describe(VIEW).versions[0].problem
+
+
+def test_directories_that_are_no_models_are_passed_over() -> None:
+    keys = ("m/1/x", ".git/1/model.onnx", "lost+found/a", "__pycache__/a.pyc", "scripts/a.py", "half/config.pbtxt")
+    models, odd = models_among(objects(*keys), "s3://b", "")
+    assert odd == []
+    described = {name: files.describe(VIEW) for name, files in models.items()}
+    passed_over = {".git", "__pycache__", "lost+found", "scripts"}
+    assert {name for name, folder in described.items() if folder.passed_over} == passed_over
+    assert described.keys() - passed_over == {"half", "m"}
+    assert say_passed_over(described["scripts"]) == (
+        "'s3://b/scripts' is passed over, because it does not look like a model: no version directory in "
+        "'s3://b/scripts/', such as 's3://b/scripts/1/', and no config.pbtxt"
+    )
+    assert not described[".git"].versions
 
 
 def test_many_odd_keys_are_few_warnings() -> None:

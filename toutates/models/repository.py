@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from toutates.errors import ConfigurationError
+from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.settings import MODEL_FILENAME
 from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
 
@@ -31,6 +32,8 @@ __all__ = [
     "ModelFolder",
     "VersionFolder",
     "is_version",
+    "not_a_model_name",
+    "say_passed_over",
     "scan",
     "scan_model",
     "version_folder",
@@ -38,6 +41,11 @@ __all__ = [
 
 #: Triton's own sub-directories of a model
 RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})
+
+#: Directories that file systems, network storage and Python put beside models, whatever is in them.
+_NEVER_MODELS: Final = frozenset(
+    {"lost+found", "__pycache__", "@eaDir", "#recycle", "#snapshot", "@Recycle", "System Volume Information"}
+)
 
 _FLAG: Final = "--model-repository"
 _VERSION: Final = re.compile(r"[1-9][0-9]*")
@@ -79,6 +87,8 @@ class ModelFolder:
         problem: why no version of it can be loaded; empty if there are any to try.
         fingerprint: another one after any file of the model has changed; empty where nobody has looked.
         source: where the operator finds it, a path or an s3:// URL; empty where ``path`` says it.
+        passed_over: whether it does not look like a model at all, for the reason in ``problem``. It is served only if
+            somebody asks for it by name, and then fails with that reason.
     """
 
     name: str
@@ -88,10 +98,13 @@ class ModelFolder:
     problem: str = ""
     fingerprint: str = ""
     source: str = ""
+    passed_over: bool = False
 
 
 def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
-    """List the models of a repository, sorted by name. An empty repository gives an empty list.
+    """List the models of a repository, sorted by name, and the directories that are passed over.
+
+    An empty repository gives an empty list. Kubernetes' own entries, whose names begin with two dots, are left out.
 
     Args:
         root: the directory.
@@ -105,7 +118,7 @@ def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
 
 def _model_names(root: Path) -> list[str]:
     try:
-        return _directories(root)
+        return sorted(name for name in os.listdir(root) if not name.startswith("..") and _is_directory(root / name))
     except FileNotFoundError as exc:
         raise _unusable(root, "there is no such directory", "create it, or correct the path") from exc
     except NotADirectoryError as exc:
@@ -125,17 +138,20 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
         path: the directory.
         override: holds in place of its config.pbtxt.
     """
-    try:
-        path.name.encode()
-    except UnicodeEncodeError:
-        # Clients name models in protobuf strings, which are UTF-8. Shown escaped, so that it can be found and renamed.
-        name = os.fsencode(path.name).decode(errors="backslashreplace")
-        return ModelFolder(name, path, problem="the name of the model's directory is not UTF-8")
+    name = path.name
+    reason = not_a_model_name(name)
+    if reason:
+        return ModelFolder(name, path, problem=reason, passed_over=True)
     try:
         entries = _directories(path)
     except OSError as exc:
-        return ModelFolder(path.name, path, problem=f"cannot read '{path}': {exc.strerror}")
+        return ModelFolder(_shown(name), path, problem=f"cannot read '{path}': {exc.strerror}")
     numbers = sorted(int(entry) for entry in entries if is_version(entry))
+    is_meant = bool(numbers or override) or os.path.lexists(path / PBTXT_NAME)
+    if _shown(name) != name:
+        # Clients name models in protobuf strings, which are UTF-8. Shown escaped, so that it can be found and renamed.
+        problem = "the name of the model's directory is not UTF-8"
+        return ModelFolder(_shown(name), path, problem=problem, passed_over=not is_meant)
     warnings = [
         f"'{path / entry}' is passed over: a version's directory is named by a positive integer without leading zeros"
         for entry in entries
@@ -155,7 +171,30 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
             problem = f"'{triton.source}': version_policy selects no version that is there"
     filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
     versions = tuple(version_folder(path / str(number), filename, triton) for number in numbers)
-    return ModelFolder(path.name, path, versions, tuple(warnings), problem)
+    return ModelFolder(name, path, versions, tuple(warnings), problem, passed_over=not is_meant)
+
+
+def not_a_model_name(name: str) -> str:
+    """Why a directory of this name is no model, whatever is in it; "" if it may be one."""
+    if name.startswith("."):
+        return "hidden directories hold no models"
+    return "directories of this name hold no models" if name in _NEVER_MODELS else ""
+
+
+def say_passed_over(folder: ModelFolder) -> str:
+    """The line about a directory that is passed over."""
+    missing = "" if not_a_model_name(folder.name) else f", and no {PBTXT_NAME}"
+    where = folder.source or folder.path
+    return f"'{where}' is passed over, because it does not look like a model: {folder.problem}{missing}"
+
+
+def _shown(name: str) -> str:
+    """The name of a directory in UTF-8, escaped where it is not."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(name).decode(errors="backslashreplace")
+    return name
 
 
 def is_version(name: str) -> bool:

@@ -41,6 +41,7 @@ from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.repositories.interface import Repository
 from toutates.repositories.modes import ControlMode
 from toutates.repositories.obtaining import obtain
+from toutates.repositories.passed_over import PassedOver
 from toutates.repositories.uploads import check_names, uploaded
 
 __all__ = ["MAX_SETTLE_S", "ModelControl"]
@@ -109,6 +110,7 @@ class ModelControl:
         only: names of the models to poll for; None for all.
         poll_s: seconds between two polls.
         cpus: where threads run, see ``placement.running_on``.
+        passed_over: which has told the log of directories that are no models, at the start.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class ModelControl:
         only: Collection[str] | None = None,
         poll_s: float = 15.0,
         cpus: tuple[int, ...] = (),
+        passed_over: PassedOver | None = None,
     ) -> None:
         self._repositories = repositories
         self._manager = manager
@@ -127,6 +130,7 @@ class ModelControl:
         self._only = only
         self._poll_s = poll_s
         self._cpus = cpus
+        self._passed_over = passed_over or PassedOver()
         self._known: dict[str, _Known] = {}
         self._turns: dict[str, trio.Lock] = {}
         self._index_turn = trio.Lock()
@@ -347,7 +351,8 @@ class ModelControl:
                 continue
             if self._said.pop(f"repository {repository.name}", None) is not None:
                 logger.info("the model repository '%s' can be read again", repository.name)
-            for folder in folders:
+            known = [name for name, one in self._known.items() if one.tried and one.tried[0] == repository.name]
+            for folder in self._passed_over.models(repository.name, folders, only=only, known=known):
                 self._enter(view, _Found(repository, folder))
         return view
 

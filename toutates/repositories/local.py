@@ -46,6 +46,8 @@ class LocalRepository:
 
 
 def _with_fingerprints(folder: ModelFolder) -> ModelFolder:
+    if folder.passed_over:  # it may hold any number of files, and none of them matters
+        return replace(folder, source=str(folder.path))
     lines = sorted(_entries(folder.path, "", set()))
     versions = []
     for version in folder.versions:

@@ -10,6 +10,7 @@ from toutates.errors import ConfigurationError
 from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local import LocalRepository
+from toutates.repositories.passed_over import PassedOver
 from toutates.repositories.specification import Specification
 
 __all__ = ["find_models", "open_repositories", "refuse_duplicates"]
@@ -44,7 +45,10 @@ def open_repositories(
 
 
 def find_models(
-    repositories: Sequence[Repository], only: Collection[str] | None = None, asked_by: Mapping[str, str] = {}
+    repositories: Sequence[Repository],
+    only: Collection[str] | None = None,
+    asked_by: Mapping[str, str] = {},
+    passed_over: PassedOver | None = None,
 ) -> list[tuple[Repository, ModelFolder]]:
     """The models of all repositories, sorted by name, each with the repository it is in.
 
@@ -52,15 +56,22 @@ def find_models(
         repositories: where to look.
         only: names of the models wanted; None for all.
         asked_by: the flag that wants a model, by its name; --load-models those that are left out.
+        passed_over: tells the log of what is no model.
 
     Raises:
         ConfigurationError: a repository cannot be used, none has a model named in ``only``, or two have one of the
             same name.
         RepositoryError: a repository cannot be reached now.
     """
-    found = [(repository, folder) for repository in repositories for folder in repository.scan(only)]
+    passed_over = passed_over or PassedOver()
+    found = [
+        (repository, folder)
+        for repository in repositories
+        for folder in passed_over.models(repository.name, repository.scan(only), only=only, known=())
+    ]
     if only is not None and not {folder.name for _, folder in found}.issuperset(only):
-        names = sorted({folder.name for repository in repositories for folder in repository.scan()})
+        everything = [folder for repository in repositories for folder in repository.scan()]
+        names = sorted({folder.name for folder in everything if not folder.passed_over})
         _refuse_unknown(only, names, asked_by)
     found.sort(key=lambda pair: pair[1].name)
     refuse_duplicates(folder for _, folder in found)

@@ -2,7 +2,7 @@
 
 Keys are any text, file names are not. A key whose parts cannot be names in a directory is never used as a path: it is
 a problem of the version it lies in, or a warning where it lies in none. The same rules hold as for a local repository:
-hidden entries and directories that are no version are passed over.
+directories that are no model or no version are passed over, and so is what is hidden in a model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from toutates.models.repository import MODEL_FILENAME, RESERVED, ModelFolder, VersionFolder, is_version
+from toutates.models.pbtxt import PBTXT_NAME
+from toutates.models.repository import (
+    MODEL_FILENAME,
+    RESERVED,
+    ModelFolder,
+    VersionFolder,
+    is_version,
+    not_a_model_name,
+)
 from toutates.repositories.interface import fingerprint_of
 
 __all__ = ["ModelFiles", "S3Object", "few", "models_among"]
@@ -67,6 +75,9 @@ class ModelFiles:
             path: where its files are, or are going to be.
             versions: those to describe; None for all.
         """
+        reason = not_a_model_name(self.name)
+        if reason:
+            return ModelFolder(self.name, path, problem=reason, source=self.source, passed_over=True)
         entries = sorted({name.partition("/")[0] for name in self.directories} - {""})
         numbers = self.versions
         warnings = [
@@ -84,6 +95,7 @@ class ModelFiles:
             "" if numbers else f"no version directory in '{self.source}/', such as '{self.source}/1/'",
             self.fingerprint,
             self.source,
+            passed_over=not numbers and PBTXT_NAME not in self.files,
         )
 
     @property
@@ -157,8 +169,11 @@ def models_among(objects: Iterable[S3Object], url: str, prefix: str) -> tuple[di
     odd: list[str] = []
     for found in objects:
         name, slash, inside = found.key[len(prefix) :].partition("/")
-        if not slash or _is_hidden(name):
-            continue  # a file beside the models, the prefix itself, or hidden
+        if not slash:
+            continue  # a file beside the models, or the prefix itself
+        if not_a_model_name(name) and name not in (".", ".."):
+            models.setdefault(name, ModelFiles(name, f"{url}/{name}"))  # what is in it does not matter
+            continue
         problem = _oddity(name)
         if problem:
             odd.append(f"the object {found.key!r} in '{url}' is passed over: {problem}")
