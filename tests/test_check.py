@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from tests.triton_repository import add_model, adder, build_triton_repository, custom, negative, write_config
+from toutates.batching.session import Provider, SessionOptions
 from toutates.check import Report, check_repository
 from toutates.cli import main
+from toutates.errors import ConfigurationError
+from toutates.models.repository import scan
+from toutates.models.version_loader import LoadOptions, VersionLoader
+from toutates.repositories.local import LocalRepository
 
 YAML = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: 1\nallocator: cpu\n"
 
@@ -240,8 +248,153 @@ def test_buffers_beyond_the_memory_are_a_problem(tmp_path: Path) -> None:
     assert "lower capacity" in problem
 
 
-def test_a_repository_without_models_is_a_warning(tmp_path: Path) -> None:
-    assert "has no models" in warn(tmp_path, lambda root: None).warnings[0]
+def test_a_repository_without_models_is_a_problem(tmp_path: Path) -> None:
+    [problem] = check_repository(tmp_path).problems
+    assert problem == (
+        f"{tmp_path}: has no models; put one directory there for each model, such as '{tmp_path}/NAME/1/model.onnx'"
+    )
+
+
+def test_loose_graphs_are_problems_with_the_path_that_would_be_right(tmp_path: Path) -> None:
+    for name in ("model.onnx", "resnet.onnx"):
+        (tmp_path / name).write_bytes(negative().SerializeToString())
+    problems = check_repository(tmp_path).problems
+    assert problems[:2] == [
+        f"{tmp_path}/model.onnx: lies in no model's directory, and is not served; "
+        f"move it to '{tmp_path}/NAME/1/model.onnx'",
+        f"{tmp_path}/resnet.onnx: lies in no model's directory, and is not served; "
+        f"move it to '{tmp_path}/resnet/1/model.onnx'",
+    ]
+    add_model(tmp_path, "m", negative())
+    assert check_repository(tmp_path).problems == problems[:2]
+
+
+def repository_with_one_model(root: Path) -> Path:
+    (root / "models").mkdir()
+    add_model(root / "models", "m", negative())
+    return root / "models"
+
+
+#: What is given in place of DIRECTORY/models, what is said of it, and which path is named.
+WRONG_PLACES = {
+    "a directory that is not there": ("modles", "there is no such directory", "did you mean '{}/models'?"),
+    "below one that is not there": ("modles/m", "there is no such directory", "did you mean '{}/models'?"),
+    "a model's own directory": ("models/m", "is the directory of one model, whose version 1", "name '{}/models'"),
+    "a version": ("models/m/1", "is the directory of version 1 of the model 'm'", "name '{}/models'"),
+    "a graph": ("models/m/1/model.onnx", "is not a directory", "name '{}/models'"),
+    "the directory above": ("", "has no models, but its directory 'models' has some", "name '{}/models'"),
+}
+
+
+@pytest.mark.parametrize(("given", "problem", "remedy"), WRONG_PLACES.values(), ids=WRONG_PLACES.keys())
+def test_what_is_no_repository_is_refused_with_the_path_that_would_be_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, problem: str, remedy: str
+) -> None:
+    repository_with_one_model(tmp_path)
+    wrong = str(tmp_path / given)
+    assert main(["check", wrong]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"toutates: error: REPOSITORY: {problem}")
+    assert said.endswith(f"(got '{wrong}'); {remedy.format(tmp_path)}\n")
+    # What a server says names the flag.
+    with pytest.raises(ConfigurationError) as caught:
+        LocalRepository(Path(wrong)).scan()
+    assert str(caught.value).startswith(f"--model-repository: {problem}")
+
+
+def test_a_model_may_be_called_like_a_version(tmp_path: Path) -> None:
+    add_model(tmp_path, "1", negative())
+    assert check_repository(tmp_path).problems == []
+
+
+# --- devices
+
+
+GPU = (("CUDAExecutionProvider", {"device_id": "0"}), ("CPUExecutionProvider", {}))
+
+
+def wants_gpu(root: Path) -> None:
+    add_model(root, "m", negative())
+    write_config(root, "m", "instance_group { kind: KIND_GPU gpus: [ 0, 3 ] }")
+
+
+def test_a_gpu_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
+    wants_gpu(tmp_path)
+    [problem] = check_repository(tmp_path).problems
+    assert problem.startswith(
+        f"{tmp_path}/m/config.pbtxt: devices: instance group of model m has kind KIND_GPU but no GPUs are available"
+    )
+    assert "write KIND_AUTO" in problem
+    # A server with CUDA, whose fourth GPU cannot be started.
+    tried: list[object] = []
+
+    def device_problem(providers: Sequence[Provider]) -> str:
+        tried.append(providers)
+        return "CUDA failure 101: invalid device ordinal" if providers[0][1]["device_id"] == "3" else ""
+
+    [problem] = check_repository(tmp_path, providers=GPU, device_problem=device_problem).problems
+    assert "m/1/model.onnx: CUDA failure 101" in problem
+    assert len(tried) == 2
+
+
+def test_the_command_looks_for_gpus_unless_they_are_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wants_gpu(tmp_path)
+    assert main(["check", str(tmp_path), "--execution-providers", "cpu"]) == 1
+    assert "no GPUs are available" in capsys.readouterr().out
+    assert main(["check", str(tmp_path), "--assume-gpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 errors, 0 warnings"
+    assert main(["check", str(tmp_path), "--execution-providers", "gpu"]) == 2
+
+
+def test_an_accelerator_on_the_cpu_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_model(tmp_path, "m", negative())
+    write_config(
+        tmp_path,
+        "m",
+        "instance_group { kind: KIND_CPU } optimization { execution_accelerators "
+        '{ gpu_execution_accelerator { name: "tensorrt" } } }',
+    )
+    report = check_repository(tmp_path)
+    assert report.problems == []
+    text = (
+        f"'{tmp_path}/m/config.pbtxt': GPU Execution Accelerator will be ignored for model instance on CPU: tensorrt; "
+        "where there is a GPU, write KIND_GPU (config.yaml: gpu:0 in devices), else remove it"
+    )
+    assert report.warnings == [text]
+    [folder] = scan(tmp_path)
+    loader = VersionLoader(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True))
+    loader.load("m", folder.versions[0], overridden=False)
+    assert f"model 'm' version 1: {text}" in caplog.text
+
+
+def test_pinned_buffers_without_cuda_are_a_problem(tmp_path: Path) -> None:
+    (add_model(tmp_path, "m", negative()) / "config.yaml").write_text(YAML.replace("cpu", "cuda_pinned"))
+    [problem] = check_repository(tmp_path).problems
+    assert "page-locked memory needs the CUDA or TensorRT execution provider" in problem
+
+
+def test_a_warm_up_sample_that_fails_is_a_problem(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Gather", ["data", "INPUT"], ["OUTPUT"])
+    data = onnx.numpy_helper.from_array(np.zeros(4, np.float32), "data")
+    tensors = [
+        onnx.helper.make_tensor_value_info("INPUT", onnx.TensorProto.INT64, ["n", 2]),
+        onnx.helper.make_tensor_value_info("OUTPUT", onnx.TensorProto.FLOAT, ["n", 2]),
+    ]
+    graph = onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:], [data])
+    add_model(
+        tmp_path, "m", onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    )
+    write_config(
+        tmp_path,
+        "m",
+        'model_warmup { name: "w" '
+        'inputs { key: "INPUT" value { data_type: TYPE_INT64 dims: 2 input_data_file: "f" } } }',
+    )
+    (tmp_path / "m" / "warmup").mkdir()
+    (tmp_path / "m" / "warmup" / "f").write_bytes(np.array([7, 8], np.int64).tobytes())
+    [problem] = check_repository(tmp_path).problems
+    assert "failed to run warmup sample 'w'" in problem
+    assert problem.endswith("; correct the sample, or the graph that it is for")
 
 
 def test_the_command_prints_one_line_each_and_exits_with_what_it_found(
@@ -264,12 +417,63 @@ def test_the_command_prints_one_line_each_and_exits_with_what_it_found(
     assert end == "1 errors, 1 warnings"
 
 
-@pytest.mark.parametrize("arguments", [[], ["s3://bucket/models"], ["/does/not/exist"], [".", "--what"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["gs://bucket/models"], ["/does/not/exist"], [".", "--what"], [".", "--s3-region", "x"]]
+)
 def test_a_command_line_that_cannot_be_used_exits_with_2(arguments: list[str]) -> None:
     assert main(["check", *arguments]) == 2
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="file modes do not bind root")
-def test_an_unreadable_graph_is_a_problem(tmp_path: Path) -> None:
-    (add_model(tmp_path, "m", negative()) / "model.onnx").chmod(0)
-    assert len(check_repository(tmp_path).problems) == 1
+# --- what may not be read
+
+
+@contextmanager
+def file_modes_bind() -> Iterator[None]:
+    """Root may read whatever its mode says; within the block the process is somebody else, if it is root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that every user may look into, which pytest's are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+#: What is made unreadable, and what the problem begins with.
+UNREADABLE: dict[str, tuple[str, str]] = {
+    "graph": ("m/1/model.onnx", "cannot read '{}/m/1/model.onnx': Permission denied"),
+    "weights": ("m/1/weights.data", "cannot read '{}/m/1/weights.data': Permission denied"),
+    "config.pbtxt": ("m/config.pbtxt", "failed to read text proto from {}/m/config.pbtxt: Permission denied"),
+    "version": ("m/1", "m/1/config.yaml: cannot be read: Permission denied"),
+    "model": ("m", "m: cannot read '{}/m': Permission denied"),
+}
+
+
+@pytest.mark.parametrize(("name", "problem"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_may_not_be_read_is_a_problem_that_says_so(open_path: Path, name: str, problem: str) -> None:
+    model = adder(1)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((1, 4), np.int32), "number"))
+    folder = add_model(open_path, "m", negative())
+    onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.data", size_threshold=0)
+    write_config(open_path, "m", "max_batch_size: 4")
+    assert check_repository(open_path).problems == []
+    (open_path / name).chmod(0)
+    try:
+        with file_modes_bind():
+            problems = check_repository(open_path).problems
+    finally:
+        (open_path / name).chmod(0o755)
+    assert len(problems) == 1, problems
+    assert problem.format(open_path) in problems[0]
+    assert "make it readable" in problems[0]

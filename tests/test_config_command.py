@@ -42,7 +42,7 @@ def effective(model_dir: Path) -> tuple[ModelSettings, Signature, ModelConfig]:
     folder = scan_model(model_dir)
     assert not folder.problem, folder.problem
     version = folder.versions[-1]
-    inspected = inspect_version(version)
+    inspected = inspect_version(version.path.parent.name, version)
     settings = completed(inspected.configuration.settings, inspected.signature)
     policy = version.triton.version_policy if version.triton is not None else None
     config = model_config(folder.name, inspected.signature, settings, gpu=None, version_policy=policy, with_own=True)

@@ -74,8 +74,8 @@ ALLOWED: dict[str, set[str]] = {
         "tracing",
         "version",
     },
-    "check": {"errors", "memory", "models"},
-    "config_command": {"errors", "models"},
+    "check": {"batching", "errors", "memory", "models", "options", "providers", "repositories"},
+    "config_command": {"batching", "errors", "models"},
     "version": set(),
     "flags": {"errors", "logs", "options", "repositories", "tracing", "version"},
     "cli": {

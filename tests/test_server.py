@@ -264,6 +264,28 @@ def test_a_server_without_models_is_ready_only_if_it_was_told_to_start_empty(
         assert f"the model repository {tmp_path} has no models" in caplog.text
 
 
+def test_a_repository_without_models_is_warned_of_with_the_path_that_would_be_right(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "resnet.onnx").write_bytes(DOUBLE)
+
+    async def main() -> None:
+        async with started(options_of(tmp_path)) as running:
+            running.server.stop()
+
+    run(main)
+    assert (
+        f"the model repository {tmp_path} has no models; the server is not ready until it has one: "
+        f"{tmp_path}/resnet.onnx: lies in no model's directory, and is not served; "
+        f"move it to '{tmp_path}/resnet/1/model.onnx'"
+    ) in caplog.text
+
+
+def test_a_models_own_directory_is_refused_as_the_repository(repository: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"name '{repository}'$"):
+        server_module.run(options_of(repository / "m"))
+
+
 def test_an_empty_repository_does_not_end_a_server_that_ends_on_errors(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(options_of(tmp_path, exit_on_error=True)) as running:

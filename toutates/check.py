@@ -1,7 +1,7 @@
 """``toutates check REPOSITORY``: everything that is wrong with a repository, without serving it.
 
-Models are read one after the other, on the CPU and without optimising their graphs, so that a check needs neither a GPU
-nor more memory than the largest of them.
+Models are read one after the other, on the CPU and without optimising their graphs, so that a check needs no more
+memory than the largest of them. Where a model asks for a GPU, a graph of one operator is loaded there.
 """
 
 from __future__ import annotations
@@ -11,13 +11,26 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from toutates.errors import ConfigurationError, ModelLoadError
+import onnxruntime
+
+from toutates.batching.session import Provider, SessionOptions, provider_problem
+from toutates.errors import ConfigurationError, ModelLoadError, ToutatesError
 from toutates.memory import available_memory
-from toutates.models.inspection import InspectedVersion, inspect_version
-from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over, scan
+from toutates.models.inspection import ALL_DEVICES, InspectedVersion, inspect_version
+from toutates.models.misplaced import loose_graphs
+from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
+from toutates.options import DEFAULT_CACHE_SIZE, Options
+from toutates.providers import choose_providers
+from toutates.repositories.interface import Repository
+from toutates.repositories.local import LocalRepository
+from toutates.repositories.opening import open_repositories
+from toutates.repositories.specification import S3Specification
 
-__all__ = ["Report", "check_repository"]
+__all__ = ["Report", "check", "check_repository"]
+
+_CPU: Final[Provider] = ("CPUExecutionProvider", {})
 
 
 @dataclass(slots=True)
@@ -36,39 +49,80 @@ class Report:
     buffer_bytes: int = 0
 
 
+def check(options: Options, *, assume_gpu: bool = False) -> Report:
+    """Look through a repository for a server with these options on this machine.
+
+    Args:
+        options: with one repository.
+        assume_gpu: whether the GPUs that models ask for are taken to be there.
+
+    Raises:
+        ConfigurationError, RepositoryError: as ``check_repository``; also where an execution provider is not offered.
+    """
+    offered = onnxruntime.get_available_providers()
+    [root] = options.model_repositories
+    return check_repository(
+        root,
+        options.custom_op_libraries,
+        providers=ALL_DEVICES if assume_gpu else choose_providers(options, offered),
+        device_problem=(lambda providers: "") if assume_gpu else provider_problem,
+        has_gpu_build="CUDAExecutionProvider" in offered,
+        cache_root=options.model_cache_dir,
+    )
+
+
 def check_repository(
-    root: Path,
+    root: Path | S3Specification,
     custom_op_libraries: Sequence[Path] = (),
     *,
+    providers: Sequence[Provider] = (_CPU,),
+    device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
     has_gpu_build: bool = False,
     memory: Callable[[], int] = available_memory,
+    cache_root: Path | None = None,
+    asked_by: str = "REPOSITORY",
 ) -> Report:
     """Look through a repository.
 
     Args:
-        root: the directory.
+        root: the directory, or the location on S3, whose models are downloaded one after the other.
         custom_op_libraries: as for the server.
+        providers: execution providers of the server that the models are for.
+        device_problem: tells why there can be no session with some of them; "" if there can.
         has_gpu_build: whether this ONNX Runtime could run on a GPU what it cannot on the CPU.
         memory: tells the bytes that a server may use.
+        cache_root: directory for downloads; None for the user's.
+        asked_by: what the command line calls ``root``, for errors.
 
     Raises:
-        ConfigurationError: there is no such directory, or it cannot be read.
+        ConfigurationError: it is no repository, or cannot be read.
+        RepositoryError: it cannot be reached now.
     """
     report = Report()
-    folders = scan(root)
-    _check_links(root, report)
+    server = SessionOptions(tuple(providers), tuple(custom_op_libraries))
+    remembered: dict[str, str] = {}
+
+    def remembered_problem(wanted: Sequence[Provider]) -> str:
+        key = repr(wanted)
+        if key not in remembered:
+            remembered[key] = "" if tuple(wanted) == (_CPU,) else device_problem(wanted)
+        return remembered[key]
+
+    repository = _open(root, cache_root, asked_by)
+    folders = repository.scan()
+    if isinstance(root, Path):
+        _check_links(root, report)
+        report.problems += loose_graphs(root)
     if all(folder.passed_over for folder in folders):
-        report.warnings.append(f"{root}: has no models; put one directory there for each")
+        advice = "" if report.problems else repository.advice()
+        here = str(root if isinstance(root, S3Specification) else os.path.abspath(root))
+        example = f"put one directory there for each model, such as '{here}/NAME/1/model.onnx'"
+        report.problems.append(f"{root}: has no models; {advice or example}")
     for folder in folders:
         if folder.passed_over:
             report.warnings.append(_one_line(say_passed_over(folder)))
             continue
-        _check_links(folder.path, report)
-        report.warnings += [_one_line(warning) for warning in folder.warnings]
-        if folder.problem:
-            report.problems += _lines(folder.path, folder.problem, "mend it, or remove the directory")
-        for version in folder.versions:
-            _check_version(folder, version, custom_op_libraries, report, has_gpu_build)
+        _check_model(repository, folder, _Checks(server, remembered_problem, has_gpu_build), report)
     limit = memory()
     if report.buffer_bytes > limit:
         report.problems.append(
@@ -76,6 +130,47 @@ def check_repository(
             f"machine or its control group has {_size(limit)}; lower capacity or batch_size of the largest above"
         )
     return report
+
+
+def _open(root: Path | S3Specification, cache_root: Path | None, asked_by: str) -> Repository:
+    if isinstance(root, Path):
+        return LocalRepository(root, asked_by)
+    [repository] = open_repositories([root], cache_root=cache_root, cache_size=DEFAULT_CACHE_SIZE)
+    return repository
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What every version is checked with; see ``check_repository``."""
+
+    server: SessionOptions
+    device_problem: Callable[[Sequence[Provider]], str]
+    has_gpu_build: bool
+
+
+def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, report: Report) -> None:
+    """Check one model, with what is said of it in the words of the place where it comes from."""
+    own = Report()
+    folder = found
+    try:
+        folder = repository.fetch(found, lambda done, total: None)
+    except ToutatesError as error:
+        own.problems += [_one_line(line) for line in str(error).splitlines()]
+    else:
+        _check_links(folder.path, own)
+        own.warnings += [_one_line(warning) for warning in folder.warnings]
+        if folder.problem:
+            remedy = "make it readable" if "Permission denied" in folder.problem else "mend it, or remove the directory"
+            own.problems += _lines(folder.path, folder.problem, remedy)
+        for version in folder.versions:
+            _check_version(folder, version, checks, own)
+        if not folder.problem:
+            repository.release(folder)
+    source = folder.source or str(folder.path)
+    report.problems += [line.replace(str(folder.path), source) for line in own.problems]
+    report.warnings += [line.replace(str(folder.path), source) for line in own.warnings]
+    report.facts += own.facts
+    report.buffer_bytes += own.buffer_bytes
 
 
 def _check_links(folder: Path, report: Report) -> None:
@@ -99,23 +194,17 @@ def _check_links(folder: Path, report: Report) -> None:
             report.problems.append(f"{path}: is a link back to '{target}', which holds it; remove it")
 
 
-def _check_version(
-    folder: ModelFolder,
-    version: VersionFolder,
-    custom_op_libraries: Sequence[Path],
-    report: Report,
-    has_gpu_build: bool,
-) -> None:
+def _check_version(folder: ModelFolder, version: VersionFolder, checks: _Checks, report: Report) -> None:
     if version.path.resolve() != folder.path.resolve():  # as a link back would be, which is a problem already
         _check_links(version.path, report)
     try:
-        inspected = inspect_version(version, custom_op_libraries)
+        inspected = inspect_version(folder.name, version, checks.server, checks.device_problem, try_warmup=True)
     except ConfigurationError as error:
         report.problems += [_one_line(line) for line in str(error).splitlines()]
         return
     except ModelLoadError as error:
         said = _one_line(str(error))
-        if "NOT_IMPLEMENTED" in said and has_gpu_build:
+        if "NOT_IMPLEMENTED" in said and checks.has_gpu_build:
             report.warnings.append(f"{version.model_path}: cannot be read on the CPU: {said}; try it on the GPU")
         else:
             report.problems += _lines(version.model_path, said, _remedy(said, version.path))
@@ -127,8 +216,7 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
     """What a version that can be served is, and what of it may not be meant so."""
     configuration, signature = inspected.configuration, inspected.signature
     settings, source = configuration.settings, configuration.source
-    if configuration.notice:
-        report.warnings.append(_one_line(configuration.notice))
+    report.warnings += [_one_line(text) for text in (configuration.notice, *inspected.warnings) if text]
     if not signature.batched and settings.batching and settings.batch_size > 1 and source.exists():
         fixed = [
             f"{tensor.name} {list(tensor.shape)}"
@@ -161,6 +249,8 @@ _REMEDIES = (
         "put the file with the weights beside the model, under the name that the graph gives it",
     ),
     (r"protobuf|INVALID_PROTOBUF", "export or copy the model again: the file is no ONNX graph, or is cut short"),
+    (r"could not start|CUDA|TensorRT|device", "mend the device or its libraries, or let the model run on the CPU"),
+    (r"^failed to run warmup sample", "correct the sample, or the graph that it is for"),
     (r"^unable to find", "put the graph there, or say its name in default_model_filename or model_filename"),
 )
 

@@ -14,8 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toutates.access import parse_restrictions
-from toutates.errors import ConfigurationError, ModelLoadError
-from toutates.flags import Parser, add_custom_op_libraries, positive, seconds, server_parser
+from toutates.errors import ConfigurationError, ModelLoadError, RepositoryError
+from toutates.flags import (
+    Parser,
+    add_custom_op_libraries,
+    add_execution_providers,
+    add_s3,
+    positive,
+    seconds,
+    server_parser,
+)
 from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, TlsFiles, parse_address
@@ -127,29 +135,41 @@ def _probe(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     parser = Parser(
         prog="toutates check",
-        description="Read every model and configuration of a repository, and print everything that is wrong, one line "
-        "each. Nothing is loaded on a GPU. Exit codes: 0 all is well, 1 something is wrong, 2 usage.",
+        description="Read every model and configuration of a repository, and print everything for which a server on "
+        "this machine would refuse to serve it, one line each. Models are loaded on the CPU. Exit codes: 0 all is "
+        "well, 1 something is wrong, 2 usage, or REPOSITORY is none.",
         allow_abbrev=False,
     )
-    parser.add_argument("repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx")
+    parser.add_argument(
+        "repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX"
+    )
+    add_execution_providers(parser)
     add_custom_op_libraries(parser)
+    parser.add_argument(
+        "--assume-gpu",
+        action="store_true",
+        help="do not look for the GPUs that models ask for: the server that they are for has them",
+    )
+    add_s3(parser)
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     parsed = parser.parse_args(arguments)
-    if "://" in parsed.repository:
-        raise ConfigurationError(
-            "is no directory, and only directories can be checked",
-            key="REPOSITORY",
-            value=parsed.repository,
-            remedy="check the directory that it was, or will be, copied from or to",
-        )
-    libraries = _libraries(parsed.custom_op_libraries)
+    [root] = read_specifications(
+        [parsed.repository], endpoint=parsed.s3_endpoint, region=parsed.s3_region, flag="REPOSITORY"
+    )
+    options = Options(
+        (root,),
+        model_cache_dir=Path(parsed.model_cache_dir) if parsed.model_cache_dir else None,
+        execution_providers=_providers(parsed.execution_providers),
+        custom_op_libraries=_libraries(parsed.custom_op_libraries),
+    )
     _prepare_onnxruntime()
-    from onnxruntime import get_available_providers
+    from toutates.check import check
 
-    from toutates.check import check_repository
-
-    has_gpu_build = "CUDAExecutionProvider" in get_available_providers()
-    report = check_repository(Path(parsed.repository), libraries, has_gpu_build=has_gpu_build)
+    try:
+        report = check(options, assume_gpu=parsed.assume_gpu)
+    except RepositoryError as error:
+        print(f"toutates: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
     for line in report.facts:
         print(line)
     for line in report.warnings:

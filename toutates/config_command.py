@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toutates.batching.session import SessionOptions
 from toutates.errors import ConfigurationError
 from toutates.models.configuration import completed
 from toutates.models.describe import model_config
-from toutates.models.inspection import inspect_version
+from toutates.models.inspection import ALL_DEVICES, inspect_version
 from toutates.models.pbtxt import write_pbtxt
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.models.yaml_writer import write_yaml
@@ -33,7 +34,7 @@ def effective_configuration(
     # With its own name: config.pbtxt must agree with it, and "." has none.
     folder = scan_model(model_dir.absolute())
     chosen = _version(folder, version)
-    inspected = inspect_version(chosen, custom_op_libraries)
+    inspected = inspect_version(folder.name, chosen, SessionOptions(ALL_DEVICES, custom_op_libraries))
     settings = completed(inspected.configuration.settings, inspected.signature)
     triton = chosen.triton
     policy = triton.version_policy if triton is not None else None

@@ -13,7 +13,15 @@ from toutates.repositories.modes import CONTROL_MODES
 from toutates.tracing.configuration import LEVEL_NAMES
 from toutates.version import package_version
 
-__all__ = ["Parser", "add_custom_op_libraries", "positive", "seconds", "server_parser"]
+__all__ = [
+    "Parser",
+    "add_custom_op_libraries",
+    "add_execution_providers",
+    "add_s3",
+    "positive",
+    "seconds",
+    "server_parser",
+]
 
 
 class Parser(argparse.ArgumentParser):
@@ -117,15 +125,7 @@ def server_parser() -> Parser:
     s3 = parser.add_argument_group("models on S3")
     s3.add_argument("--s3-bucket", metavar="NAME", help="a repository in this bucket; like s3://NAME/PREFIX above")
     s3.add_argument("--s3-prefix", metavar="PREFIX", help="where in the bucket its models are (default: at the top)")
-    s3.add_argument(
-        "--s3-endpoint", metavar="URL", help="the S3 service of all repositories on S3 (default: boto3's, which is AWS)"
-    )
-    s3.add_argument("--s3-region", metavar="NAME", help="of the buckets (default: boto3's)")
-    s3.add_argument(
-        "--model-cache-dir",
-        metavar="DIR",
-        help="for what was downloaded; servers may share it (default: $XDG_CACHE_HOME/toutates or ~/.cache/toutates)",
-    )
+    add_s3(s3)
     s3.add_argument(
         "--model-cache-size",
         type=positive,
@@ -135,13 +135,7 @@ def server_parser() -> Parser:
     )
 
     ort = parser.add_argument_group("ONNX Runtime")
-    ort.add_argument(
-        "--execution-providers",
-        default="auto",
-        metavar="LIST",
-        help="comma-separated, by priority: cpu, cuda, tensorrt (or trt). auto takes cuda where this onnxruntime and "
-        "this machine have it, else cpu (default: auto)",
-    )
+    add_execution_providers(ort)
     add_custom_op_libraries(ort)
     ort.add_argument(
         "--trt-op-types-to-exclude",
@@ -390,6 +384,30 @@ def add_custom_op_libraries(parser: argparse._ActionsContainer) -> None:
     """The flag that every command which reads models has."""
     parser.add_argument(
         "--custom-op-libraries", metavar="PATHS", help="comma-separated shared libraries of custom operators"
+    )
+
+
+def add_execution_providers(parser: argparse._ActionsContainer) -> None:
+    """The flag that says on what models run."""
+    parser.add_argument(
+        "--execution-providers",
+        default="auto",
+        metavar="LIST",
+        help="comma-separated, by priority: cpu, cuda, tensorrt (or trt). auto takes cuda where this onnxruntime and "
+        "this machine have it, else cpu (default: auto)",
+    )
+
+
+def add_s3(parser: argparse._ActionsContainer) -> None:
+    """The flags of every command that reads repositories on S3."""
+    parser.add_argument(
+        "--s3-endpoint", metavar="URL", help="the S3 service of all repositories on S3 (default: boto3's, which is AWS)"
+    )
+    parser.add_argument("--s3-region", metavar="NAME", help="of the buckets (default: boto3's)")
+    parser.add_argument(
+        "--model-cache-dir",
+        metavar="DIR",
+        help="for what was downloaded; servers may share it (default: $XDG_CACHE_HOME/toutates or ~/.cache/toutates)",
     )
 
 

@@ -34,7 +34,7 @@ import trio
 
 from toutates.batching.session import SessionOptions
 from toutates.certificates import ServerTls, load_server_tls
-from toutates.errors import ConfigurationError, RepositoryError
+from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.logs.setup import Logs, start_logs
@@ -432,9 +432,8 @@ class Server:
         if self._stopping.is_set():
             return False
         if not manager.table.models and self._options.load_models is None:
-            names = ", ".join(str(one) for one in self._options.model_repositories)
-            until = "" if manager.table.may_be_empty else "; the server is not ready until it has one"
-            logger.warning("the model repository %s has no models%s", names, until)
+            assert self.view is not None
+            await self._warn_of_no_models(self.view.repositories, may_be_empty=manager.table.may_be_empty)
         providers = [name for name, _ in self._providers]
         say(startup_table(manager.table, providers, time.monotonic() - started))
         say(placement_table(self._placement, manager.table, self._options.ort_intra_threads))
@@ -447,6 +446,16 @@ class Server:
             self._failed = True
             return False
         return True
+
+    async def _warn_of_no_models(self, repositories: Sequence[Repository], *, may_be_empty: bool) -> None:
+        until = "" if may_be_empty else "; the server is not ready until it has one"
+        for repository in repositories:
+            try:
+                advice = await trio.to_thread.run_sync(repository.advice)
+            except ToutatesError:
+                advice = ""  # it was listed a moment ago, and what is wrong now is told elsewhere
+            advice = f": {advice}" if advice else ""
+            logger.warning("the model repository %s has no models%s%s", repository.name, until, advice)
 
     def _warn_of_gil(self) -> None:
         problem = gil_problem()

@@ -23,6 +23,7 @@ from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.submitter import Submitter
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ModelLoadError, ModelNotReady
+from toutates.models import preparing as preparing_module
 from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan
@@ -154,7 +155,7 @@ def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
         raise ZeroDivisionError("surprise")
 
     put(tmp_path, "m")
-    monkeypatch.setattr(loader_module, "read_signature", fail)
+    monkeypatch.setattr(preparing_module, "read_signature", fail)
     manager, _ = load(tmp_path)
     assert manager.table.models["m"].versions[1].reason == "Internal: ZeroDivisionError: surprise"
     assert "Traceback" in caplog.text

@@ -33,6 +33,9 @@ class Fickle(LocalRepository):
             raise RepositoryError("cannot be reached")
         return super().scan(only)
 
+    def advice(self) -> str:
+        return ""
+
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
         if self.unfetchable:
             raise RepositoryError("broke off")

@@ -28,6 +28,9 @@ class Stubborn:
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         return []
 
+    def advice(self) -> str:
+        return ""
+
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
         if folder.name == "slow":
             self.begun.set()

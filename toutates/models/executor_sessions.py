@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from toutates.batching.session import Provider, SessionOptions
 from toutates.errors import ConfigurationError
 from toutates.models.settings import ACCELERATORS, ModelSettings
 
-__all__ = ["executor_session_options"]
+__all__ = ["executor_session_options", "without_effect"]
 
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDERS: Final = {"tensorrt": "TensorrtExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -45,6 +45,24 @@ def executor_session_options(
         memory_arena=own.memory_arena,
         memory_pattern=own.memory_pattern,
         config_entries=entries,
+    )
+
+
+def without_effect(settings: ModelSettings, executors: Sequence[SessionOptions]) -> str:
+    """What the settings say of accelerators that no or not every executor uses, a sentence; "" if there is nothing.
+
+    Args:
+        settings: of the version.
+        executors: the options of each one's session.
+    """
+    on_cpu = sum(all(name == _CPU for name, _ in options.providers) for options in executors)
+    if not settings.accelerators or not on_cpu:
+        return ""
+    names = ", ".join(settings.accelerators)
+    which = "" if on_cpu == len(executors) else f" by {on_cpu} of {len(executors)} instances"
+    return (
+        f"GPU Execution Accelerator will be ignored for model instance on CPU: {names}{which}; where there is a GPU, "
+        "write KIND_GPU (config.yaml: gpu:0 in devices), else remove it"
     )
 
 

@@ -1,21 +1,28 @@
-"""A version looked at without being served: its graph read on the CPU alone, its configuration held against it."""
+"""A version looked at without being served: its graph is read and tried on the CPU alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from toutates.batching.lane import PackedLane
-from toutates.batching.session import SessionOptions, load_session
+from toutates.batching.session import ModelSession, Provider, SessionOptions, load_session
 from toutates.errors import ModelLoadError
-from toutates.models.configuration import VersionConfiguration, load_configuration
+from toutates.models.configuration import VersionConfiguration
+from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
-from toutates.models.signature_reader import read_signature
-from toutates.models.warmup import check_warmup
+from toutates.models.warming import warm_up
 from toutates.protocol.signature import Signature
 
-__all__ = ["InspectedVersion", "inspect_version"]
+__all__ = ["ALL_DEVICES", "InspectedVersion", "inspect_version"]
+
+#: Execution providers of a server that has whatever a model asks for.
+ALL_DEVICES: Final[tuple[Provider, ...]] = (
+    ("TensorrtExecutionProvider", {}),
+    ("CUDAExecutionProvider", {}),
+    ("CPUExecutionProvider", {}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +32,12 @@ class InspectedVersion:
     Attributes:
         configuration: what its files say.
         signature: what they and the graph come to.
+        warnings: what its files ask for and will not have, one sentence each.
     """
 
     configuration: VersionConfiguration
     signature: Signature
+    warnings: tuple[str, ...] = ()
 
     @property
     def batch(self) -> tuple[int, int] | None:
@@ -45,30 +54,52 @@ class InspectedVersion:
         return lane.batch_rows, lane.batch_bytes
 
 
-def inspect_version(folder: VersionFolder, custom_op_libraries: Sequence[Path] = ()) -> InspectedVersion:
-    """Read a version's configuration and graph. Blocks while ONNX Runtime reads the weights; they are let go again.
+def inspect_version(
+    model: str,
+    folder: VersionFolder,
+    server: SessionOptions | None = None,
+    device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+    *,
+    try_warmup: bool = False,
+) -> InspectedVersion:
+    """Read a version's files and graph, on the CPU. Blocks while ONNX Runtime reads the weights; they are let go again.
 
     Args:
+        model: its name.
         folder: what ``repository.scan`` has found.
-        custom_op_libraries: shared libraries of custom operators.
+        server: how the server would make its sessions; None for one that has every device.
+        device_problem: tells why there can be no session with some execution providers; "" if there can.
+        try_warmup: whether the warm-up samples are run, once each.
 
     Raises:
         ConfigurationError: a file cannot be used, or says otherwise than the graph; with a line for each problem.
-        ModelLoadError: the graph cannot be read, with ONNX Runtime's reason.
+        ModelLoadError: the graph cannot be read or run, with ONNX Runtime's reason.
     """
-    configuration = load_configuration(folder, most_problems=None)
-    if configuration.folder.problem:
-        raise ModelLoadError(configuration.folder.problem)
-    options = SessionOptions(
-        custom_op_libraries=tuple(custom_op_libraries),
+    server = server or SessionOptions(ALL_DEVICES)
+    prepared = prepare(model, folder, server, most_problems=None)
+    for providers in dict.fromkeys(_hashable(options.providers) for options in prepared.options):
+        problem = device_problem([(name, dict(options)) for name, options in providers])
+        if problem:
+            raise ModelLoadError(problem)
+    configuration = prepared.configuration
+    settings = configuration.settings
+    on_cpu = SessionOptions(
+        custom_op_libraries=server.custom_op_libraries,
         graph_level="off",
         memory_arena=False,
         memory_pattern=False,
         # Weights as they lie in the file, and not a second time as the CPU's operators would like them.
         config_entries=(("session.disable_prepacking", "1"),),
     )
-    session = load_session(configuration.folder.model_path, options)
-    settings, source = configuration.settings, configuration.source
-    signature = read_signature(session, settings, source=source, declared=configuration.declared)
-    check_warmup(settings, signature, folder.path.parent, source)
-    return InspectedVersion(configuration, signature)
+    with explained(folder.path):
+        session = load_session(configuration.folder.model_path, on_cpu)
+    served_by = [name for name, _ in prepared.options[0].providers]
+    signature = check_graph(session, prepared, served_by, folder.path.parent)
+    if try_warmup and settings.warmup:
+        once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
+        warm_up([ModelSession(session, signature, model)], once, signature, model, folder.path.parent)
+    return InspectedVersion(configuration, signature, prepared.warnings)
+
+
+def _hashable(providers: Sequence[Provider]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    return tuple((name, tuple(sorted(options.items()))) for name, options in providers)

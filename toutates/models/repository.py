@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from toutates.errors import ConfigurationError
+from toutates.models.misplaced import near_directory, right_path_for_file, wrong_root
 from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.settings import MODEL_FILENAME
 from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
@@ -101,7 +102,7 @@ class ModelFolder:
     passed_over: bool = False
 
 
-def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
+def scan(root: Path, only: Collection[str] | None = None, *, asked_by: str = _FLAG) -> list[ModelFolder]:
     """List the models of a repository, sorted by name, and the directories that are passed over.
 
     An empty repository gives an empty list. Kubernetes' own entries, whose names begin with two dots, are left out.
@@ -109,26 +110,35 @@ def scan(root: Path, only: Collection[str] | None = None) -> list[ModelFolder]:
     Args:
         root: the directory.
         only: names of the models wanted; None for all. Those that are not there are left out.
+        asked_by: the flag or argument that names the directory, for errors.
 
     Raises:
-        ConfigurationError: the directory does not exist or cannot be read.
+        ConfigurationError: the directory does not exist, cannot be read, or is something else than a repository.
     """
-    return [scan_model(root / name) for name in _model_names(root) if only is None or name in only]
+    folders = [scan_model(root / name) for name in _model_names(root, asked_by) if only is None or name in only]
+    if not any(folder.versions for folder in folders):
+        problem, _, remedy = wrong_root(root).partition("; ")
+        if problem:
+            raise _unusable(asked_by, root, problem, remedy)
+    return folders
 
 
-def _model_names(root: Path) -> list[str]:
+def _model_names(root: Path, asked_by: str) -> list[str]:
     try:
         return sorted(name for name in os.listdir(root) if not name.startswith("..") and _is_directory(root / name))
     except FileNotFoundError as exc:
-        raise _unusable(root, "there is no such directory", "create it, or correct the path") from exc
+        near = near_directory(root)
+        remedy = f"did you mean '{near}'?" if near else "create it, or correct the path"
+        raise _unusable(asked_by, root, "there is no such directory", remedy) from exc
     except NotADirectoryError as exc:
-        raise _unusable(root, "is not a directory", "name the directory that holds one directory per model") from exc
+        raise _unusable(asked_by, root, "is not a directory", right_path_for_file(root)) from exc
     except OSError as exc:
-        raise _unusable(root, f"cannot be read: {exc.strerror}", "make it readable for the server's user") from exc
+        remedy = "make it readable for the server's user"
+        raise _unusable(asked_by, root, f"cannot be read: {exc.strerror}", remedy) from exc
 
 
-def _unusable(root: Path, problem: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(problem, key=_FLAG, value=str(root), remedy=remedy)
+def _unusable(asked_by: str, root: Path, problem: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(problem, key=asked_by, value=str(root), remedy=remedy)
 
 
 def scan_model(path: Path, override: TritonConfiguration | None = None) -> ModelFolder:
@@ -215,10 +225,13 @@ def version_folder(
     """
     number = int(path.name)
     model_path = path / filename
-    if model_path.is_dir():
+    if os.path.isdir(model_path):  # which takes what cannot be looked at for no directory
         model_path /= MODEL_FILENAME
     try:
         regular = stat.S_ISREG(model_path.stat().st_mode)
+    except PermissionError as exc:
+        problem = f"cannot read '{model_path}': {exc.strerror}; make it readable for the server's user"
+        return VersionFolder(number, path, model_path, problem, triton)
     except OSError as exc:
         return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}", triton)
     problem = "" if regular else f"'{model_path}' is not a regular file"

@@ -13,16 +13,13 @@ from toutates.batching.counters import ExecutorCounters, VersionCounters, Worker
 from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
 from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.supertensor import SuperTensor
-from toutates.errors import ConfigurationError, ModelLoadError
-from toutates.models.configuration import VersionConfiguration, from_triton, load_configuration
+from toutates.errors import ConfigurationError
+from toutates.models.configuration import VersionConfiguration
 from toutates.models.describe import model_config
-from toutates.models.executor_sessions import executor_session_options
+from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
-from toutates.models.settings import check_allocator
-from toutates.models.signature_reader import read_signature
 from toutates.models.table import ServedVersion
 from toutates.models.warming import warm_up
-from toutates.models.warmup import check_warmup
 from toutates.placement import Placement, Turns, running_on
 from toutates.protocol.signature import Signature
 
@@ -81,35 +78,23 @@ class VersionLoader:
         return replace(served, load_ns=time.monotonic_ns() - began_ns), sessions
 
     def _load(self, model: str, version: VersionFolder, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
-        if overridden and version.triton is not None:
-            configuration = from_triton(version, version.triton)
-        else:
-            configuration = load_configuration(version)
-        if configuration.folder.problem:
-            raise ModelLoadError(configuration.folder.problem)
+        prepared = prepare(model, version, self._options.sessions, overridden=overridden)
+        configuration, options = prepared.configuration, prepared.options
         if configuration.notice:
             logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
-        settings, source = configuration.settings, configuration.source
+        for warning in prepared.warnings:
+            logger.warning("model '%s' version %d: %s", model, version.number, warning)
+        settings = configuration.settings
         model_path = configuration.folder.model_path
-        options = [
-            executor_session_options(self._options.sessions, settings, number, model=model, source=source)
-            for number in range(settings.num_executors)
-        ]
         profiling = settings.profiling
         # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
         prefixes = [
             f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
             for number in range(settings.num_executors)
         ]
-        first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
-        check_allocator(settings, first.get_providers(), source)
-        signature = read_signature(first, settings, source=source, declared=configuration.declared)
-        check_warmup(settings, signature, version.path.parent, source)
-        datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
-        if {"BF16", "BYTES"} <= datatypes:
-            raise ModelLoadError(
-                "BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind"
-            )
+        with explained(version.path):
+            first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
+        signature = check_graph(first, prepared, first.get_providers(), version.path.parent)
         others = [
             load_session(model_path, self._placed(own), profile_prefix=prefix)
             for own, prefix in zip(options[1:], prefixes[1:], strict=True)

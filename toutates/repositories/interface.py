@@ -56,6 +56,14 @@ class Repository(Protocol):
         """
         ...
 
+    def advice(self) -> str:
+        """What may be wrong with a repository that has no models, and what would be right; "" if nothing shows it.
+
+        Raises:
+            ConfigurationError, RepositoryError: as ``scan``.
+        """
+        ...
+
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
         """Make the files of a model local, and keep them there until ``release``, unless the result has a problem.
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from toutates.models.misplaced import loose_graphs
 from toutates.models.repository import ModelFolder, scan
 from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of
 
@@ -18,15 +19,21 @@ class LocalRepository:
 
     Args:
         root: the directory.
+        asked_by: the flag or argument that names it, for errors.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, asked_by: str = "--model-repository") -> None:
         self.name = str(root)
         self._root = root
+        self._asked_by = asked_by
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``."""
-        return [_with_fingerprints(folder) for folder in scan(self._root, only)]
+        return [_with_fingerprints(folder) for folder in scan(self._root, only, asked_by=self._asked_by)]
+
+    def advice(self) -> str:
+        """See ``Repository.advice``."""
+        return "; ".join(loose_graphs(self._root))
 
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
         """See ``Repository.fetch``: the folder itself, with these versions alone."""

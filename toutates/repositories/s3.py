@@ -17,6 +17,7 @@ from toutates.repositories.looking import as_found
 from toutates.repositories.s3_client import ObjectChanged, S3Client
 from toutates.repositories.s3_download import THREADS, Downloads
 from toutates.repositories.s3_keys import ModelFiles, few, models_among
+from toutates.repositories.s3_misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.specification import S3Specification
 
 __all__ = ["S3Repository"]
@@ -41,6 +42,8 @@ class S3Repository:
 
     def __init__(self, specification: S3Specification, cache: ModelCache) -> None:
         self.name = specification.url
+        self._asked_by = specification.flag
+        self._bucket_url = f"s3://{specification.bucket}"
         self._prefix = specification.prefix
         self._cache = cache
         self._client = S3Client(specification, THREADS, cache.stopping)
@@ -64,7 +67,14 @@ class S3Repository:
             for problem in few(odd):
                 logger.warning("%s", problem)
         self._seen = models if only is None else {**self._seen, **models}
+        problem, _, remedy = wrong_prefix(models, self.name).partition("; ") if only is None else ("", "", "")
+        if problem:
+            raise ConfigurationError(problem, key=self._asked_by, value=self.name, remedy=remedy)
         return [self._describe(files) for files in models.values()]
+
+    def advice(self) -> str:
+        """See ``Repository.advice``."""
+        return empty_prefix(self._client.objects, self._bucket_url, self._prefix)
 
     def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
         """See ``Repository.fetch``. Only what the cache does not have is downloaded."""

@@ -51,13 +51,20 @@ Specification = Path | S3Specification
 
 
 def read_specifications(
-    repositories: Sequence[str], *, endpoint: str | None, bucket: str | None, prefix: str | None, region: str | None
+    repositories: Sequence[str],
+    *,
+    endpoint: str | None,
+    bucket: str | None = None,
+    prefix: str | None = None,
+    region: str | None,
+    flag: str = _REPOSITORY,
 ) -> tuple[Specification, ...]:
     """Every repository that the flags ask for, in their order, --s3-bucket's last.
 
     Args:
         repositories: values of --model-repository.
         endpoint, bucket, prefix, region: values of the --s3 flags; None where they are not given.
+        flag: the flag or argument that ``repositories`` come from, for errors.
 
     Raises:
         ConfigurationError: there is none, one cannot be used, or flags do not go together.
@@ -71,7 +78,7 @@ def read_specifications(
         raise ConfigurationError(
             "is of use only with --s3-bucket", key="--s3-prefix", remedy="name the bucket with --s3-bucket"
         )
-    found: list[Specification] = [_read(text, endpoint or "", region or "") for text in repositories]
+    found: list[Specification] = [_read(text, endpoint or "", region or "", flag) for text in repositories]
     if bucket is not None:
         found.append(_s3(bucket, prefix or "", endpoint or "", region or "", _BUCKET))
     if not found:
@@ -79,12 +86,13 @@ def read_specifications(
             "a model repository is required", remedy="give --model-repository or --s3-bucket, see 'toutates --help'"
         )
     if not any(isinstance(one, S3Specification) for one in found):
-        for flag, value in (("--s3-endpoint", endpoint), ("--s3-region", region)):
+        for name, value in (("--s3-endpoint", endpoint), ("--s3-region", region)):
             if value is not None:
+                given = "give --s3-bucket, " if flag == _REPOSITORY else ""
                 raise ConfigurationError(
                     "is of use only with a repository on S3",
-                    key=flag,
-                    remedy=f"give --s3-bucket, write s3://BUCKET/PREFIX as {_REPOSITORY}, or leave {flag} out",
+                    key=name,
+                    remedy=f"{given}write s3://BUCKET/PREFIX as {flag}, or leave {name} out",
                 )
     for number, one in enumerate(found):
         if one in found[:number]:
@@ -92,9 +100,9 @@ def read_specifications(
     return tuple(found)
 
 
-def _read(text: str, endpoint: str, region: str) -> Specification:
+def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:
     if not text:
-        raise ConfigurationError("is empty", key=_REPOSITORY, remedy="name a directory or s3://BUCKET/PREFIX")
+        raise ConfigurationError("is empty", key=flag, remedy="name a directory or s3://BUCKET/PREFIX")
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(text)
@@ -102,17 +110,17 @@ def _read(text: str, endpoint: str, region: str) -> Specification:
         # Only the scheme is shown: what follows it may hold a password.
         raise ConfigurationError(
             "repositories are directories or on S3",
-            key=_REPOSITORY,
+            key=flag,
             value=scheme[0],
             remedy="name a directory or s3://BUCKET/PREFIX, the host of an S3 service by --s3-endpoint",
         )
     bucket, _, prefix = text[len(scheme[0]) :].partition("/")
-    return _s3(bucket, prefix, endpoint, region, _REPOSITORY)
+    return _s3(bucket, prefix, endpoint, region, flag)
 
 
 def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Specification:
     if _BUCKET_NAME.fullmatch(bucket) is None:
-        remedy = "write s3://BUCKET/PREFIX" if flag == _REPOSITORY else "name the bucket alone"
+        remedy = "name the bucket alone" if flag == _BUCKET else "write s3://BUCKET/PREFIX"
         raise ConfigurationError(
             "the bucket has no name that a bucket can have",
             key=flag,

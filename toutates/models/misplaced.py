@@ -1,0 +1,109 @@
+"""Directories that are given as a model repository and are something else, and graphs that lie where none is served."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+__all__ = ["loose_graphs", "near_directory", "near_name", "right_path_for_file", "wrong_root"]
+
+_GRAPH_SUFFIX: Final = ".onnx"
+#: Directories that are looked into for a repository within.
+_MAX_LOOKED_INTO: Final = 100
+
+
+def wrong_root(root: Path) -> str:
+    """What a directory is that is no model repository, and which path would be right.
+
+    Args:
+        root: the directory.
+
+    Returns:
+        Problem and remedy, joined by a semicolon; "" for a directory that may be a repository, empty or not.
+    """
+    here = Path(os.path.abspath(root))
+    directories = list(_directories(root))
+    if any(_versions(root / name) for name in directories):
+        return ""
+    if _is_number(here.name) and _graphs(root) and len(here.parents) > 1:
+        return f"is the directory of version {here.name} of the model '{here.parent.name}'; name '{here.parent.parent}'"
+    own = [name for name in directories if _is_number(name) and _graphs(root / name)]
+    if own:
+        return (
+            f"is the directory of one model, whose version {own[0]} lies in it, and not of a model repository; "
+            f"name '{here.parent}'"
+        )
+    for name in directories[:_MAX_LOOKED_INTO]:
+        inner = root / name
+        if any(_versions(inner / model) for model in _directories(inner)):
+            return f"has no models, but its directory '{name}' has some; name '{here / name}'"
+    return ""
+
+
+def loose_graphs(root: Path) -> list[str]:
+    """What is wrong with graphs that lie in the repository's own directory, a sentence with a remedy for each."""
+    here = Path(os.path.abspath(root))
+    found = []
+    for graph in _graphs(root):
+        stem = graph.removesuffix(_GRAPH_SUFFIX)
+        model = stem if stem not in ("model", "") else "NAME"
+        found.append(
+            f"{here / graph}: lies in no model's directory, and is not served; "
+            f"move it to '{here / model / '1' / 'model.onnx'}'"
+        )
+    return found
+
+
+def right_path_for_file(path: Path) -> str:
+    """The remedy where a file is given as the repository."""
+    here = Path(os.path.abspath(path))
+    if here.suffix == _GRAPH_SUFFIX and _is_number(here.parent.name):
+        return f"name '{here.parent.parent.parent}'"
+    if here.suffix == _GRAPH_SUFFIX:
+        model = here.stem if here.stem != "model" else "NAME"
+        return f"move it to '{here.parent / model / '1' / 'model.onnx'}', and name '{here.parent}'"
+    return "name the directory that holds one directory per model"
+
+
+def near_directory(path: Path) -> str:
+    """The directory beside a path that does not exist whose name is like it; "" if there is none."""
+    here = Path(os.path.abspath(path))
+    while not here.parent.is_dir():
+        here = here.parent
+    near = near_name(here.name, list(_directories(here.parent)))
+    return str(here.parent / near) if near else ""
+
+
+def near_name(name: str, names: Collection[str]) -> str:
+    """The name that is most like another one; "" if none is."""
+    near = get_close_matches(name, names, n=1)
+    return near[0] if near else ""
+
+
+def _is_number(name: str) -> bool:
+    """Whether a directory of this name may be a version."""
+    return name.isascii() and name.isdigit() and not name.startswith("0")
+
+
+def _directories(path: Path) -> Iterator[str]:
+    try:
+        for name in sorted(os.listdir(path)):
+            if not name.startswith(".") and os.path.isdir(path / name):
+                yield name
+    except OSError:
+        return
+
+
+def _versions(model: Path) -> bool:
+    return any(map(_is_number, _directories(model)))
+
+
+def _graphs(path: Path) -> list[str]:
+    """Names of the ONNX files in a directory, whether they can be read or not."""
+    try:
+        return sorted(name for name in os.listdir(path) if name.endswith(_GRAPH_SUFFIX) and not name.startswith("."))
+    except OSError:
+        return []

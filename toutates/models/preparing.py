@@ -1,0 +1,149 @@
+"""What is checked of a version before it is served: its files, its devices, and its graph against its configuration.
+
+``VersionLoader`` does this for every version that it loads, and ``toutates check`` for every version of a repository:
+the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import onnxruntime
+
+from toutates.batching.session import SessionOptions
+from toutates.errors import ModelLoadError
+from toutates.models.configuration import VersionConfiguration, from_triton, load_configuration
+from toutates.models.executor_sessions import executor_session_options, without_effect
+from toutates.models.repository import VersionFolder
+from toutates.models.settings import MAX_PROBLEMS, check_allocator
+from toutates.models.signature_reader import read_signature
+from toutates.models.warmup import check_warmup
+from toutates.protocol.signature import Signature
+
+__all__ = ["PreparedVersion", "check_graph", "explained", "prepare"]
+
+#: Files of one version that are looked at for one that may not be read.
+_MAX_FILES: Final = 1_000
+_NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedVersion:
+    """A version whose files were read, but for the graph.
+
+    Attributes:
+        configuration: what its files say.
+        options: of each executor's session.
+        warnings: what its files ask for and will not have, one sentence each.
+    """
+
+    configuration: VersionConfiguration
+    options: tuple[SessionOptions, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def prepare(
+    model: str,
+    version: VersionFolder,
+    server: SessionOptions,
+    *,
+    overridden: bool = False,
+    most_problems: int | None = MAX_PROBLEMS,
+) -> PreparedVersion:
+    """Read a version's files, all but the graph, and choose what its sessions run on.
+
+    Args:
+        model: its name.
+        version: what a repository has of it.
+        server: how the server makes its sessions.
+        overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
+        most_problems: of a config.yaml that are told; None for all.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or asks for a device that is not there; with a line for each problem.
+        ModelLoadError: the graph's file cannot be found or read.
+    """
+    if overridden and version.triton is not None:
+        configuration = from_triton(version, version.triton)
+    else:
+        configuration = load_configuration(version, most_problems=most_problems)
+    if configuration.folder.problem:
+        raise ModelLoadError(configuration.folder.problem)
+    _check_readable(configuration.folder.model_path)
+    settings, source = configuration.settings, configuration.source
+    options = tuple(
+        executor_session_options(server, settings, number, model=model, source=source)
+        for number in range(settings.num_executors)
+    )
+    unused = without_effect(settings, options)
+    return PreparedVersion(configuration, options, (f"'{source}': {unused}",) if unused else ())
+
+
+def check_graph(
+    session: onnxruntime.InferenceSession, prepared: PreparedVersion, providers: Sequence[str], model_dir: Path
+) -> Signature:
+    """Compare a version's graph with its configuration.
+
+    Args:
+        session: of the graph.
+        prepared: the version.
+        providers: the names of the execution providers that the version is served with.
+        model_dir: the model's directory, which holds the files of warm-up samples.
+
+    Returns:
+        The tensors that are served.
+
+    Raises:
+        ConfigurationError: the configuration does not fit the graph; with a line for each problem.
+        ModelLoadError: the graph cannot be served.
+    """
+    configuration = prepared.configuration
+    settings, source = configuration.settings, configuration.source
+    check_allocator(settings, providers, source)
+    signature = read_signature(session, settings, source=source, declared=configuration.declared)
+    check_warmup(settings, signature, model_dir, source)
+    datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
+    if {"BF16", "BYTES"} <= datatypes:
+        raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
+    return signature
+
+
+@contextmanager
+def explained(version_dir: Path) -> Iterator[None]:
+    """Have a graph loaded within the block; if a file beside it (its weights) may not be read, the error says so.
+
+    Args:
+        version_dir: the version's directory.
+
+    Raises:
+        ModelLoadError: by the block, or in its place.
+    """
+    try:
+        yield
+    except ModelLoadError as error:
+        # ONNX Runtime names neither the file nor what is wrong with it.
+        if re.search(r"SystemError : 13\b|[Pp]ermission denied", str(error)):
+            for path in islice(version_dir.rglob("*"), _MAX_FILES):
+                _check_readable(path)
+        raise
+
+
+def _check_readable(path: Path) -> None:
+    """Before ONNX Runtime tries, which calls a file that may not be read one that does not exist.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+    """
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        remedy = "; make it readable for the server's user" if error.errno in _NOT_PERMITTED else ""
+        raise ModelLoadError(f"cannot read '{path}': {error.strerror}{remedy}") from error
