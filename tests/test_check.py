@@ -86,6 +86,11 @@ def link_back(root: Path) -> None:
     (root / "m" / "2").symlink_to(root / "m")
 
 
+def no_version(root: Path) -> None:
+    (root / "m").mkdir()
+    write_config(root, "m", "max_batch_size: 0")
+
+
 def no_graph_there(root: Path) -> None:
     add_model(root, "m", negative())
     (root / "m" / "1" / "model.onnx").rename(root / "m" / "1" / "other.onnx")
@@ -168,7 +173,7 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, str]]]]
         [("m/2", "is a link back to", "remove it"), ("m/2/model.onnx", "unable to find", "put the graph there")],
     ),
     "model without a version": (
-        lambda root: ((root / "m").mkdir(), write_config(root, "m", "max_batch_size: 0")),
+        no_version,
         [("m", "no version directory", "remove the directory")],
     ),
 }  # fmt: skip
@@ -310,7 +315,7 @@ def test_a_model_may_be_called_like_a_version(tmp_path: Path) -> None:
 # --- devices
 
 
-GPU = (("CUDAExecutionProvider", {"device_id": "0"}), ("CPUExecutionProvider", {}))
+GPU: Sequence[Provider] = (("CUDAExecutionProvider", {"device_id": "0"}), ("CPUExecutionProvider", {}))
 
 
 def wants_gpu(root: Path) -> None:
