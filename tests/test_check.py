@@ -92,8 +92,17 @@ def no_version(root: Path) -> None:
 
 
 def no_graph_there(root: Path) -> None:
-    add_model(root, "m", negative())
-    (root / "m" / "1" / "model.onnx").rename(root / "m" / "1" / "other.onnx")
+    (add_model(root, "m", negative()) / "model.onnx").unlink()
+
+
+def another_graph_there(root: Path) -> None:
+    folder = add_model(root, "m", negative())
+    (folder / "model.onnx").rename(folder / "other.onnx")
+
+
+def plan_there(root: Path) -> None:
+    folder = add_model(root, "m", negative())
+    (folder / "model.onnx").rename(folder / "model.plan")
 
 
 def no_warmup_file(root: Path) -> None:
@@ -159,6 +168,8 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, str]]]]
     ),
     "missing weights": (no_external_data, [("m/1/model.onnx", "weights.data", "put the file with the weights")]),
     "missing graph": (no_graph_there, [("m/1/model.onnx", "unable to find", "put the graph there")]),
+    "another graph": (another_graph_there, [("m/1/model.onnx", "but 'other.onnx'", "rename it to model.onnx, or")]),
+    "TensorRT plan": (plan_there, [("m/1/model.onnx", "but 'model.plan'; TensorRT plans are not", "the ONNX model")]),
     "missing warm-up file": (
         no_warmup_file,
         [("m/config.pbtxt", "warmup 'w' inputs['INPUT'] file: cannot be read: No such file", "put the file there")],

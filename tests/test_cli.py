@@ -222,7 +222,14 @@ def restrict(value: str) -> list[str]:
 # Flags, then what the error has to name: flag, value, remedy or bound. What is "hidden" must never be shown.
 MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     "no repository": ([], ["--model-repository", "required", "toutates --help"]),
-    "unknown flag": ([*REQUIRED, "--grcp-addr", "x"], ["--grcp-addr", "toutates --help"]),
+    "misspelt flag": (
+        [*REQUIRED, "--grcp-addr", "x"],
+        ["--grcp-addr", "did you mean '--grpc-addr'?", "toutates --help"],
+    ),
+    "unknown flag": ([*REQUIRED, "--zzz", "x"], ["--zzz", "see 'toutates --help'"]),
+    "misspelt command": (["chek", "models"], ["chek models", "did you mean 'check'?"]),
+    "a command's misspelt flag": (["check", "models", "--asume-gpu"], ["did you mean '--assume-gpu'?", "check --help"]),
+    "no command": (["models"], ["name a repository by --model-repository", "probe, check, config"]),
     "abbreviated flag": ([*REQUIRED, "--load", "x"], ["--load", "toutates --help"]),
     "positional": ([*REQUIRED, "serve"], ["serve"]),
     "no worker": (
@@ -289,7 +296,10 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     ),
     "misspelt restriction": (
         [*REQUIRED, "--grpc-restricted-protocols=health:key=hidden", "--x", "health:key=hid den"],
-        ["unrecognized arguments: --grpc-restricted-protocols --x health:key;"],
+        [
+            "unrecognized arguments: --grpc-restricted-protocols --x health:key;",
+            "did you mean '--grpc-restricted-protocol'?",
+        ],
     ),
     "kernel polling": ([*REQUIRED, "--sqpoll-enabled"], ["--sqpoll-enabled", "io_uring", "leave"]),
     "kernel polling's time": ([*REQUIRED, "--sqpoll-idle-ms", "5"], ["--sqpoll", "io_uring", "leave"]),

@@ -136,3 +136,13 @@ def test_a_model_that_cannot_be_served_exits_with_1_and_the_reason(
 @pytest.mark.parametrize("arguments", [[], ["/does/not/exist"], [".", "--format", "json"], [".", "--version", "0"]])
 def test_a_command_line_that_cannot_be_used_exits_with_2(arguments: list[str]) -> None:
     assert main(["config", *arguments]) == 2
+
+
+def test_a_directory_that_is_not_there_is_refused_with_the_one_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_model(tmp_path, "resnet", negative())
+    assert main(["config", str(tmp_path / "resnte")]) == 2
+    assert capsys.readouterr().err == (
+        f"toutates: error: MODEL_DIR: is not a directory (got '{tmp_path}/resnte'); did you mean '{tmp_path}/resnet'?\n"
+    )

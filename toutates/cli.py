@@ -199,12 +199,11 @@ def _config(arguments: list[str]) -> int:
     add_custom_op_libraries(parser)
     parsed = parser.parse_args(arguments)
     model_dir = Path(parsed.model_dir)
-    if not model_dir.is_dir():
-        raise ConfigurationError("is not a directory", key="MODEL_DIR", value=str(model_dir), remedy="correct the path")
     libraries = _libraries(parsed.custom_op_libraries)
     _prepare_onnxruntime()
-    from toutates.config_command import effective_configuration
+    from toutates.config_command import effective_configuration, require_model_dir
 
+    require_model_dir(model_dir)
     try:
         print(effective_configuration(model_dir, parsed.version, parsed.format, libraries), end="")
     except (ConfigurationError, ModelLoadError) as error:

@@ -9,11 +9,24 @@ from toutates.errors import ConfigurationError
 from toutates.models.configuration import completed
 from toutates.models.describe import model_config
 from toutates.models.inspection import ALL_DEVICES, inspect_version
+from toutates.models.misplaced import near_directory
 from toutates.models.pbtxt import write_pbtxt
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.models.yaml_writer import write_yaml
 
-__all__ = ["effective_configuration"]
+__all__ = ["effective_configuration", "require_model_dir"]
+
+
+def require_model_dir(model_dir: Path) -> None:
+    """See that a path may be a model's directory.
+
+    Raises:
+        ConfigurationError: it is no directory; with the one that may have been meant.
+    """
+    if not model_dir.is_dir():
+        near = near_directory(model_dir)
+        remedy = f"did you mean '{near}'?" if near else "correct the path"
+        raise ConfigurationError("is not a directory", key="MODEL_DIR", value=str(model_dir), remedy=remedy)
 
 
 def effective_configuration(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from difflib import get_close_matches
+from typing import Any, Final, NoReturn
 
 from toutates.errors import ConfigurationError
 from toutates.logs.levels import parse_levels
@@ -14,6 +15,7 @@ from toutates.tracing.configuration import LEVEL_NAMES
 from toutates.version import package_version
 
 __all__ = [
+    "COMMANDS",
     "Parser",
     "add_custom_op_libraries",
     "add_execution_providers",
@@ -24,8 +26,21 @@ __all__ = [
 ]
 
 
+#: Of subcommands, each of which has a parser of its own.
+COMMANDS: Final = ("probe", "check", "config")
+
+#: How like a name has to be to be suggested, as ``difflib`` counts it.
+_LIKENESS: Final = 0.7
+
+
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, like every other wrong setting, instead of under the whole usage."""
+    """Reports a mistake in one line, like every other wrong setting, instead of under the whole usage.
+
+    Attributes:
+        commands: names of subcommands, one of which an unknown argument may have meant.
+    """
+
+    commands: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(message, remedy=f"see '{self.prog} --help'")
@@ -35,8 +50,23 @@ class Parser(argparse.ArgumentParser):
         flags: argparse.Namespace
         flags, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(argument.partition('=')[0] for argument in unknown)}")
+            names = [argument.partition("=")[0] for argument in unknown]
+            raise ConfigurationError(f"unrecognized arguments: {' '.join(names)}", remedy=self._remedy(names))
         return flags
+
+    def _remedy(self, names: Sequence[str]) -> str:
+        """What may have been meant, by the first name that is like one that there is."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for name in names:
+            near = get_close_matches(name, known if name.startswith("-") else self.commands, n=1, cutoff=_LIKENESS)
+            if near:
+                return f"did you mean '{near[0]}'? See '{self.prog} --help'"
+        if self.commands and not names[0].startswith("-"):
+            return (
+                f"name a repository by --model-repository; the commands are {', '.join(self.commands)}, "
+                f"see '{self.prog} --help'"
+            )
+        return f"see '{self.prog} --help'"
 
 
 def server_parser() -> Parser:
@@ -51,6 +81,7 @@ def server_parser() -> Parser:
         "flag, the repository or the installation cannot be used.",
         allow_abbrev=False,
     )
+    parser.commands = COMMANDS
     parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
     parser.add_argument(
         "--log-level",

@@ -296,6 +296,8 @@ class Server:
                 lambda: self._show_readiness(manager),
                 self._settle,
                 may_be_empty=options.model_control_mode == "explicit",
+                # Whoever may not list the models shall not be told their names.
+                suggests_names=not any("model-repository" in one.protocols for one in options.restricted_protocols),
             )
             self.view = self._view(manager, repositories)
             control = ModelControl(

@@ -217,8 +217,39 @@ REFUSED = {
         "name: 'n'",
         "unexpected directory name 'm' for model 'n', directory name must equal model name",
     ),
-    "platform": ("platform: 'tensorrt_plan'", "platform: is not for ONNX models (got 'tensorrt_plan')"),
-    "backend": ("backend: 'python'", "backend: is not for ONNX models (got 'python')"),
+    "misspelt platform": (
+        "platform: 'onnxruntime'",
+        "platform: is not for ONNX models (got 'onnxruntime'); write platform: 'onnxruntime_onnx'",
+    ),
+    "unknown backend": (
+        "backend: 'own'",
+        "backend: is not for ONNX models, and no others are served (got 'own'); export the model to ONNX, and write "
+        "backend: 'onnxruntime'",
+    ),
+    "TensorRT": (
+        "platform: 'tensorrt_plan'",
+        "platform: TensorRT plans are not served, only ONNX models (got 'tensorrt_plan'); put the ONNX model there",
+    ),
+    "PyTorch": (
+        "platform: 'pytorch_libtorch' backend: 'pytorch'",
+        "backend: PyTorch models are not served, only ONNX models (got 'pytorch'); export the model with torch.onnx",
+    ),
+    "TensorFlow": (
+        "platform: 'tensorflow_savedmodel'",
+        "platform: TensorFlow models are not served, only ONNX models (got 'tensorflow_savedmodel'); convert the model",
+    ),
+    "Python": (
+        "backend: 'python'",
+        "backend: Python models are not served, only ONNX models (got 'python'); export what it computes to ONNX",
+    ),
+    "ensemble": (
+        "platform: 'ensemble' ensemble_scheduling { }",
+        "ensemble_scheduling: a model that needs it cannot be served; join the graphs into one with onnx.compose",
+    ),
+    "ensemble without steps": (
+        "platform: 'ensemble'",
+        "platform: ensembles are not served, only ONNX models (got 'ensemble'); join the graphs into one",
+    ),
     "batch size": ("max_batch_size: -1", "max_batch_size: is not from 0 to 1048576 (got -1)"),
     "no dims": ("input { name: 'x' data_type: TYPE_FP32 }", "model input 'x' must specify 'dims' for m"),
     "no datatype": ("output { name: 'y' dims: 1 }", "model output 'y' must specify 'data_type' for m"),
@@ -273,7 +304,6 @@ REFUSED = {
         "model_warmup 'a' inputs['x']: has no data",
     ),
     "sequence": ("sequence_batching { }", "sequence_batching: a model that needs it cannot be served"),
-    "ensemble": ("ensemble_scheduling { }", "ensemble_scheduling: a model that needs it cannot be served"),
     "decoupled": ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: a model that"),
     "ragged": (
         "input { name: 'x' data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }",

@@ -111,17 +111,32 @@ def test_a_model_without_versions_has_a_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "expected"),
+    ("file", "expected", "instead"),
     [
-        pytest.param("m/1/other.onnx", "m/1/model.onnx", id="no model file"),
-        pytest.param("m/1/model.onnx/weights.bin", "m/1/model.onnx/model.onnx", id="a directory without one"),
+        pytest.param("m/1/notes.txt", "m/1/model.onnx", "", id="no model file"),
+        pytest.param("m/1/model.onnx/weights.bin", "m/1/model.onnx/model.onnx", "", id="a directory without one"),
+        pytest.param(
+            "m/1/other.onnx",
+            "m/1/model.onnx",
+            ", but 'other.onnx'; rename it to model.onnx, or name it in default_model_filename or model_filename",
+            id="another graph",
+        ),
+        pytest.param(
+            "m/1/model.py",
+            "m/1/model.onnx",
+            ", but 'model.py'; Python models are not served, only ONNX models: export what it computes to ONNX, and "
+            "leave the rest to the client, or keep it on Triton",
+            id="a Python model",
+        ),
     ],
 )
-def test_a_version_without_its_model_file_is_kept_with_a_problem(tmp_path: Path, file: str, expected: str) -> None:
+def test_a_version_without_its_model_file_is_kept_with_a_problem(
+    tmp_path: Path, file: str, expected: str, instead: str
+) -> None:
     add(tmp_path, file, "m/2/model.onnx")
     model = only_model(tmp_path)
     assert [version.number for version in model.versions] == [1, 2]
-    assert model.versions[0].problem == f"unable to find '{tmp_path / expected}': No such file or directory"
+    assert model.versions[0].problem == f"unable to find '{tmp_path / expected}': No such file or directory{instead}"
     assert model.versions[1].problem == model.problem == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toutates.errors import InvalidRequest, ModelNotReady, RequestError, UnknownModel
+from toutates.models.near_names import NearNames
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry, parse_version
 
 
@@ -158,3 +160,38 @@ def test_the_server_is_ready_once_every_version_is(table: ModelTable, is_ready: 
 )
 def test_the_table_says_why_the_server_is_not_ready(table: ModelTable, reason: str) -> None:
     assert table.unready_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("suggests", "name", "end"),
+    [
+        (True, "zebar", "; did you mean 'zebra'?"),
+        (True, "Zebra", "; did you mean 'zebra'?"),
+        (True, "pear", ""),
+        (True, "zebar" * 20, ""),
+        (False, "zebar", ""),
+    ],
+)
+def test_an_unknown_model_has_the_name_that_was_meant_behind_tritons_text(suggests: bool, name: str, end: str) -> None:
+    table = ModelTable({"zebra": ModelEntry("zebra", {1: ready("zebra", 1)})}, suggests_names=suggests)
+    with pytest.raises(UnknownModel) as caught:
+        table.find(name, "")
+    assert str(caught.value) == f"Request for unknown model: '{name}' is not found{end}"
+
+
+def test_names_are_searched_once_a_second_and_answers_are_kept() -> None:
+    now = [0.0]
+    names = NearNames(["resnet", "bert"], lambda: now[0])
+    assert names.like("resnte") == "resnet"
+    assert names.like("bret") == ""  # too soon
+    assert names.like("resnte") == "resnet"
+    now[0] = 1.0
+    assert names.like("bret") == "bert"
+
+
+def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:
+    names = NearNames([f"{'a' * 36}{number:03}" for number in range(10_000)])
+    began_s = time.process_time()
+    assert names.like("a" * 40)
+    # 15 ms on a quiet machine, which a busy one may double; all of them would take seconds.
+    assert time.process_time() - began_s < 0.1

@@ -77,6 +77,13 @@ def test_objects_that_stand_for_directories_are_directories() -> None:
     assert "unable to find 's3://b/o/1/model.onnx'" in models["o"].describe(VIEW).versions[0].problem
 
 
+def test_what_lies_in_place_of_the_graph_is_named() -> None:
+    models, _ = models_among(objects("m/1/model.plan", "m/2/model.onnx"), "s3://b", "")
+    first, second = models["m"].describe(VIEW).versions
+    assert "no such object, but 'model.plan'; TensorRT plans are not served" in first.problem
+    assert second.problem == ""
+
+
 def test_directories_that_are_no_models_are_passed_over() -> None:
     keys = ("m/1/x", ".git/1/model.onnx", "lost+found/a", "__pycache__/a.pyc", "scripts/a.py", "half/config.pbtxt")
     models, odd = models_among(objects(*keys), "s3://b", "")

@@ -99,9 +99,10 @@ class ModelManager:
         settle: Callable[[], Awaitable[None]] = _nobody_to_wait_for,
         *,
         may_be_empty: bool = True,
+        suggests_names: bool = False,
     ) -> None:
         #: read by every thread, replaced as a whole by the manager alone
-        self.table = ModelTable({}, complete=False, may_be_empty=may_be_empty)
+        self.table = ModelTable({}, complete=False, may_be_empty=may_be_empty, suggests_names=suggests_names)
         self.counters = LoadCounters()
         self._on_change = on_change
         self._settle = settle
@@ -332,6 +333,7 @@ class ModelManager:
                 for name, model in self._models.items()
             },
             may_be_empty=self.table.may_be_empty,
+            suggests_names=self.table.suggests_names,
         )
 
     def _as_it_is(self, entry: VersionEntry) -> VersionEntry:

@@ -23,6 +23,7 @@ from typing import Final
 
 from toutates.errors import ConfigurationError
 from toutates.models.misplaced import near_directory, right_path_for_file, wrong_root
+from toutates.models.other_kinds import kind_among_files
 from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.settings import MODEL_FILENAME
 from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
@@ -32,6 +33,7 @@ __all__ = [
     "RESERVED",
     "ModelFolder",
     "VersionFolder",
+    "found_instead",
     "is_version",
     "not_a_model_name",
     "say_passed_over",
@@ -233,9 +235,35 @@ def version_folder(
         problem = f"cannot read '{model_path}': {exc.strerror}; make it readable for the server's user"
         return VersionFolder(number, path, model_path, problem, triton)
     except OSError as exc:
-        return VersionFolder(number, path, model_path, f"unable to find '{model_path}': {exc.strerror}", triton)
+        problem = (
+            f"unable to find '{model_path}': {exc.strerror}{found_instead(_names_in(model_path.parent), filename)}"
+        )
+        return VersionFolder(number, path, model_path, problem, triton)
     problem = "" if regular else f"'{model_path}' is not a regular file"
     return VersionFolder(number, path, model_path, problem, triton)
+
+
+def found_instead(names: Collection[str], filename: str = MODEL_FILENAME) -> str:
+    """What a version has in place of its graph, with a remedy, to end an error's text; "" if nothing says it.
+
+    Args:
+        names: of the files in the version's directory.
+        filename: the graph's.
+    """
+    graphs = sorted(n for n in names if n.endswith(".onnx") and not n.startswith(".") and n not in (filename, ""))
+    if graphs:
+        return f", but '{graphs[0]}'; rename it to {filename}, or name it in default_model_filename or model_filename"
+    other = kind_among_files(names)
+    if other is not None:
+        return f", but '{other[0]}'; {other[1].plural} are not served, only ONNX models: {other[1].remedy}"
+    return ""
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
 
 
 def _directories(path: Path) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Final
 from toutates.batching.counters import VersionCounters
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import InvalidRequest, ModelNotReady, UnknownModel
+from toutates.models.near_names import NearNames
 from toutates.models.settings import ModelSettings
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
@@ -123,16 +124,27 @@ class ModelTable:
         models: by name.
         complete: whether the initial load has ended, successfully or not.
         may_be_empty: whether a server without models is ready, because models are loaded on request.
+        suggests_names: whether callers that name a model that is not there are told of one whose name is like it.
 
     Attributes:
+        names: of the models, for that.
         unready_reason: why the server is not ready, a sentence without a full stop; "" if it is.
     """
 
-    def __init__(self, models: Mapping[str, ModelEntry], *, complete: bool = True, may_be_empty: bool = True) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelEntry],
+        *,
+        complete: bool = True,
+        may_be_empty: bool = True,
+        suggests_names: bool = False,
+    ) -> None:
         self.models = MappingProxyType(dict(sorted(models.items())))
         self.complete = complete
         self.may_be_empty = may_be_empty
+        self.suggests_names = suggests_names
         self.unready_reason = self._find_unready_reason()
+        self.names = NearNames(self.models if suggests_names else ())
 
     @property
     def ready(self) -> bool:
@@ -173,7 +185,10 @@ class ModelTable:
         number = parse_version(version)
         model = self.models.get(name)
         if model is None:
-            raise UnknownModel(f"Request for unknown model: '{name}' is not found")
+            # Triton's text, and what may have been meant after it.
+            near = self.names.like(name)
+            meant = f"; did you mean '{near}'?" if near else ""
+            raise UnknownModel(f"Request for unknown model: '{name}' is not found{meant}")
         if number is None:
             loaded = model.served()
             if not loaded:

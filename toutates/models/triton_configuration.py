@@ -20,6 +20,7 @@ from typing import Final, Literal, TypeVar, cast
 
 from toutates.errors import ConfigurationError
 from toutates.models.declared import Declared, DeclaredTensor
+from toutates.models.other_kinds import kind_of_backend, kind_of_platform, refusal_of
 from toutates.models.pbtxt import PBTXT_NAME, read_pbtxt
 from toutates.models.settings import (
     ACCELERATORS,
@@ -188,10 +189,15 @@ class _Reader:
                 None,
                 f"write name: '{self._model}', or leave it out",
             )
-        if config.platform and config.platform != PLATFORM:
-            self._refuse("platform", "is not for ONNX models", config.platform, f"write platform: '{PLATFORM}'")
+        kinds = kind_of_platform(config.platform), kind_of_backend(config.backend)
+        # One problem for one thing, whatever says it.
+        is_said = config.HasField("ensemble_scheduling") or (kinds[0] is not None and kinds[0] == kinds[1])
+        if config.platform and config.platform != PLATFORM and not is_said:
+            problem, remedy = refusal_of("platform", config.platform, kinds[0], PLATFORM)
+            self._refuse("platform", problem, config.platform, remedy)
         if config.backend and config.backend != BACKEND:
-            self._refuse("backend", "is not for ONNX models", config.backend, f"write backend: '{BACKEND}'")
+            problem, remedy = refusal_of("backend", config.backend, kinds[1], BACKEND)
+            self._refuse("backend", problem, config.backend, remedy)
 
     def _version_policy(self) -> ModelVersionPolicy:
         policy = ModelVersionPolicy()

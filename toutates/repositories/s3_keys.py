@@ -18,6 +18,7 @@ from toutates.models.repository import (
     RESERVED,
     ModelFolder,
     VersionFolder,
+    found_instead,
     is_version,
     not_a_model_name,
 )
@@ -123,7 +124,8 @@ class ModelFiles:
             graph = f"{graph}/{MODEL_FILENAME}"
         problem = self._problem(str(number))
         if not problem and graph not in self.files:
-            problem = f"unable to find '{self.source}/{graph}': no such object"
+            own = [name.partition("/")[2] for name in (*self.files, *self.directories) if name.startswith(f"{number}/")]
+            problem = f"unable to find '{self.source}/{graph}': no such object{found_instead(own)}"
         return VersionFolder(
             number, folder, path / graph, problem, fingerprint=fingerprint_of(self._lines(f"{number}/"))
         )
