@@ -223,6 +223,22 @@ def warn(tmp_path: Path, build: Callable[[Path], object]) -> Report:
     return report
 
 
+def test_labels_that_are_missing_are_a_problem_and_too_few_a_warning(tmp_path: Path) -> None:
+    add_model(tmp_path, "m", negative())
+    output = 'output { name: "OUTPUT" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" }'
+    source = write_config(tmp_path, "m", "max_batch_size: 4 " + output)
+    labels = tmp_path / "m" / "labels.txt"
+    [problem] = check_repository(tmp_path).problems
+    assert problem == (
+        f"{source}: output 'OUTPUT' label_filename: failed to open text file for read '{labels}': No such "
+        "file or directory; put the file there, or leave the output without labels"
+    )
+    labels.write_text("a\nb\n")
+    report = check_repository(tmp_path)
+    assert report.problems == []
+    assert report.warnings == [f"'{source}': output 'OUTPUT' has 4 values, and 'labels.txt' 2 labels"]
+
+
 def test_two_configurations_are_a_warning(tmp_path: Path) -> None:
     def build(root: Path) -> None:
         (add_model(root, "m", negative()) / "config.yaml").write_text(YAML)

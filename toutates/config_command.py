@@ -51,7 +51,15 @@ def effective_configuration(
     settings = completed(inspected.configuration.settings, inspected.signature)
     triton = chosen.triton
     policy = triton.version_policy if triton is not None else None
-    config = model_config(folder.name, inspected.signature, settings, gpu=None, version_policy=policy, with_own=True)
+    config = model_config(
+        folder.name,
+        inspected.signature,
+        settings,
+        gpu=None,
+        version_policy=policy,
+        given=inspected.configuration.given,
+        with_own=True,
+    )
     parts: list[str] = []
     if form in ("yaml", "both"):
         parts.append(

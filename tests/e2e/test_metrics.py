@@ -203,6 +203,28 @@ def test_promtool_finds_fault_with_tritons_names_alone(models: Path) -> None:
 # --- what is counted
 
 
+def test_tags_of_a_model_are_labels_of_tritons_metrics_in_alphabetical_order(models: Path) -> None:
+    add_model(models, "tagged", versioned_model(1))
+    (models / "tagged" / "config.pbtxt").write_text(
+        'metric_tags { key: "region" value: "eu" } metric_tags { key: "Team" value: "a\\"b" }'
+    )
+
+    def visit(inside: Inside) -> None:
+        text = Scraper(inside).text()
+        tags = '_Team="a\\"b",_region="eu",'
+        own = f'{tags}model="tagged",version="1"'
+        assert f"nv_inference_count{{{own}}} 0\n" in text
+        assert f'nv_inference_request_failure{{{tags}model="tagged",reason="OTHER",version="1"}} 0\n' in text
+        assert 'nv_inference_request_failure{model="mlp",reason="OTHER",version="1"} 0\n' in text
+        lines = [line for line in text.splitlines() if "tagged" in line and line.startswith("nv_")]
+        assert lines
+        assert all(tags in line for line in lines)
+        assert 'toutates_executors{model="tagged",version="1"} 1\n' in text
+        Scrape(text)
+
+    assert serve(models, visit) == 0
+
+
 def test_requests_are_counted_by_how_they_end(models: Path) -> None:
     def visit(inside: Inside) -> None:
         scraper = Scraper(inside)

@@ -123,7 +123,7 @@ def test_model_metadata_and_config_have_the_datatype(client: Any, datatype: str)
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [("rank1", [-1, 1]), ("scalar", []), ("fixed", [2, 3]), ("open", [2, -1]), ("dynamic", [-1, -1])],
+    [("rank1", [-1, 1]), ("scalar", [1]), ("fixed", [2, 3]), ("open", [2, -1]), ("dynamic", [-1, -1])],
 )
 def test_model_metadata_shows_shapes_as_clients_send_them(client: Any, model: str, shape: list[int]) -> None:
     metadata = client.get_model_metadata(model)

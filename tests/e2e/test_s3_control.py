@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index, wait_until
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, command, environment, running
+from tests.e2e.support import triton
 from tests.repositories.support import Fault, Proxy, S3Service
 
 pytestmark = pytest.mark.usefixtures("s3_credentials")
@@ -146,6 +148,29 @@ def test_polling_applies_configurations_that_change(moto_service: S3Service, pro
         wait_until(lambda: ready(client) == ["m/1", "m/2"])
         wait_until(lambda: client.get_model_config("m").config.max_batch_size == 64)
         assert bucket.fetched() == ["m/2/config.yaml", "m/config.pbtxt"]  # graphs were there
+
+
+@pytest.mark.parametrize("file", ["labels.txt", "more/labels.txt", "2/labels.txt"])
+def test_labels_are_fetched_and_a_change_of_them_alone_is_one(
+    moto_service: S3Service, proxy: Proxy, tmp_path: Path, file: str
+) -> None:
+    output = f'output {{ name: "OUTPUT" data_type: TYPE_INT32 dims: [ 4 ] label_filename: "{file}" }}'
+    bucket = Bucket(moto_service, proxy, {"m/1": 1, "m/2": 2})
+    bucket.put("m/config.pbtxt", b"max_batch_size: 2 " + output.encode())
+    bucket.put(f"m/{file}", b"a\nb\nc\nd\n")
+    tensor = triton.InferInput("INPUT", [1, 4], "INT32")
+    tensor.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.int32))
+    asked = [triton.InferRequestedOutput("OUTPUT", class_count=1)]
+
+    def best(client: Any) -> str:
+        return str(client.infer("m", [tensor], outputs=asked).as_numpy("OUTPUT")[0, 0].decode())
+
+    with serving(bucket, proxy, tmp_path, *POLL) as (_, client):
+        assert best(client) == "6:3:d"
+        assert bucket.fetched() == sorted([f"m/{file}", "m/2/model.onnx", "m/config.pbtxt"])
+        bucket.put(f"m/{file}", b"w\nx\ny\nz\n")
+        wait_until(lambda: best(client) == "6:3:z")
+        assert bucket.fetched() == [f"m/{file}"]
 
 
 def test_a_service_that_cannot_be_reached_for_a_while_takes_nothing_from_what_is_served(

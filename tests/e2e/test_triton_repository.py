@@ -63,7 +63,11 @@ def test_a_whole_configuration_is_acted_on_and_shown(client: Any, channel: Any) 
         "output": [{"name": "SUM", "data_type": "TYPE_INT32", "dims": ["16"]}],
         "instance_group": [{"name": "full_0", "count": 2, "kind": "KIND_CPU"}],
         "default_model_filename": "model.onnx",
-        "dynamic_batching": {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "100"},
+        "dynamic_batching": {
+            "preferred_batch_size": [4, 8],
+            "max_queue_delay_microseconds": "100",
+            "default_queue_policy": {"max_queue_size": 64},
+        },
         "optimization": {
             "graph": {"level": 1},
             "input_pinned_memory": {"enable": True},
@@ -77,7 +81,6 @@ def test_a_whole_configuration_is_acted_on_and_shown(client: Any, channel: Any) 
             {
                 "name": "both",
                 "batch_size": 4,
-                "count": 1,
                 "inputs": {
                     "A": {"data_type": "TYPE_INT32", "dims": ["16"], "zero_data": True},
                     "B": {"data_type": "TYPE_INT32", "dims": ["16"], "random_data": True},

@@ -31,6 +31,10 @@ FAMILIES = [
     Family(CATALOGUE["nv_cpu_utilization"], [((), 1e-07)]),
     Family(CATALOGUE["toutates_info"], [(("1.2", "3.11.2", "on"), 1)]),
     Family(CATALOGUE["toutates_model_load_seconds_total"], [((), 0.1 + 0.2)]),
+    Family(
+        CATALOGUE["nv_inference_request_failure"],
+        [((("_Team", "a"), ("_region", AWKWARD), "m", "OTHER", "1"), 3), (("m", "OTHER", "2"), 4)],
+    ),
 ]
 
 
@@ -66,7 +70,7 @@ def test_the_text_format_says_the_same_but_that_tritons_counters_are_counters() 
     assert [one[0] for one in ours] == [one[0] for one in theirs]
     for (name, kind, help_text, samples), (_, their_kind, their_help, their_samples) in zip(ours, theirs, strict=True):
         assert help_text == their_help
-        if name == "nv_inference_count":
+        if name.startswith("nv_inference"):
             assert (kind, their_kind) == ("counter", "unknown")
             # This parser, unlike Prometheus, gives counters the suffix that they lack.
             samples = [sample._replace(name=sample.name.removesuffix("_total")) for sample in samples]

@@ -294,6 +294,23 @@ REFUSED = {
     ),
     "filename": ("default_model_filename: '../m.onnx'", "leaves the version's directory (got '../m.onnx')"),
     "absolute filename": ("default_model_filename: '/m.onnx'", "leaves the version's directory (got '/m.onnx')"),
+    "labels outside": (
+        "output { name: 'y' data_type: TYPE_FP32 dims: 1 label_filename: 'a/../../labels.txt' }",
+        "output 'y' label_filename: leaves the model's directory (got 'a/../../labels.txt')",
+    ),
+    "metric tag": (
+        "metric_tags { key: 'a-b' value: 'x' }",
+        "metric_tags['a-b']: cannot be a label of metrics (got 'x')",
+    ),
+    "reserved metric tag": ("metric_tags { key: '_a' value: 'x' }", "metric_tags['_a']: cannot be a label of metrics"),
+    "long metric tag": (
+        "metric_tags { key: 'a' value: '" + "x" * 257 + "' }",
+        "metric_tags['a']: cannot be a label of metrics",
+    ),
+    "many metric tags": (
+        "".join(f"metric_tags {{ key: 'k{number}' value: '' }} " for number in range(33)),
+        "metric_tags: has more than 32 entries (got 33)",
+    ),
     "version zero": ("version_policy { specific { versions: 0 } }", "names what is no version (got [0])"),
     "warm-up file": (
         "model_warmup { name: 'a' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 1 input_data_file: '../x' } } }",
@@ -332,6 +349,7 @@ def test_fields_that_are_passed_over_are_named_in_one_warning() -> None:
         "response_cache { enable: true } dynamic_batching { priority_levels: 2 default_priority_level: 1 } "
         "parameters { key: 'other' value { string_value: '1' } } "
         "output { name: 'y' data_type: TYPE_FP32 dims: 1 label_filename: 'labels.txt' } "
+        "metric_tags { key: 'region' value: 'eu' } "
         "model_transaction_policy { decoupled: false }"
     ).warning
     assert warning.startswith(f"'{SOURCE}': ")
@@ -339,11 +357,11 @@ def test_fields_that_are_passed_over_are_named_in_one_warning() -> None:
         "response_cache.enable",
         "dynamic_batching.priority_levels",
         "dynamic_batching.default_priority_level",
-        "output.label_filename",
         "parameters['other']",
     ):
         assert path in warning
-    assert "decoupled" not in warning
+    for path in ("decoupled", "label_filename", "metric_tags"):
+        assert path not in warning
 
 
 def test_what_triton_itself_prints_gives_no_warning() -> None:

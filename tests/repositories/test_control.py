@@ -36,7 +36,13 @@ class Fickle(LocalRepository):
     def advice(self) -> str:
         return ""
 
-    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+    def fetch(
+        self,
+        folder: ModelFolder,
+        on_progress: Progress,
+        versions: Collection[int] | None = None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
         if self.unfetchable:
             raise RepositoryError("broke off")
         return super().fetch(folder, on_progress, versions)

@@ -31,7 +31,13 @@ class Stubborn:
     def advice(self) -> str:
         return ""
 
-    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+    def fetch(
+        self,
+        folder: ModelFolder,
+        on_progress: Progress,
+        versions: Collection[int] | None = None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
         if folder.name == "slow":
             self.begun.set()
             self.stopped.wait(30)

@@ -37,7 +37,7 @@ CHANGES: list[tuple[str, Callable[[Path], object], set[int]]] = [
     ("m/1/config.yaml", lambda path: path.write_bytes(b""), {1}),
     ("m/1/empty", lambda path: path.mkdir(), {1}),
     ("m/config.pbtxt", lambda path: path.write_bytes(b"version_policy { all { } }"), set()),
-    ("m/labels.txt", lambda path: path.write_bytes(b"other"), set()),
+    ("m/labels.txt", lambda path: path.write_bytes(b"other"), {1, 2}),
 ]
 
 

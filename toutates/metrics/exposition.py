@@ -18,7 +18,7 @@ from prometheus_client import exposition as plain
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from toutates.metrics.collector import ServerCollector, View
-from toutates.metrics.families import Distribution, Family
+from toutates.metrics.families import Distribution, Family, Labels, named_labels
 from toutates.metrics.gpu import GpuGauges, load_nvml
 from toutates.metrics.host import HostGauges
 from toutates.metrics.spec import Kind
@@ -131,8 +131,8 @@ def _histogram(name: str, labels: str, value: Distribution) -> Iterable[str]:
 
 
 @lru_cache(maxsize=8_192)
-def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+def _labels(names: tuple[str, ...], labels: Labels) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in named_labels(names, labels))
 
 
 def _escaped(value: str) -> str:

@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 from toutates.metrics.spec import Kind, MetricSpec
 
-__all__ = ["Distribution", "Family", "Named", "Series", "bucket_bounds"]
+__all__ = ["Distribution", "Family", "Labels", "Named", "Series", "bucket_bounds", "named_labels"]
 
 #: What prometheus_client takes off a family's name, and gives to its samples.
 _SUFFIXES: Final = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
@@ -42,10 +42,21 @@ def bucket_bounds(bounds: Sequence[float]) -> tuple[str, ...]:
     return (*(repr(float(bound)) for bound in bounds), "+Inf")
 
 
+#: Values of labels in the order of ``MetricSpec.labels``; before them, labels of the series' own with their names.
+Labels = tuple[str | tuple[str, str], ...]
 #: The value of one series, and of its labels before it.
-Series = tuple[tuple[str, ...], float | Distribution]
+Series = tuple[Labels, float | Distribution]
 #: A metric's name, and its series.
 Named = tuple[str, Sequence[Series]]
+
+
+def named_labels(names: tuple[str, ...], labels: Labels) -> list[tuple[str, str]]:
+    """Names and values of a series' labels."""
+    own = len(labels) - len(names)
+    named = [label for label in labels[:own] if not isinstance(label, str)]
+    values = [label for label in labels[own:] if isinstance(label, str)]
+    assert len(named) + len(values) == len(labels), labels
+    return named + list(zip(names, values, strict=True))
 
 
 @dataclass(slots=True)
@@ -54,7 +65,7 @@ class Family:
 
     Attributes:
         spec: which.
-        series: the values of its labels, in the order of ``spec.labels``, and its own.
+        series: its labels, see ``Labels``, and its value.
     """
 
     spec: MetricSpec
@@ -80,7 +91,7 @@ class Family:
         metric = Metric(self.openmetrics_name, self.spec.help, self.openmetrics_type)
         name = self.spec.name
         for values, value in self.series:
-            labels = dict(zip(self.spec.labels, values, strict=True))
+            labels = dict(named_labels(self.spec.labels, values))
             if isinstance(value, Distribution):
                 cumulated = value.cumulated()
                 metric.samples += [

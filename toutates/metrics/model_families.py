@@ -136,13 +136,13 @@ def _busy_ns(batches: BatchCounters) -> int:
 
 def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
     """Triton's metrics of models: those of ModelStatistics, in microseconds."""
-    requests = [(one.labels, one.counts.requests) for one in versions]
+    requests = [(one.triton_labels(), one.counts.requests) for one in versions]
     yield "nv_inference_request_success", [(labels, own.success) for labels, own in requests]
     yield (
         "nv_inference_request_failure",
         [
-            ((*labels, reason), count)
-            for labels, own in requests
+            (one.triton_labels(reason), count)
+            for one, (_, own) in zip(versions, requests, strict=True)
             for reason, count in (
                 ("REJECTED", own.rejected),
                 ("CANCELED", own.cancel),
@@ -152,14 +152,14 @@ def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
         ],
     )
     yield "nv_inference_count", [(labels, own.rows) for labels, own in requests]
-    yield "nv_inference_exec_count", [(one.labels, one.counts.batches.count) for one in versions]
+    yield "nv_inference_exec_count", [(one.triton_labels(), one.counts.batches.count) for one in versions]
     yield "nv_inference_request_duration_us", [(labels, own.success_ns // 1_000) for labels, own in requests]
     yield "nv_inference_queue_duration_us", [(labels, own.queue_ns // 1_000) for labels, own in requests]
     yield "nv_inference_compute_input_duration_us", [(labels, own.input_ns // 1_000) for labels, own in requests]
     yield "nv_inference_compute_infer_duration_us", [(labels, own.infer_ns // 1_000) for labels, own in requests]
     yield "nv_inference_compute_output_duration_us", [(labels, own.output_ns // 1_000) for labels, own in requests]
-    yield "nv_inference_pending_request_count", [(one.labels, one.occupancy.waiting) for one in versions]
-    yield "nv_model_load_duration_secs", [(one.labels, one.load_ns / _NS) for one in versions]
+    yield "nv_inference_pending_request_count", [(one.triton_labels(), one.occupancy.waiting) for one in versions]
+    yield "nv_model_load_duration_secs", [(one.triton_labels(), one.load_ns / _NS) for one in versions]
 
 
 def executor_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from toutates.batching.counters import BUCKETS, BatchCounters, VersionCounters, WorkerCounters, size_bucket
 from toutates.batching.supertensor import Occupancy
+from toutates.metrics.families import Labels
 from toutates.models.table import ServedVersion
 
 __all__ = ["SETTLED_S", "Counts", "Retired", "VersionSnapshot", "read_counts", "read_version"]
@@ -82,6 +83,7 @@ class VersionSnapshot:
         load_ns: how long loading took.
         counts: what it has counted.
         occupancy: how full it was.
+        tags: further labels of Triton's metrics: the ``metric_tags`` of the model's configuration, sorted.
     """
 
     model: str
@@ -91,11 +93,16 @@ class VersionSnapshot:
     load_ns: int
     counts: Counts
     occupancy: Occupancy
+    tags: tuple[tuple[str, str], ...] = ()
 
     @property
     def labels(self) -> tuple[str, str]:
         """The labels model and version."""
         return self.model, self.number
+
+    def triton_labels(self, *reason: str) -> Labels:
+        """The labels of Triton's metrics, which are in alphabetical order: tags, model, and version behind a reason."""
+        return (*self.tags, self.model, *reason, self.number)
 
 
 def read_version(version: ServedVersion) -> VersionSnapshot:
@@ -108,6 +115,7 @@ def read_version(version: ServedVersion) -> VersionSnapshot:
         version.load_ns,
         read_counts(version.counters),
         version.supertensor.occupancy(),
+        tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
     )
 
 

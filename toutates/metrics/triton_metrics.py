@@ -23,7 +23,7 @@ TRITON: Final = (
     of_models(
         "nv_inference_request_failure",
         Kind.COUNTER,
-        (*_VERSION, "reason"),
+        ("model", "reason", "version"),
         "requests",
         "Number of failed inference requests, by reason: REJECTED, CANCELED, BACKEND, OTHER.",
         "REJECTED: deadlines are shorter than the queue; add executors or servers. CANCELED: clients gave up. BACKEND: "

@@ -11,6 +11,7 @@ from toutates.models.declared import Declared
 from toutates.models.repository import VersionFolder, version_folder
 from toutates.models.settings import CONFIG_NAME, MAX_PROBLEMS, ModelSettings, load_settings
 from toutates.models.triton_configuration import TritonConfiguration
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature, TensorSpec
 
 __all__ = ["VersionConfiguration", "completed", "load_configuration"]
@@ -25,6 +26,7 @@ class VersionConfiguration:
         settings: what the files say; what they leave to the graph is left out.
         source: the file that says it, for errors; config.yaml where there is none.
         declared: what config.pbtxt says of the tensors; None where config.yaml has the word.
+        given: all that config.pbtxt says, likewise.
         notice: what the operator should know; "" for nothing.
     """
 
@@ -32,6 +34,7 @@ class VersionConfiguration:
     settings: ModelSettings
     source: Path
     declared: Declared | None = None
+    given: ModelConfig | None = None
     notice: str = ""
 
 
@@ -63,7 +66,7 @@ def load_configuration(folder: VersionFolder, *, most_problems: int | None = MAX
 def from_triton(folder: VersionFolder, triton: TritonConfiguration) -> VersionConfiguration:
     """The configuration that a config.pbtxt, or a message in its place, gives a version."""
     located = version_folder(folder.path, triton.settings.model_filename, triton)
-    return VersionConfiguration(located, triton.settings, triton.source, triton.declared)
+    return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
 
 
 def completed(settings: ModelSettings, signature: Signature) -> ModelSettings:
@@ -83,10 +86,7 @@ def completed(settings: ModelSettings, signature: Signature) -> ModelSettings:
         return MappingProxyType({t.name: whole(t.graph_shape) for t in tensors if 0 not in t.graph_shape})
 
     def wire_shapes(tensors: tuple[TensorSpec, ...]) -> MappingProxyType[str, tuple[int, ...]]:
-        reshaped = [
-            t for t in tensors if t.reshape is not None and not (batched and (t.shape, t.reshape) == ((1,), ()))
-        ]
-        return MappingProxyType({t.name: whole(t.shape) for t in reshaped})
+        return MappingProxyType({t.name: whole(t.shape) for t in tensors if t.reshape is not None and not t.is_scalar})
 
     preferred = tuple(sorted(set(settings.preferred_batch_sizes)))
     return replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -95,12 +95,16 @@ class Declared:
                 self._check_tensor("output", declared, graph, batched, problems)
         raise_problems(problems, self.source)
         batch = (-1,) if batched else ()
+        declared_inputs, declared_outputs = list(self.inputs), list(self.outputs)
+        if not batched:
+            scalars = {tensor.name for tensor in whole if not tensor.shape}
+            declared_inputs, declared_outputs = _as_scalars(self.inputs, scalars), _as_scalars(self.outputs, scalars)
         return replace(
             settings,
-            input_shapes=_shapes(self.inputs, batch),
-            output_shapes=_shapes(self.outputs, batch),
-            input_wire_shapes=_wire_shapes(self.inputs, batch),
-            output_wire_shapes=_wire_shapes(self.outputs, batch),
+            input_shapes=_shapes(declared_inputs, batch),
+            output_shapes=_shapes(declared_outputs, batch),
+            input_wire_shapes=_wire_shapes(declared_inputs, batch),
+            output_wire_shapes=_wire_shapes(declared_outputs, batch),
             required_inputs=tuple(tensor.name for tensor in self.inputs if not tensor.optional),
             outputs=tuple(tensor.name for tensor in self.outputs),
         )
@@ -158,7 +162,9 @@ class Declared:
         problem = self._shape_problem(role, declared, graph, batched)
         if problem:
             own = list(graph.shape[1:] if batched else graph.shape)
-            remedy = f"write dims: {own}" if own else "write dims: [ 1 ] and reshape { shape: [ ] }"
+            remedy = f"write dims: {own}" if own else "write dims: [ 1 ]"
+            if batched and not own:
+                remedy += " and reshape { shape: [ ] }"
             if batched and graph.shape[:1] != (-1,):
                 remedy = "write max_batch_size: 0, or export the model with an open batch dimension"
             problems.append(self._problem(f"{key} dims", problem, None, remedy))
@@ -199,6 +205,13 @@ class Declared:
 
     def _problem(self, key: str, problem: str, value: object, remedy: str) -> ConfigurationError:
         return ConfigurationError(problem, source=self.source, key=key, value=value, remedy=remedy)
+
+
+def _as_scalars(tensors: Sequence[DeclaredTensor], scalars: Collection[str]) -> list[DeclaredTensor]:
+    """The tensors, those of dims [1] without dimensions where the graph has none: a config.pbtxt has no other way."""
+    return [
+        replace(tensor, shape=()) if tensor.name in scalars and tensor.shape == (1,) else tensor for tensor in tensors
+    ]
 
 
 def _shapes(tensors: Sequence[DeclaredTensor], batch: tuple[int, ...]) -> Shapes:

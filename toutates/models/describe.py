@@ -1,7 +1,7 @@
 """How a served model is described to clients: the answers to ModelMetadata and ModelConfig.
 
-The configuration is written as Triton shows it after completing and normalising its own, so that clients which read it
-(perf_analyzer, the schedulers of other servers) find what they look for.
+A config.pbtxt is shown as it was written, whether or not its fields are acted on, and completed as Triton completes it:
+clients read formats, labels and parameters of their own there. Without one, a ModelConfig is made of the settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from toutates.protocol.model_config_pb2 import (
     ModelDynamicBatching,
     ModelInput,
     ModelInstanceGroup,
-    ModelOptimizationPolicy,
     ModelOutput,
     ModelTensorReshape,
     ModelVersionPolicy,
@@ -62,9 +61,10 @@ def model_config(
     *,
     gpu: bool | None = False,
     version_policy: ModelVersionPolicy | None = None,
+    given: ModelConfig | None = None,
     with_own: bool = False,
 ) -> ModelConfig:
-    """Answer ModelConfig: the configuration as far as it is acted on, complete and normalised.
+    """Answer ModelConfig: the configuration, complete and normalised.
 
     Args:
         name: of the model.
@@ -72,23 +72,78 @@ def model_config(
         settings: of the same version.
         gpu: whether a CUDA or TensorRT execution provider runs what may run anywhere; None leaves that open.
         version_policy: of the model; None for all versions, which is what is served without a config.pbtxt.
+        given: what the model's config.pbtxt says, if the settings come from there.
         with_own: whether what Triton has no field for goes into ``parameters``, under keys that begin with
             ``toutates.``: then ``triton_configuration`` reads the same settings from the message.
     """
-    pinned = ModelOptimizationPolicy.PinnedMemoryBuffer(enable=True)
+    policy = version_policy or ModelVersionPolicy(all=ModelVersionPolicy.All())
+    if given is None:
+        config = _made(name, signature, settings, gpu)
+    else:
+        config = _completed(given, name, signature, settings, gpu)
+    config.version_policy.CopyFrom(policy)
+    # Triton shows both as true on every machine, with or without a GPU.
+    optimization = config.optimization
+    for pinned in ("input_pinned_memory", "output_pinned_memory"):
+        if not optimization.HasField(pinned):
+            getattr(optimization, pinned).enable = True
+    if with_own:
+        for key, value in _own_parameters(settings).items():
+            config.parameters[key].string_value = value
+    return config
+
+
+def _completed(
+    given: ModelConfig, name: str, signature: Signature, settings: ModelSettings, gpu: bool | None
+) -> ModelConfig:
+    """A config.pbtxt with what it leaves out, as Triton fills that in."""
+    config = ModelConfig()
+    config.CopyFrom(given)
+    config.name, config.platform, config.backend = name, PLATFORM, BACKEND
+    config.default_model_filename = settings.model_filename
+    if signature.batched:
+        config.max_batch_size = settings.batch_size
+    # Where both are there, Triton leaves the file as it is; a scheduler is added to what it has read from the graph.
+    if not (given.input and given.output):
+        if not given.input:
+            config.input.extend([_input(tensor, signature.batched) for tensor in signature.inputs])
+        if not given.output:
+            config.output.extend([_output(tensor, signature.batched, settings) for tensor in signature.outputs])
+        if config.max_batch_size > 1:
+            config.dynamic_batching.SetInParent()
+    if config.HasField("dynamic_batching") and config.max_batch_size:
+        batching = config.dynamic_batching
+        if not batching.preferred_batch_size:
+            batching.preferred_batch_size.append(config.max_batch_size)
+    if not config.instance_group:
+        config.instance_group.extend(_instance_groups(name, settings, gpu))
+    for at, group in enumerate(config.instance_group):
+        _complete_group(group, f"{name}_{at}", gpu)
+    return config
+
+
+def _complete_group(group: ModelInstanceGroup, name: str, gpu: bool | None) -> None:
+    """An instance group as ``triton_configuration`` takes it."""
+    group.name = group.name or name
+    group.count = group.count or 1
+    if group.kind == ModelInstanceGroup.KIND_AUTO and (group.gpus or gpu is not None):
+        group.kind = ModelInstanceGroup.KIND_GPU if group.gpus or gpu else ModelInstanceGroup.KIND_CPU
+    if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
+        group.gpus.append(_GPU_DEVICE)
+
+
+def _made(name: str, signature: Signature, settings: ModelSettings, gpu: bool | None) -> ModelConfig:
+    """The settings as a ModelConfig."""
     config = ModelConfig(
         name=name,
         platform=PLATFORM,
         backend=BACKEND,
-        version_policy=version_policy or ModelVersionPolicy(all=ModelVersionPolicy.All()),
         max_batch_size=settings.batch_size if signature.batched else 0,
-        input=[_input(tensor) for tensor in signature.inputs],
-        output=[_output(tensor) for tensor in signature.outputs],
+        input=[_input(tensor, signature.batched) for tensor in signature.inputs],
+        output=[_output(tensor, signature.batched, settings) for tensor in signature.outputs],
         instance_group=_instance_groups(name, settings, gpu),
         default_model_filename=settings.model_filename,
         dynamic_batching=_dynamic_batching(signature, settings),
-        # Triton shows both as true on every machine, with or without a GPU.
-        optimization=ModelOptimizationPolicy(input_pinned_memory=pinned, output_pinned_memory=pinned),
         model_warmup=[_warmup(sample) for sample in settings.warmup],
     )
     level = _GRAPH_LEVELS[settings.session.graph_level]
@@ -98,8 +153,7 @@ def model_config(
         config.optimization.execution_accelerators.gpu_execution_accelerator.add(
             name=accelerator, parameters=dict(options)
         )
-    parameters = _parameters(settings.session) | (_own_parameters(settings) if with_own else {})
-    for key, value in parameters.items():
+    for key, value in _parameters(settings.session).items():
         config.parameters[key].string_value = value
     return config
 
@@ -158,27 +212,31 @@ def _warmup_input(own: WarmupInput) -> ModelWarmup.Input:
     return tensor
 
 
-def _input(tensor: TensorSpec) -> ModelInput:
+def _input(tensor: TensorSpec, batched: bool) -> ModelInput:
     return ModelInput(
         name=tensor.name,
         data_type=tensor.datatype.config_name,
         dims=tensor.shape,
         optional=tensor.optional,
-        reshape=_reshape(tensor),
+        reshape=_reshape(tensor, batched),
     )
 
 
-def _output(tensor: TensorSpec) -> ModelOutput:
+def _output(tensor: TensorSpec, batched: bool, settings: ModelSettings) -> ModelOutput:
     return ModelOutput(
-        name=tensor.name, data_type=tensor.datatype.config_name, dims=tensor.shape, reshape=_reshape(tensor)
+        name=tensor.name,
+        data_type=tensor.datatype.config_name,
+        dims=tensor.shape,
+        label_filename=settings.labels.get(tensor.name, ""),
+        reshape=_reshape(tensor, batched),
     )
 
 
-def _reshape(tensor: TensorSpec) -> ModelTensorReshape | None:
-    if tensor.reshape is not None:
-        return ModelTensorReshape(shape=tensor.reshape)
-    # Triton has no way to say that a tensor has no dimensions; its reader wants some, ours takes this for it.
-    return None if tensor.shape else ModelTensorReshape()
+def _reshape(tensor: TensorSpec, batched: bool) -> ModelTensorReshape | None:
+    # A scalar is dims [1] and no more: Triton takes no reshape to nothing without a batch dimension.
+    if tensor.reshape is None or (tensor.is_scalar and not batched):
+        return None
+    return ModelTensorReshape(shape=tensor.reshape)
 
 
 def _instance_groups(name: str, settings: ModelSettings, gpu: bool | None) -> list[ModelInstanceGroup]:

@@ -10,6 +10,7 @@ from toutates.batching.lane import PackedLane
 from toutates.batching.session import ModelSession, Provider, SessionOptions, load_session
 from toutates.errors import ModelLoadError
 from toutates.models.configuration import VersionConfiguration
+from toutates.models.labels import read_labels, shortfalls
 from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
 from toutates.models.warming import warm_up
@@ -32,7 +33,7 @@ class InspectedVersion:
     Attributes:
         configuration: what its files say.
         signature: what they and the graph come to.
-        warnings: what its files ask for and will not have, one sentence each.
+        warnings: what its files ask for and will not have, or may not mean so, one sentence each.
     """
 
     configuration: VersionConfiguration
@@ -95,10 +96,12 @@ def inspect_version(
         session = load_session(configuration.folder.model_path, on_cpu)
     served_by = [name for name, _ in prepared.options[0].providers]
     signature = check_graph(session, prepared, served_by, folder.path.parent)
+    labels = read_labels(settings, signature, folder.path.parent, configuration.source)
+    warnings = (*prepared.warnings, *shortfalls(labels, signature, settings, configuration.source))
     if try_warmup and settings.warmup:
         once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
         warm_up([ModelSession(session, signature, model)], once, signature, model, folder.path.parent)
-    return InspectedVersion(configuration, signature, prepared.warnings)
+    return InspectedVersion(configuration, signature, warnings)
 
 
 def _hashable(providers: Sequence[Provider]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

@@ -516,11 +516,5 @@ def _identity(version: VersionFolder, overridden: bool) -> object:
         return None
     if version.triton is None:
         return version.fingerprint
-    declared, policy = version.triton.declared, version.triton.version_policy
-    return (
-        version.fingerprint,
-        overridden,
-        version.triton.settings,
-        (declared.max_batch_size, declared.inputs, declared.outputs),
-        policy.SerializeToString(deterministic=True),
-    )
+    # Whole: clients are shown all of it.
+    return (version.fingerprint, overridden, version.triton.given.SerializeToString(deterministic=True))

@@ -78,6 +78,10 @@ def _no_accelerators() -> Mapping[str, Mapping[str, str]]:
     return MappingProxyType({})
 
 
+def _no_labels() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class ProfilingSettings:
     """ONNX Runtime's own profiler for one model version.
@@ -178,6 +182,7 @@ class ModelSettings:
             named here is used even if the server's flags do not name it.
         session: of ONNX Runtime.
         warmup: requests to run before the version is ready.
+        labels: files of class labels by output, relative to the model's directory.
     """
 
     batch_size: int = 64
@@ -200,6 +205,7 @@ class ModelSettings:
     accelerators: Mapping[str, Mapping[str, str]] = field(default_factory=_no_accelerators)
     session: SessionSettings = SessionSettings()
     warmup: tuple[WarmupSample, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=_no_labels)
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -295,6 +301,7 @@ def _model_settings(section: Section) -> ModelSettings:
             _warmup_sample(sample, f"sample {at}")
             for at, sample in enumerate(section.sections("warmup", "warmup: [{name: zeros, inputs: {...}}]"))
         ),
+        labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:
@@ -346,6 +353,13 @@ def _accelerators(section: Section | None) -> Mapping[str, Mapping[str, str]]:
             section.refuse(name, "unknown accelerator", None, f"known ones: {', '.join(ACCELERATORS)}")
         found[name] = MappingProxyType(options.words())
     return MappingProxyType(found)
+
+
+def _labels(section: Section | None) -> Mapping[str, str]:
+    if section is None:
+        return _no_labels()
+    files = section.words()
+    return MappingProxyType({name: _filename(section, name, "labels.txt") for name in files})
 
 
 def _warmup_sample(section: Section, default_name: str) -> WarmupSample:

@@ -9,7 +9,8 @@ first dimension, and the configuration does not say otherwise. Five cases need s
   an input. A request that gives an optional input and one that leaves it out cannot share a run, so a model with
   optional inputs is served unbatched; Triton, too, has optional inputs only without batching.
 - **Initializers that config.pbtxt lists as inputs** are offered too, and optional where it says so.
-- **Rows without dimensions.** A batched tensor of shape [batch] is shown as [batch, 1], as Triton shows it.
+- **Scalars.** A tensor without dimensions is shown as [1], and a batched one of shape [batch] as [batch, 1], as Triton
+  shows them.
 - **Unknown rank.** ONNX Runtime's Python interface reports ``[]`` for a scalar and for a tensor whose rank the graph
   leaves open. It is taken for a scalar unless config.yaml gives a shape.
 - **Fixed first dimensions in config.yaml.** The batch dimension is always written -1 there: rows are gathered from many
@@ -70,8 +71,8 @@ def read_signature(
         declared: what a config.pbtxt says of the tensors, in place of the settings.
 
     Returns:
-        Required inputs, then optional ones, and outputs, in the graph's order; shapes without the batch dimension when
-        the model is batched.
+        Required inputs, then optional ones, and outputs, in the graph's order or that of a config.pbtxt which lists
+        them; shapes without the batch dimension when the model is batched.
 
     Raises:
         ConfigurationError: the configuration names a tensor that there is not, or contradicts the graph.
@@ -82,8 +83,12 @@ def read_signature(
     outputs = [_read_tensor(arg, "output") for arg in session.get_outputs()]
     if declared is not None:
         settings = declared.apply(settings, inputs, outputs)
+        # Clients see tensors in the order of the file.
+        inputs = _in_order(inputs, [tensor.name for tensor in declared.inputs])
+        outputs = _in_order(outputs, [tensor.name for tensor in declared.outputs])
     _refuse_unknown("input", inputs, settings.required_inputs, "required_inputs", source)
     _refuse_unknown("output", outputs, settings.outputs, "outputs", source)
+    _refuse_unknown("output", outputs, settings.labels, "labels", source)
     inputs = [
         replace(tensor, optional=tensor.optional and tensor.name not in settings.required_inputs) for tensor in inputs
     ]
@@ -92,6 +97,12 @@ def read_signature(
     outs = _Tensors("output", outputs, settings.output_shapes, settings.output_wire_shapes, source)
     batched = settings.batching and ins.batchable and outs.batchable
     return Signature(ins.specs(batched), outs.specs(batched), batched)
+
+
+def _in_order(tensors: list[TensorSpec], names: Sequence[str]) -> list[TensorSpec]:
+    """The tensors that are named, in that order, before the others."""
+    places = {name: place for place, name in enumerate(names)}
+    return sorted(tensors, key=lambda tensor: places.get(tensor.name, len(places)))
 
 
 def _read_inputs(session: Session, initializers: Collection[str]) -> list[TensorSpec]:
@@ -185,9 +196,8 @@ class _Tensors:
         shape = self._narrowed(tensor, batched)
         if tensor.name in self._wire:
             return self._reshaped(tensor, shape, self._wire[tensor.name], batched)
-        if batched:
-            return replace(tensor, shape=shape[1:] or (1,), reshape=() if len(shape) == 1 else None)
-        return replace(tensor, shape=shape)
+        own = shape[1:] if batched else shape
+        return replace(tensor, shape=own or (1,), reshape=None if own else ())
 
     def _reshaped(self, tensor: TensorSpec, shape: tuple[int, ...], wire: tuple[int, ...], batched: bool) -> TensorSpec:
         """The tensor in the shape that clients are to see."""
@@ -197,6 +207,7 @@ class _Tensors:
             problem = "cannot become the graph's shape"
         else:
             wire, shape = (wire[1:], shape[1:]) if batched else (wire, shape)
+            wire = wire or (1,)
             return replace(tensor, shape=wire, reshape=None if wire == shape else shape)
         remedy = f"write a shape of as many elements as {list(shape)}, with the same dimensions open"
         raise self._refused(f"{self._role}_wire_shapes.{tensor.name}", problem, wire, remedy)

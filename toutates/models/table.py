@@ -15,6 +15,7 @@ from typing import Final
 from toutates.batching.counters import VersionCounters
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import InvalidRequest, ModelNotReady, UnknownModel
+from toutates.models.labels import Labels
 from toutates.models.near_names import NearNames
 from toutates.models.settings import ModelSettings
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -47,6 +48,7 @@ class ServedVersion:
         config: what ModelConfig answers.
         supertensor: where its requests go.
         load_ns: how long loading it took.
+        labels: of classes, by the index of the output.
     """
 
     model: str
@@ -57,6 +59,7 @@ class ServedVersion:
     supertensor: SuperTensor
     counters: VersionCounters
     load_ns: int = 0
+    labels: Mapping[int, Labels] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ _TENSORRT_OPTIONS: Final = MappingProxyType(
 _CONV_ALGORITHMS: Final = MappingProxyType({"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"})
 _BOOLEANS: Final = MappingProxyType({"1": True, "true": True, "on": True, "0": False, "false": False, "off": False})
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
+#: With an underscore before it, what Prometheus takes for the name of a label.
+_TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,99}")
+# Every series of the model has all of them, in each scrape.
+_MAX_TAGS: Final = 32
+_MAX_TAG_VALUE: Final = 256
 
 T = TypeVar("T")
 
@@ -88,6 +93,7 @@ class TritonConfiguration:
         source: the file.
         settings: of every version.
         declared: of the tensors, to be compared with the graph.
+        given: the whole of it, as it was written.
         version_policy: which versions are served.
         warning: the fields that are passed over, in one sentence; "" if there are none.
     """
@@ -95,6 +101,7 @@ class TritonConfiguration:
     source: Path
     settings: ModelSettings
     declared: Declared
+    given: ModelConfig
     version_policy: ModelVersionPolicy
     warning: str = ""
 
@@ -157,13 +164,16 @@ class _Reader:
             settings,
             warmup=tuple(self._warmup(sample, settings) for sample in config.model_warmup),
             model_filename=self._filename(),
+            labels=self._labels(),
         )
+        self._check_metric_tags()
         policy = self._version_policy()
         raise_problems(self._problems, self._source)
         return TritonConfiguration(
             self._source,
             settings,
             Declared(self._source, self._model, config.max_batch_size, inputs, outputs),
+            config,
             policy,
             f"'{self._source}': passed over, because this server does not act on it: {'; '.join(self._ignored)}"
             if self._ignored
@@ -220,6 +230,29 @@ class _Reader:
             self._refuse("default_model_filename", "leaves the version's directory", name, "write a plain name")
         return name
 
+    def _labels(self) -> Mapping[str, str]:
+        """Files of labels by output."""
+        files = {tensor.name: tensor.label_filename for tensor in self._config.output if tensor.label_filename}
+        for name, file in files.items():
+            if not is_inside(file):
+                key = f"output '{name}' label_filename"
+                self._refuse(key, "leaves the model's directory", file, "write a plain name, such as labels.txt")
+        return MappingProxyType(files)
+
+    def _check_metric_tags(self) -> None:
+        """Each becomes a label of the model's nv_ metrics, its key behind an underscore."""
+        tags = self._config.metric_tags
+        if len(tags) > _MAX_TAGS:
+            self._refuse("metric_tags", f"has more than {_MAX_TAGS} entries", len(tags), "write fewer")
+        for key, value in sorted(tags.items())[:_MAX_TAGS]:
+            if not _TAG.fullmatch(key) or len(value) > _MAX_TAG_VALUE:
+                self._refuse(
+                    f"metric_tags['{key[:80]}']",
+                    "cannot be a label of metrics",
+                    value[:80],
+                    f"write a key of letters, digits and underscores, and at most {_MAX_TAG_VALUE} characters",
+                )
+
     # --- tensors -----------------------------------------------------------------------------------------------------
 
     def _tensors(self, role: str, tensors: Sequence[ModelInput | ModelOutput]) -> tuple[DeclaredTensor, ...]:
@@ -240,8 +273,7 @@ class _Reader:
             self._refuse(f"{key} data_type", problem, None, "write such as TYPE_FP32")
         has_reshape = tensor.HasField("reshape")
         dims, reshape = tuple(tensor.dims), tuple(tensor.reshape.shape)
-        # Without dims and yet with a reshape is how ``describe`` shows what has no dimensions at all.
-        if not dims and not (has_reshape and not reshape and not self._config.max_batch_size):
+        if not dims:
             self._refuse(
                 f"{key} dims",
                 f"model {role} '{name}' must specify 'dims' for {self._model}",

@@ -22,7 +22,7 @@ class Verdict(Enum):
     WORKS = "works"
     #: nothing depends on it here, and nobody can tell
     NO_EFFECT = "no effect"
-    #: passed over, and named in a warning
+    #: shown to clients and else passed over, and named in a warning
     IGNORED = "ignored"
     #: a model that has it is not served
     REFUSED = "refused"
@@ -68,7 +68,7 @@ FIELDS: Final = MappingProxyType(
         "input.dims": _WORKS,
         "input.reshape": _WORKS,
         "input.optional": _WORKS,
-        "input.format": _no_effect("ONNX graphs take tensors as they come"),
+        "input.format": _no_effect("clients read it; ONNX graphs take tensors as they come"),
         "input.is_shape_tensor": _ignored(_TENSORRT_ONLY),
         "input.is_non_linear_format_io": _ignored(_TENSORRT_ONLY),
         "input.allow_ragged_batch": _refused("remove it; requests whose shapes differ run in batches of their own"),
@@ -78,7 +78,7 @@ FIELDS: Final = MappingProxyType(
         "output.data_type": _WORKS,
         "output.dims": _WORKS,
         "output.reshape": _WORKS,
-        "output.label_filename": _ignored("classifications have no labels"),
+        "output.label_filename": _WORKS,
         "output.is_shape_tensor": _ignored(_TENSORRT_ONLY),
         "output.is_non_linear_format_io": _ignored(_TENSORRT_ONLY),
         "instance_group.count": _WORKS,
@@ -114,7 +114,7 @@ FIELDS: Final = MappingProxyType(
         "optimization.gather_kernel_buffer_threshold": _no_effect("there is no such kernel"),
         "optimization.eager_batching": _no_effect("batches are always filled as requests come"),
         "parameters": _WORKS,
-        "metric_tags": _ignored("metrics have no tags"),
+        "metric_tags": _WORKS,
         "model_metrics": _ignored("metrics are as they are"),
         "model_operations.op_library_filename": _ignored("name the library in --custom-op-libraries"),
         "model_repository_agents": _refused("let whatever fills the repository do their work, and remove it"),
@@ -122,7 +122,7 @@ FIELDS: Final = MappingProxyType(
     }
 )
 
-#: Keys of ``parameters`` that are acted on. Others are ignored, with a warning.
+#: Keys of ``parameters`` that are acted on. Others are there for clients to read, and named in a warning.
 PARAMETERS: Final = (
     "intra_op_thread_count",
     "inter_op_thread_count",

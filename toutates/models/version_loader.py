@@ -16,6 +16,7 @@ from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ConfigurationError
 from toutates.models.configuration import VersionConfiguration
 from toutates.models.describe import model_config
+from toutates.models.labels import read_labels, shortfalls
 from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
@@ -95,6 +96,9 @@ class VersionLoader:
         with explained(version.path):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         signature = check_graph(first, prepared, first.get_providers(), version.path.parent)
+        labels = read_labels(settings, signature, version.path.parent, configuration.source)
+        for notice in shortfalls(labels, signature, settings, configuration.source):
+            logger.warning("model '%s' version %d: %s", model, version.number, notice)
         others = [
             load_session(model_path, self._placed(own), profile_prefix=prefix)
             for own, prefix in zip(options[1:], prefixes[1:], strict=True)
@@ -106,6 +110,7 @@ class VersionLoader:
             for session in (first, *others)
         ]
         served = self._describe(model, version.number, configuration, signature, sessions, first.get_providers())
+        served = replace(served, labels=labels)
         warm_up(sessions, settings, signature, model, version.path.parent)
         return served, sessions
 
@@ -135,6 +140,7 @@ class VersionLoader:
                 settings,
                 gpu=providers[0] != "CPUExecutionProvider",
                 version_policy=triton.version_policy if triton is not None else None,
+                given=configuration.given,
             ),
             supertensor=SuperTensor(
                 model,

@@ -39,6 +39,7 @@ def write_yaml(settings: ModelSettings) -> str:
         ),
         *_session(settings.session),
         _line("warmup", [_warmup(sample) for sample in settings.warmup], "no samples"),
+        _line("labels", dict(settings.labels), "none"),
         *_profiling(settings),
     ]
     return "\n".join(lines) + "\n"

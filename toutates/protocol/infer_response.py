@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,15 @@ import numpy.typing as npt
 from toutates.errors import InvalidRequest
 from toutates.protocol.grpc_service_pb2 import ModelInferResponse
 
-__all__ = ["OutputPart", "ResponseTemplate", "WireTensor", "build_template", "classify", "write_response"]
+__all__ = [
+    "MAX_CLASSIFIED_ELEMENTS",
+    "OutputPart",
+    "ResponseTemplate",
+    "WireTensor",
+    "build_template",
+    "classify",
+    "write_response",
+]
 
 _RAW_TAG: Final = bytes([6 << 3 | 2])
 
@@ -130,12 +138,21 @@ def write_response(
     return pieces
 
 
-def classify(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.object_]:
-    """Triton's classification extension: the ``count`` greatest values of each row, as ``value:index``.
+class ClassLabels(Protocol):
+    """Names of classes by their numbers."""
+
+    def __getitem__(self, number: int) -> str:
+        """ "" for a class without a name."""
+        ...
+
+
+def classify(values: npt.NDArray[Any], count: int, labels: ClassLabels | None = None) -> npt.NDArray[np.object_]:
+    """Triton's classification extension: the ``count`` greatest values of each row, as ``value:index:label``.
 
     Args:
         values: shape [rows, n], numeric.
         count: at least 1; more than n gives n.
+        labels: of the n classes; those without one are ``value:index``.
 
     Returns:
         str objects of shape [rows, min(count, n)], greatest first, equal values by index.
@@ -151,6 +168,9 @@ def classify(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.object_]:
     order = (n - 1 - np.argsort(values[:, ::-1], axis=1, kind="stable"))[:, ::-1][:, :count]
     form = "{:f}:{}" if values.dtype.kind == "f" else "{}:{}"
     texts = [form.format(values[row, at], at) for row in range(rows) for at in order[row]]
+    if labels is not None:
+        names = [labels[at] for row in order.tolist() for at in row]
+        texts = [f"{text}:{name}" if name else text for text, name in zip(texts, names, strict=True)]
     result = np.empty(len(texts), np.object_)
     result[:] = texts
     return result.reshape(rows, order.shape[1])

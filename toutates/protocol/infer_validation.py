@@ -332,6 +332,8 @@ class _Validator:
                 f"got {_shape_text(shape)}"
             )
         expected = self._signature.wire_shape(spec)
+        if not shape and spec.is_scalar and not self._signature.batched:
+            return
         if len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True)):
             note = (
                 "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "

@@ -23,7 +23,7 @@ class TensorSpec:
         optional: whether a request may leave the input out (the graph holds a default for it).
         reshape: the shape that the graph has in place of ``shape``, where they differ; of as many elements, and with
             its open dimensions in the same order (``reshape_fits``). Triton shows a tensor of shape [batch] as
-            [batch, 1], so there it is ``()``; a config.pbtxt may ask for others.
+            [batch, 1] and a scalar as [1], so there it is ``()``; a config.pbtxt may ask for others.
     """
 
     name: str
@@ -37,9 +37,17 @@ class TensorSpec:
         """The shape as the graph has it, without the batch dimension when the model is batched."""
         return self.shape if self.reshape is None else self.reshape
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the tensor has no dimensions in the graph, or none but the batch, and one for clients."""
+        return self.shape == (1,) and self.reshape == ()
+
     def to_graph(self, shape: Sequence[int]) -> tuple[int, ...]:
         """What a shape that a client sends, and that fits ``shape``, is in the graph."""
-        return tuple(shape) if self.reshape is None else _moved(shape, self.shape, self.reshape)
+        if self.reshape is None:
+            return tuple(shape)
+        # A scalar may be sent with no dimensions as well as with one.
+        return () if self.is_scalar else _moved(shape, self.shape, self.reshape)
 
     def to_wire(self, shape: Sequence[int]) -> tuple[int, ...]:
         """What a shape that the graph gives is for clients."""

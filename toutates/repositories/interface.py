@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from toutates.models.repository import ModelFolder
+from toutates.models.pbtxt import PBTXT_NAME
+from toutates.models.repository import ModelFolder, is_version
 
-__all__ = ["Progress", "Repository", "RepositoryStatistics", "fingerprint_of"]
+__all__ = ["Progress", "Repository", "RepositoryStatistics", "fingerprint_of", "version_fingerprints"]
 
 #: Called with the bytes of a model that are here and those it has in all, in whatever thread has got some more of them.
 Progress = Callable[[int, int], None]
@@ -64,7 +65,13 @@ class Repository(Protocol):
         """
         ...
 
-    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+    def fetch(
+        self,
+        folder: ModelFolder,
+        on_progress: Progress,
+        versions: Collection[int] | None = None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
         """Make the files of a model local, and keep them there until ``release``, unless the result has a problem.
 
         What is fetched is the model as it is now, which may no longer be what ``scan`` saw: the result's fingerprints
@@ -75,6 +82,7 @@ class Repository(Protocol):
             on_progress: see Progress.
             versions: numbers of the versions wanted, beside the files that belong to the whole model; None for those
                 that the model's own configuration chooses. With numbers, that configuration is not looked at.
+            beside: paths in the model's directory of other files that are wanted, with numbers of versions alone.
 
         Returns:
             The model with paths at which its files are, and with the versions that were wanted.
@@ -105,3 +113,24 @@ def fingerprint_of(lines: Iterable[str]) -> str:
         digest.update(b"%d:" % len(data))
         digest.update(data)
     return digest.hexdigest()[:32]
+
+
+def version_fingerprints(lines: Iterable[tuple[str, str]], numbers: Iterable[int]) -> dict[int, str]:
+    """For each version another text after any file has changed that it is made of.
+
+    Files that belong to the whole model count too, such as those of labels. What config.pbtxt says is compared apart.
+
+    Args:
+        lines: of each file and directory its path in the model's directory, with slashes, and a line that changes when
+            it does.
+        numbers: of the versions.
+    """
+    beside: list[str] = []
+    own: dict[str, list[str]] = {}
+    for path, line in lines:
+        first = path.partition("/")[0]
+        if is_version(first):
+            own.setdefault(first, []).append(line)
+        elif path != PBTXT_NAME:
+            beside.append(line)
+    return {number: fingerprint_of([*beside, *own.get(str(number), ())]) for number in numbers}

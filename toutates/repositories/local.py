@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toutates.models.misplaced import loose_graphs
 from toutates.models.repository import ModelFolder, scan
-from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of
+from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of, version_fingerprints
 
 __all__ = ["LocalRepository"]
 
@@ -35,7 +35,13 @@ class LocalRepository:
         """See ``Repository.advice``."""
         return "; ".join(loose_graphs(self._root))
 
-    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+    def fetch(
+        self,
+        folder: ModelFolder,
+        on_progress: Progress,
+        versions: Collection[int] | None = None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
         """See ``Repository.fetch``: the folder itself, with these versions alone."""
         if versions is None:
             return folder
@@ -56,18 +62,18 @@ def _with_fingerprints(folder: ModelFolder) -> ModelFolder:
     if folder.passed_over:  # it may hold any number of files, and none of them matters
         return replace(folder, source=str(folder.path))
     lines = sorted(_entries(folder.path, "", set()))
-    versions = []
-    for version in folder.versions:
-        start = f"{version.number}/"
-        own = fingerprint_of(line for line in lines if line.startswith(start))
-        versions.append(replace(version, fingerprint=own))
+    own = version_fingerprints(lines, [version.number for version in folder.versions])
+    versions = [replace(version, fingerprint=own[version.number]) for version in folder.versions]
     return replace(
-        folder, versions=tuple(versions), fingerprint=fingerprint_of(lines), source=folder.source or str(folder.path)
+        folder,
+        versions=tuple(versions),
+        fingerprint=fingerprint_of(line for _, line in lines),
+        source=folder.source or str(folder.path),
     )
 
 
-def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """One line per file and directory: its path in the model, and what changes when the file does.
+def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    """Every file and directory: its path in the model, and a line that changes when the file does.
 
     Links are followed, since deployments swap models by them, but never in a circle. A file that is written over keeps
     its inode and changes its time or size; one that is put in its place has another inode.
@@ -76,13 +82,13 @@ def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterat
         status = directory.stat()
         names = os.listdir(directory)
     except OSError as error:
-        yield f"{start} cannot be read: {error.errno}"
+        yield start, f"{start} cannot be read: {error.errno}"
         return
     identity = (status.st_dev, status.st_ino)
     if identity in above:
-        yield f"{start} leads to a directory above it"
+        yield start, f"{start} leads to a directory above it"
         return
-    yield f"{start} a directory"
+    yield start, f"{start} a directory"
     for name in names:
         if not start and name.startswith("."):  # passed over by the scan as well
             continue
@@ -93,6 +99,7 @@ def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterat
         try:
             status = path.stat()
         except OSError as error:
-            yield f"{start}{name}\0cannot be read: {error.errno}"
+            yield f"{start}{name}", f"{start}{name}\0cannot be read: {error.errno}"
         else:
-            yield f"{start}{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
+            line = f"{start}{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
+            yield f"{start}{name}", line

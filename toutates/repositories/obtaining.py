@@ -33,7 +33,8 @@ def obtain(
         return repository.fetch(folder, on_progress)
     chosen, _ = override.chosen([version.number for version in folder.versions])
     # The override does not mind what is wrong with the file that it takes the place of.
-    fetched = repository.fetch(replace(folder, problem=""), on_progress, chosen)
+    beside = override.settings.labels.values()
+    fetched = repository.fetch(replace(folder, problem=""), on_progress, chosen, tuple(beside))
     if fetched.problem:
         return fetched
     found = as_found(fetched, override)

@@ -76,7 +76,13 @@ class S3Repository:
         """See ``Repository.advice``."""
         return empty_prefix(self._client.objects, self._bucket_url, self._prefix)
 
-    def fetch(self, folder: ModelFolder, on_progress: Progress, versions: Collection[int] | None = None) -> ModelFolder:
+    def fetch(
+        self,
+        folder: ModelFolder,
+        on_progress: Progress,
+        versions: Collection[int] | None = None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
         """See ``Repository.fetch``. Only what the cache does not have is downloaded."""
         files = self._seen.get(folder.name)
         if files is None or files.fingerprint != folder.fingerprint:
@@ -89,8 +95,8 @@ class S3Repository:
                 files = self._list(folder)
             try:
                 if versions is not None:
-                    return self._fetch(files, on_progress, versions)
-                return self._checked(self._fetch(files, on_progress, self._chosen(files)))
+                    return self._fetch(files, on_progress, versions, beside)
+                return self._checked(self._fetch(files, on_progress, *self._chosen(files)))
             except ObjectChanged as error:
                 problem = str(error)
         raise RepositoryError(
@@ -130,21 +136,23 @@ class S3Repository:
             raise RepositoryError(f"model '{folder.name}' is no longer in '{self.name}'")
         return listed[folder.name]
 
-    def _chosen(self, files: ModelFiles) -> Collection[int] | None:
-        """The versions that the model's config.pbtxt asks for; None without one, or if it cannot be read.
+    def _chosen(self, files: ModelFiles) -> tuple[Collection[int] | None, Collection[str]]:
+        """The versions that the model's config.pbtxt asks for, and files; None without one, or if it cannot be read.
 
         Only the model's own files are fetched for it, and kept no longer than that.
         """
         if PBTXT_NAME not in files.files or not files.versions:
-            return None
+            return None, ()
         folder = self._fetch(files, lambda done, total: None, ())
         try:
             triton = read_triton_configuration(folder.path)
         except ConfigurationError:
-            return None  # said once all is here, as of any other directory
+            return None, ()  # said once all is here, as of any other directory
         finally:
             self.release(folder)
-        return triton.chosen(files.versions)[0] if triton is not None else None
+        if triton is None:
+            return None, ()
+        return triton.chosen(files.versions)[0], tuple(triton.settings.labels.values())
 
     def _checked(self, folder: ModelFolder) -> ModelFolder:
         """A model that was fetched, as its config.pbtxt has it; no longer held if it has a problem."""
@@ -155,11 +163,17 @@ class S3Repository:
             self.release(folder)
         return found
 
-    def _fetch(self, files: ModelFiles, on_progress: Progress, versions: Collection[int] | None) -> ModelFolder:
-        folder = self._describe(files, versions)
+    def _fetch(
+        self,
+        files: ModelFiles,
+        on_progress: Progress,
+        versions: Collection[int] | None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
+        folder = self._describe(files, versions, beside)
         if folder.problem:
             return folder
-        wanted = files.wanted(versions)
+        wanted = files.wanted(versions, beside)
         view = _view_of(folder)
         self._cache.hold(view, [self._downloads.identify(found) for found in wanted.values()])
         try:
@@ -175,12 +189,14 @@ class S3Repository:
             logger.info("model '%s': %d bytes downloaded from %s", folder.name, downloaded, files.source)
         return folder
 
-    def _describe(self, files: ModelFiles, versions: Collection[int] | None = None) -> ModelFolder:
+    def _describe(
+        self, files: ModelFiles, versions: Collection[int] | None = None, beside: Collection[str] = ()
+    ) -> ModelFolder:
         """The model, with the paths that its files have or will have.
 
         The directory is another one for any other files, so that nothing in it is ever changed under a server.
         """
-        wanted = files.wanted(versions)
+        wanted = files.wanted(versions, beside)
         lines = [f"{name}\0{found.etag}\0{found.size}" for name, found in sorted(wanted.items())]
         view = fingerprint_of((self._place, self._prefix, files.name, *lines))
         return files.describe(self._cache.view_path(view, files.name), versions)

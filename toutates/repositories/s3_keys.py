@@ -22,7 +22,7 @@ from toutates.models.repository import (
     is_version,
     not_a_model_name,
 )
-from toutates.repositories.interface import fingerprint_of
+from toutates.repositories.interface import fingerprint_of, version_fingerprints
 
 __all__ = ["ModelFiles", "S3Object", "few", "models_among"]
 
@@ -67,7 +67,7 @@ class ModelFiles:
     @property
     def fingerprint(self) -> str:
         """Another one after any change that ``describe`` or ``wanted`` could show."""
-        return fingerprint_of(self._lines())
+        return fingerprint_of(line for _, line in self._lines())
 
     def describe(self, path: Path, versions: Collection[int] | None = None) -> ModelFolder:
         """The model's folder.
@@ -86,12 +86,14 @@ class ModelFiles:
             for entry in entries
             if not is_version(entry) and entry not in RESERVED and not entry.startswith(".")
         ]
+        chosen = [number for number in numbers if versions is None or number in versions]
+        fingerprints = version_fingerprints(self._lines(), chosen)
         odd = [problem for name, problem in sorted(self.odd.items()) if not is_version(name.partition("/")[0])]
         warnings += few(odd)
         return ModelFolder(
             self.name,
             path,
-            tuple(self._version(path, number) for number in numbers if versions is None or number in versions),
+            tuple(self._version(path, number, own) for number, own in fingerprints.items()),
             tuple(warnings),
             "" if numbers else f"no version directory in '{self.source}/', such as '{self.source}/1/'",
             self.fingerprint,
@@ -105,19 +107,19 @@ class ModelFiles:
         first = {name.partition("/")[0] for name in self.directories}
         return sorted(int(entry) for entry in first if is_version(entry))
 
-    def wanted(self, versions: Collection[int] | None = None) -> Mapping[str, S3Object]:
-        """The files to fetch, by path in the model: of these versions (all, for None) and of the model as a whole."""
-        return {name: found for name, found in self.files.items() if self._is_wanted(name, versions)}
+    def wanted(self, versions: Collection[int] | None = None, beside: Collection[str] = ()) -> Mapping[str, S3Object]:
+        """The files to fetch, by path in the model: of these versions (all, for None), of the model, and others."""
+        return {name: found for name, found in self.files.items() if self._is_wanted(name, versions, beside)}
 
-    def _is_wanted(self, name: str, versions: Collection[int] | None) -> bool:
+    def _is_wanted(self, name: str, versions: Collection[int] | None, beside: Collection[str]) -> bool:
         first, slash, _ = name.partition("/")
         if not slash:
             return first not in self.directories
         if is_version(first):
-            return (versions is None or int(first) in versions) and not self._problem(first)
-        return first in RESERVED
+            return (versions is None or int(first) in versions or name in beside) and not self._problem(first)
+        return first in RESERVED or (name in beside and name not in self.directories)
 
-    def _version(self, path: Path, number: int) -> VersionFolder:
+    def _version(self, path: Path, number: int, fingerprint: str) -> VersionFolder:
         folder = path / str(number)
         graph = f"{number}/{MODEL_FILENAME}"
         if graph in self.directories:
@@ -126,9 +128,7 @@ class ModelFiles:
         if not problem and graph not in self.files:
             own = [name.partition("/")[2] for name in (*self.files, *self.directories) if name.startswith(f"{number}/")]
             problem = f"unable to find '{self.source}/{graph}': no such object{found_instead(own)}"
-        return VersionFolder(
-            number, folder, path / graph, problem, fingerprint=fingerprint_of(self._lines(f"{number}/"))
-        )
+        return VersionFolder(number, folder, path / graph, problem, fingerprint=fingerprint)
 
     def _problem(self, version: str) -> str:
         start = version + "/"
@@ -143,12 +143,12 @@ class ModelFiles:
             return f"'{key}' and '{key}/...' are both objects, but no name is a file and a directory; remove one"
         return ""
 
-    def _lines(self, start: str = "") -> Iterator[str]:
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """Every path, with a line that changes when what it stands for does."""
         for name, found in sorted(self.files.items()):
-            if name.startswith(start):
-                yield f"{name}\0{found.etag}\0{found.size}"
-        yield from (f"{name}/" for name in sorted(self.directories) if name.startswith(start))
-        yield from (f"{name}\0{problem}" for name, problem in sorted(self.odd.items()) if name.startswith(start))
+            yield name, f"{name}\0{found.etag}\0{found.size}"
+        yield from ((name, f"{name}/") for name in sorted(self.directories))
+        yield from ((name, f"{name}\0{problem}") for name, problem in sorted(self.odd.items()))
 
 
 def few(texts: Sequence[str]) -> list[str]:

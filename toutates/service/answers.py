@@ -243,7 +243,7 @@ def _wire_output(
     # Not -1 for the number of values: where there are no rows, NumPy cannot tell.
     shape = (plan.rows, prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
     values = np.frombuffer(raw, spec.datatype.numpy).reshape(shape)
-    classes = classify(values, count)
+    classes = classify(values, count, plan.version.labels.get(index))
     return (
         WireTensor(tensor.name, "BYTES", classes.shape if batched else classes.shape[1:]),
         encode_bytes_tensor(classes),
