@@ -57,6 +57,7 @@ from toutates.service.inflight import FLAG as INFLIGHT_FLAG
 from toutates.service.inflight import Inflight, share
 from toutates.service.methods import ServerIdentity, build_methods
 from toutates.service.observing import Sampling
+from toutates.service.parameter_notices import ParameterNotices
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk
 from toutates.service.tracing import WorkerTraces
@@ -153,6 +154,8 @@ class Server:
         self._providers = choose_providers(options, onnxruntime.get_available_providers())
         self._tls = self._load_tls()
         self._exporter, unavailable = open_exporter(options.tracing, package_version())
+        for warning in options.tracing.warnings:
+            logger.warning("%s", warning)
         self._trace_settings = TraceSettings(options.tracing.defaults, unavailable)
         if self._tls is not None:
             self._announce_tls(self._tls)
@@ -165,6 +168,7 @@ class Server:
         self._unready_said = ""
         self._workers: list[Worker] = []
         self._infer: list[InferService] = []
+        self._parameter_notices = ParameterNotices()
         self._readiness: list[Readiness] = []
         #: what those who watch the server may see of it, once its models are being loaded
         self.view: ServerView | None = None
@@ -521,7 +525,7 @@ class Server:
         )
         readiness = Readiness(serving=self._is_ready(manager))
         traces = WorkerTraces(worker, self._trace_settings, None if self._exporter is None else self._exporter.put)
-        infer = InferService(worker, number, lambda: manager.table, self._inflight(number))
+        infer = InferService(worker, number, lambda: manager.table, self._inflight(number), self._parameter_notices)
         if self._logs.access is not None:
             infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
         worker.tls = None if self._tls is None else self._tls.contexts[number]

@@ -18,7 +18,12 @@ import pytest
 
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import client_of
-from toutates.protocol.grpc_service_pb2 import LogSettingsRequest, LogSettingsResponse, ModelInferRequest
+from toutates.protocol.grpc_service_pb2 import (
+    LogSettingsRequest,
+    LogSettingsResponse,
+    ModelInferRequest,
+    TraceSettingRequest,
+)
 
 SERVICE = "/inference.GRPCInferenceService/"
 
@@ -52,6 +57,33 @@ def change(port: int, **levels: str | bool | int) -> LogSettingsResponse:
         answer = client.call(SERVICE + "LogSettings", request.SerializeToString())
     assert answer.status == ("0", ""), answer.status
     return LogSettingsResponse.FromString(answer.data[5:])
+
+
+def test_what_has_no_effect_is_said_once(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    message = ModelInferRequest.FromString(slow())
+    message.parameters["timeout"].int64_param = 1_000_000
+    with running(repository, tmp_path, ["--load-models", "slow"]) as process:
+        assert (
+            "nothing can be traced: OTEL_EXPORTER_OTLP_PROTOCOL: traces are sent by http/protobuf only" in process.log
+        )
+        for value in (1, 1, 2):
+            message.parameters["own"].int64_param = value
+            with client_of(process.port) as client:
+                answer = client.call(SERVICE + "ModelInfer", message.SerializeToString())
+                assert answer.status == ("0", "")
+                request = TraceSettingRequest()
+                request.settings["trace_level"].value.append("TIMESTAMP")
+                refused = client.call(SERVICE + "TraceSetting", request.SerializeToString())
+                assert refused.status == (
+                    "3",
+                    "there is no trace level 'TIMESTAMP', choose from OFF, TIMESTAMPS, TENSORS",
+                )
+        wait_until(lambda: "the parameter 'own', which has no effect" in process.log)
+        assert process.stop() == 0
+        for name in ("timeout", "own"):
+            assert process.log.count(f"requests for model 'slow' have the parameter '{name}', which has no effect") == 1
 
 
 def break_connection(port: int) -> None:

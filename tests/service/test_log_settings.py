@@ -106,8 +106,10 @@ def test_an_area_gives_its_level_back(control: LogControl, back: str | bool | No
     assert ask(control, {"log_level.models": back}) == DEFAULTS
 
 
-def test_unknown_keys_are_ignored(control: LogControl) -> None:
+def test_unknown_keys_are_ignored_and_named_in_the_log(control: LogControl, caplog: pytest.LogCaptureFixture) -> None:
     assert ask(control, {"log_colour": "red", "log_level": "debug", "": 7}) == DEFAULTS
+    text = "a LogSettings request has 3 keys that are not known, and ignored: '', 'log_colour', 'log_level'"
+    assert caplog.messages == [text]
 
 
 @pytest.mark.parametrize(

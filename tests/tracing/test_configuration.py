@@ -56,6 +56,18 @@ def test_endpoint_of_the_environment_is_read_as_opentelemetry_says(
 def test_flag_goes_before_the_environment() -> None:
     options = read_trace_options({**BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, endpoint="http://mine:1")
     assert options.endpoint == "http://mine:1/v1/traces"
+    assert options.warnings == (
+        "OTEL_EXPORTER_OTLP_PROTOCOL=grpc has no effect: traces are sent by http/protobuf to the endpoint that "
+        "--trace-endpoint names",
+    )
+
+
+@pytest.mark.parametrize("variable", ["OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_TRACES_SAMPLER"])
+def test_variables_that_are_not_heeded_are_warned_of_where_there_is_a_collector(variable: str) -> None:
+    [warning] = read_trace_options({**BASE, variable: "x"}).warnings
+    assert warning.startswith(f"{variable}=x has no effect: ")
+    assert read_trace_options({variable: "x"}).warnings == ()
+    assert read_trace_options({**BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -127,6 +139,7 @@ def test_environment_that_cannot_be_used_matters_to_who_asks_for_traces(environm
     options = read_trace_options(environment)
     assert options.endpoint is None
     assert key in options.unavailable
+    assert options.warnings == (f"nothing can be traced: {options.unavailable}",)
     with pytest.raises(ConfigurationError) as caught:
         read_trace_options(environment, rate=1)
     assert caught.value.key == key

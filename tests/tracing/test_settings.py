@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toutates.errors import InvalidRequest, Unsupported
-from toutates.tracing.settings import TraceSetting, TraceSettings, read_changes
+from toutates.tracing.settings import TraceSetting, TraceSettings, read_changes, without_effect
 
 
 def change(settings: TraceSettings, model: str = "", **values: list[str]) -> None:
@@ -42,6 +42,11 @@ def test_changes_are_read_as_triton_reads_them(settings: dict[str, list[str]], c
     [
         ({"trace_level": ["OFF", "TIMESTAMPS"]}, "Expect only one trace level 'OFF' is specified"),
         ({"trace_level": ["OFF", "OFF"]}, "Expect only one trace level 'OFF' is specified"),
+        (
+            {"trace_level": ["TIMESTAMPS", "TENSOR"]},
+            "there is no trace level 'TENSOR', choose from OFF, TIMESTAMPS, TENSORS",
+        ),
+        ({"trace_level": ["timestamps"]}, "there is no trace level 'timestamps', choose from OFF, TIMESTAMPS, TENSORS"),
         ({"trace_rate": ["many"]}, "Unable to parse 'trace_rate', got: many"),
         ({"trace_rate": [""]}, "Unable to parse 'trace_rate', got: "),
         (
@@ -150,3 +155,19 @@ def test_turning_traces_on_is_refused_where_they_would_go_nowhere_and_changes_no
     change(settings, trace_rate=["3"], trace_level=["OFF"])
     change(settings, trace_level=[])
     assert settings.get() == TraceSetting(rate=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"trace_level": ["TIMESTAMPS"], "trace_rate": ["1"], "trace_mode": ["opentelemetry"]}, []),
+        ({"trace_level": [], "trace_mode": [], "log_frequency": ["0"]}, []),
+        ({"trace_level": ["TIMESTAMPS", "MIN"]}, ["the trace level MIN, which Triton no longer has"]),
+        ({"trace_rte": ["1"]}, ["the setting 'trace_rte', which is not known"]),
+        ({"trace_mode": ["triton"]}, ["trace_mode: it is always opentelemetry"]),
+        ({"log_frequency": ["3"]}, ["log_frequency: it is of Triton's trace files, which are not written"]),
+    ],
+)
+def test_what_changes_nothing_is_found(settings: dict[str, list[str]], said: list[str]) -> None:
+    assert without_effect(settings) == said
+    assert len(without_effect({f"{'x' * 1_000}{n}": ["1"] for n in range(100)})) == 5

@@ -5,7 +5,7 @@ The order of the checks and their texts are Triton's, since clients compare both
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -15,7 +15,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 from toutates.protocol.signature import Signature, TensorSpec
 
-__all__ = ["ValidatedRequest", "request_prefix", "size_mismatch", "validate"]
+__all__ = ["ValidatedRequest", "parameters_without_effect", "request_prefix", "size_mismatch", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,27 @@ def _check_parameters(parameters: Mapping[str, InferParameter]) -> None:
             raise InvalidRequest(
                 f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
             )
+
+
+def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:
+    """The names of parameters that change nothing, each with the reason and what would; of a valid request.
+
+    Values that ask for nothing, such as a priority of 0, are left out.
+    """
+    for key, parameter in parameters.items():
+        value = getattr(parameter, parameter.WhichOneof(_KIND) or "", None)
+        if key == "triton_enable_empty_final_response" or (key in _WITHOUT_EFFECT and not value):
+            continue
+        yield key, _WITHOUT_EFFECT.get(key, "models get no parameters")
+
+
+_WITHOUT_EFFECT: Final = {
+    "sequence_id": "models keep no state between requests",
+    "sequence_start": "models keep no state between requests",
+    "sequence_end": "models keep no state between requests",
+    "priority": "all requests have one priority",
+    "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
+}
 
 
 def _check_sequence_id(parameter: InferParameter, kind: str | None) -> None:

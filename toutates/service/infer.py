@@ -30,6 +30,7 @@ from toutates.service.answers import Answers, Ticket
 from toutates.service.infer_counters import InferCounters
 from toutates.service.inflight import Inflight
 from toutates.service.observing import Observer, Sampling
+from toutates.service.parameter_notices import ParameterNotices
 from toutates.service.plan import Plan
 from toutates.service.plan_cache import PlanCache
 from toutates.service.statuses import STATUSES, as_grpc_error
@@ -51,6 +52,7 @@ class InferService:
         number: the worker's, from 0.
         get_table: the model table as it is now.
         inflight: counts the requests that wait; None where there is no limit.
+        notices: says which parameters have no effect; None for one of this worker's own.
 
     Attributes:
         counters: see InferCounters.
@@ -58,7 +60,12 @@ class InferService:
     """
 
     def __init__(
-        self, worker: Worker, number: int, get_table: Callable[[], ModelTable], inflight: Inflight | None = None
+        self,
+        worker: Worker,
+        number: int,
+        get_table: Callable[[], ModelTable],
+        inflight: Inflight | None = None,
+        notices: ParameterNotices | None = None,
     ) -> None:
         self.counters = InferCounters()
         self.observer = Observer()
@@ -69,6 +76,7 @@ class InferService:
         #: the round in which the table was last looked at; see ``toutates.h2grpc.wire`` for why not for every request
         self._looked_ns = worker.now_ns
         self._inflight = inflight
+        self._notices = notices or ParameterNotices()
         self._cache = PlanCache()
         self._plans = self._cache.recent
         self._latest = self._cache.latest
@@ -260,6 +268,8 @@ class InferService:
         with self._request_errors_as_statuses(version):
             raws = request.raw_input_contents
             validated = validate(request, [len(raw) for raw in raws], version.signature, version.model)
+            if request.parameters:
+                self._notices.note(version.model, request.parameters)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = self._contents(request, validated, version)
             plan = Plan(version, validated, self._submitter(version))

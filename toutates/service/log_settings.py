@@ -6,9 +6,9 @@
     log_file                            string    "", standard error; cannot be changed
     log_level.AREA                      string    debug, info, warning or error; "" takes the level back
 
-Keys that are not known are ignored, as Triton does. A request that is refused changes nothing. An area's key may have a
-bool instead, true for debug and false to take the level back, because tritonclient sends nothing else under keys that
-it does not know.
+Keys that are not known are ignored, as Triton does, and named in the log. A request that is refused changes nothing. An
+area's key may have a bool instead, true for debug and false to take the level back, because tritonclient sends nothing
+else under keys that it does not know.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _Values = Mapping[str, pb.LogSettingsRequest.SettingValue]
 #: What log_format may be, and whether that is ISO 8601.
 _FORMATS: Final = {"default": False, "ISO8601": True}
 _MAX_SHOWN: Final = 80
+_MAX_KEYS_SHOWN: Final = 5
+_KEYS: Final = frozenset({"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"})
+
+logger = logging.getLogger(__name__)
 
 
 def log_settings(control: LogControl, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
@@ -42,6 +46,12 @@ def log_settings(control: LogControl, request: pb.LogSettingsRequest) -> pb.LogS
     """
     before = control.levels
     wanted = _changed(before, request.settings)
+    unknown = [
+        key[:_MAX_SHOWN] for key in sorted(request.settings) if key not in _KEYS and not key.startswith(AREA_KEY)
+    ]
+    if unknown:
+        shown = ", ".join(repr(key) for key in unknown[:_MAX_KEYS_SHOWN])
+        logger.warning("a LogSettings request has %d keys that are not known, and ignored: %s", len(unknown), shown)
     if wanted != before:
         shown_before = _settings(before)
         changes = [f"{key}={value}" for key, value in _settings(wanted).items() if shown_before.get(key) != value]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from toutates.errors import InvalidRequest, RequestError
 from toutates.models.table import ModelTable
 from toutates.protocol.grpc_service_pb2 import TraceSettingRequest, TraceSettingResponse
-from toutates.tracing.settings import OFF, TraceSettings, read_changes
+from toutates.tracing.settings import OFF, TraceSettings, read_changes, without_effect
 
 __all__ = ["trace_setting"]
+
+logger = logging.getLogger(__name__)
 
 
 def trace_setting(table: ModelTable, settings: TraceSettings, request: TraceSettingRequest) -> TraceSettingResponse:
@@ -28,7 +32,11 @@ def trace_setting(table: ModelTable, settings: TraceSettings, request: TraceSett
         except RequestError:
             raise InvalidRequest(f"Request for unknown model : {model}") from None
     if request.settings:
-        settings.update(model, read_changes({key: list(value.value) for key, value in request.settings.items()}))
+        given = {key: list(value.value) for key, value in request.settings.items()}
+        settings.update(model, read_changes(given))
+        ignored = without_effect(given)
+        if ignored:
+            logger.warning("a TraceSetting request asks for what has no effect: %s", "; ".join(ignored))
     setting = settings.get(model)
     values = {
         "trace_level": list(setting.levels) or [OFF],

@@ -22,6 +22,12 @@ _BASE_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL: Final = "http/protobuf"
 _PATH: Final = "v1/traces"
+#: Variables of OpenTelemetry that this server does not read, and what holds in their place.
+_WITHOUT_EFFECT: Final = {
+    "OTEL_SDK_DISABLED": "traces are turned off by --trace-level OFF",
+    "OTEL_TRACES_EXPORTER": "traces are sent by OTLP, or not at all with --trace-level OFF",
+    "OTEL_TRACES_SAMPLER": "--trace-rate and the callers decide what is traced",
+}
 
 NO_ENDPOINT: Final = f"there is no collector to send to; start the server with {ENDPOINT_FLAG} or {_BASE_ENDPOINT}"
 
@@ -35,12 +41,14 @@ class TraceOptions:
         unavailable: why there is none, to be told to whoever turns traces on.
         asked_for: the flag by which traces were asked for; "" for none, and then what is missing is no mistake.
         defaults: the settings that hold until somebody changes them.
+        warnings: what the environment asks for and does not get, one sentence each.
     """
 
     endpoint: str | None = None
     unavailable: str = NO_ENDPOINT
     asked_for: str = ""
     defaults: TraceSetting = field(default_factory=TraceSetting)
+    warnings: tuple[str, ...] = ()
 
 
 def read_trace_options(
@@ -76,14 +84,31 @@ def read_trace_options(
     except ConfigurationError as error:
         if endpoint is not None or asked_for:
             raise
-        return TraceOptions(None, str(error), "", defaults)
+        return TraceOptions(None, str(error), "", defaults, (f"nothing can be traced: {error}",))
     if url is None and asked_for:
         raise ConfigurationError(
             "needs a collector to send traces to",
             key=asked_for,
             remedy=f"add {ENDPOINT_FLAG} URL, or set {_BASE_ENDPOINT}",
         )
-    return TraceOptions(url, NO_ENDPOINT if url is None else "", asked_for, defaults)
+    warnings = () if url is None else _warnings(environment, by_flag=endpoint is not None)
+    return TraceOptions(url, NO_ENDPOINT if url is None else "", asked_for, defaults, warnings)
+
+
+def _warnings(environment: Mapping[str, str], *, by_flag: bool) -> tuple[str, ...]:
+    """What of OpenTelemetry's variables is not heeded, although there is a collector."""
+    found = [
+        f"{name}={environment[name]} has no effect: {reason}"
+        for name, reason in _WITHOUT_EFFECT.items()
+        if environment.get(name)
+    ]
+    name = next((name for name in _PROTOCOLS if environment.get(name)), "")
+    if by_flag and name and environment[name] != _PROTOCOL:
+        found.append(
+            f"{name}={environment[name]} has no effect: traces are sent by {_PROTOCOL} to the endpoint that "
+            f"{ENDPOINT_FLAG} names"
+        )
+    return tuple(found)
 
 
 def _from_environment(environment: Mapping[str, str]) -> str | None:

@@ -14,12 +14,27 @@ from typing import Any, Final
 
 from toutates.errors import InvalidRequest, Unsupported
 
-__all__ = ["LEVELS", "OFF", "Budget", "Changes", "Rule", "Rules", "TraceSetting", "TraceSettings", "read_changes"]
+__all__ = [
+    "LEVELS",
+    "OFF",
+    "Budget",
+    "Changes",
+    "Rule",
+    "Rules",
+    "TraceSetting",
+    "TraceSettings",
+    "read_changes",
+    "without_effect",
+]
 
 OFF: Final = "OFF"
 #: What may be traced, in the order in which Triton lists it.
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+#: Levels that Triton had and passes over today.
+_OLD_LEVELS: Final = ("MIN", "MAX")
 _UNLIMITED: Final = -1
+#: Things that one line of the log names.
+_MAX_SAID: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +83,29 @@ def read_changes(settings: Mapping[str, Sequence[str]]) -> Changes:
     return changes
 
 
+def without_effect(settings: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a TraceSetting request asks for that changes nothing, a clause for each, for the log.
+
+    Args:
+        settings: of a request that ``read_changes`` has not refused.
+    """
+    found = [f"the setting '{key[:64]}', which is not known" for key in settings if key not in _KNOWN_KEYS]
+    old = [level for level in _OLD_LEVELS if level in settings.get("trace_level", ())]
+    found += [f"the trace level {level}, which Triton no longer has" for level in old]
+    if any(mode != "opentelemetry" for mode in settings.get("trace_mode", ())):
+        found.append("trace_mode: it is always opentelemetry")
+    if any(value.strip() != "0" for value in settings.get("log_frequency", ())):
+        found.append("log_frequency: it is of Triton's trace files, which are not written")
+    return found[:_MAX_SAID]
+
+
 def _read_levels(values: Sequence[str]) -> Changes:
     if OFF in values and len(values) > 1:
         raise InvalidRequest(f"Expect only one trace level '{OFF}' is specified")
+    for level in values:
+        if level not in (OFF, *LEVELS, *_OLD_LEVELS):
+            known = ", ".join((OFF, *LEVELS))
+            raise InvalidRequest(f"there is no trace level '{level[:64]}', choose from {known}")
     levels = tuple(level for level in LEVELS if level in values)
     return {"levels": levels} if levels or OFF in values else {}
 
@@ -109,6 +144,9 @@ _KEYS: Final[Mapping[str, tuple[str, Callable[[str, str], int]]]] = {
     "trace_count": ("count", _count),
     "log_frequency": ("log_frequency", _unsigned),
 }
+
+
+_KNOWN_KEYS: Final = frozenset({*_KEYS, "trace_file", "trace_mode"})
 
 
 class Budget:
