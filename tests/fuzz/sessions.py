@@ -314,6 +314,8 @@ def drive(
     ended = any(isinstance(event, ConnectionTerminated) for event in server.events)
     assert ended == server.connection.closed, "a connection ends without a word"
     handlers.take(server.connection.connection_lost())
+    while server.connection.behind:
+        handlers.take(server.connection.go_on(server.now_ns))
     handlers.check_over()
     _check_books(server)
     assert not server.connection.streams, "streams are left after the connection was lost"

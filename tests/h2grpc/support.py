@@ -204,6 +204,8 @@ class Server:
 
     def receive(self, octets: bytes) -> list[Event]:
         events = self.connection.receive_data(octets, self.now_ns)
+        while self.connection.behind:
+            events += self.connection.go_on(self.now_ns)
         self.events += events
         return events
 

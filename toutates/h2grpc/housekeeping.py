@@ -7,9 +7,10 @@ since the last visit says what is due: so a limit of 60 seconds may take effect 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from toutates.h2grpc.budget import MemoryBudget
@@ -25,6 +26,11 @@ LONGEST_INTERVAL_NS: Final = 2 * NS_PER_S
 SHORTEST_INTERVAL_NS: Final = 50_000_000
 #: Connections visited in one go, which takes half a millisecond.
 VISITS_AT_ONCE: Final = 500
+#: Open calls that take as long as a visit; they may all have to be looked at.
+CALLS_PER_VISIT: Final = 16
+#: Connections dropped in one go, and how long to wait until the next ones are, when memory runs out.
+DROPS_AT_ONCE: Final = 50
+DROPS_PAUSE_NS: Final = 2_000_000
 #: A peer that was told to leave has so long to answer the PING that follows; see ``begin_shutdown``.
 GOODBYE_NS: Final = NS_PER_S
 
@@ -53,15 +59,20 @@ class Duty(Enum):
     FINISH_LEAVING = "answer no more new calls"
     END = "send GOAWAY and close"
     DROP = "close at once"
+    FAILED = "the visit raised: end the connection"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A duty, and why: the limit's name as in ``limits.LIMIT_NAMES``, or "", and a text for peer and log."""
+    """A duty, and why: the limit's name as in ``limits.LIMIT_NAMES``, or "", and a text for peer and log.
+
+    ``error`` is what a visit raised.
+    """
 
     duty: Duty
     limit: str = ""
     text: str = ""
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -135,13 +146,16 @@ class Housekeeper:
         self._interval_ns = max(SHORTEST_INTERVAL_NS, min(LONGEST_INTERVAL_NS, quarter_ns))
         self._notes: dict[Link, _Notes] = {}
         self._to_visit: list[Link] = []
-        #: of this round: bytes held by all, and the connection that holds most of them
+        #: of this round: how many connections it began with, bytes held by all, and a heap of those that hold more than
+        #: their share, the largest first: (bytes less than none, number, connection)
+        self._round_size = 1
         self._held_bytes = 0
-        self._largest: tuple[int, Link] | None = None
+        self._large: list[tuple[int, int, Link]] = []
+        self._dropping = False
         self._open_calls = 0
         self._traffic = Traffic() if traffic is None else traffic
         #: how long to wait until the next ``visit``
-        self.pause_ns = self._interval_ns
+        self.pause_ns = self._visits_pause_ns = self._interval_ns
 
     def add(self, link: Link, now_ns: int, age_factor: float = 1.0) -> None:
         """A connection was accepted, which may get ``age_factor`` times as old as the limit says."""
@@ -156,36 +170,68 @@ class Housekeeper:
 
     def visit(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
         """Look at the next few connections; yields what has to be done. ``pause_ns`` says when to come again."""
+        if self._dropping:
+            yield from self._drop_largest()
+            return
         if not self._to_visit:
             self._to_visit = list(self._notes)
-            self.pause_ns = self._interval_ns // (len(self._to_visit) // VISITS_AT_ONCE + 1)
+            self._to_visit.reverse()
+            self._round_size = max(1, len(self._to_visit))
             self._held_bytes = 0
-            self._largest = None
+            self._large = []
             self._traffic.open_calls, self._open_calls = self._open_calls, 0
-        visited, self._to_visit = self._to_visit[:VISITS_AT_ONCE], self._to_visit[VISITS_AT_ONCE:]
-        yield from self._findings(visited, now_ns)
-        if not self._to_visit and self._held_bytes > self._budget.limit and self._largest is not None:
-            largest_bytes, link = self._largest
-            if link in self._notes:
-                text = f"{largest_bytes} of {self._held_bytes} bytes held for slow peers, {self._budget.limit} allowed"
-                yield link, Finding(Duty.DROP, "server_buffer", text)
+        left = len(self._to_visit)
+        yield from self._findings(now_ns)
+        visited = left - len(self._to_visit)
+        # As much of the interval as of the connections, so that a round takes one whatever there is to look at.
+        self._visits_pause_ns = self._interval_ns * visited // self._round_size if visited else self._interval_ns
+        self.pause_ns = self._visits_pause_ns
+        if not self._to_visit:
+            yield from self._drop_largest()
 
-    def _findings(self, links: Iterable[Link], now_ns: int) -> Iterator[tuple[Link, Finding]]:
-        for link in links:
+    def _drop_largest(self) -> Iterator[tuple[Link, Finding]]:
+        """The connections that have to go for the others to have room, once all have been visited."""
+        for _ in range(DROPS_AT_ONCE):
+            if self._held_bytes <= self._budget.limit or not self._large:
+                break
+            size, _, link = heappop(self._large)
+            if link in self._notes and not link.closing:
+                text = f"{-size} of {self._held_bytes} bytes held for slow peers, {self._budget.limit} allowed"
+                yield link, Finding(Duty.DROP, "server_buffer", text)
+            self._held_bytes += size
+        self._dropping = self._held_bytes > self._budget.limit and bool(self._large)
+        if self._dropping:
+            self.pause_ns = DROPS_PAUSE_NS
+        else:
+            self._large = []
+            self.pause_ns = self._visits_pause_ns
+
+    def _findings(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
+        room = VISITS_AT_ONCE
+        while self._to_visit and room > 0:
+            link = self._to_visit.pop()
             notes = self._notes.get(link)
             if notes is None:
                 continue
-            self._count(link, notes)
-            if link.closing:
-                continue
-            self._open_calls += link.connection.open_calls
-            held_bytes = link.connection.held_bytes + link.unsent_bytes
-            self._held_bytes += held_bytes
-            if self._largest is None or held_bytes > self._largest[0]:
-                self._largest = held_bytes, link
-            finding = self._judge(link, notes, now_ns)
+            try:
+                finding = self._look_at(link, notes, now_ns)
+                room -= 1 + link.connection.open_calls // CALLS_PER_VISIT
+            except Exception as error:
+                finding = Finding(Duty.FAILED, error=error)
             if finding is not None:
                 yield link, finding
+
+    def _look_at(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+        self._count(link, notes)
+        if link.closing:
+            return None
+        self._open_calls += link.connection.open_calls
+        held_bytes = link.connection.held_bytes + link.unsent_bytes
+        self._held_bytes += held_bytes
+        # Without these the others together are within the limit, so that no more need be remembered.
+        if held_bytes * self._round_size > self._budget.limit:
+            heappush(self._large, (-held_bytes, len(self._large), link))
+        return self._judge(link, notes, now_ns)
 
     def _count(self, link: Link, notes: _Notes) -> None:
         """Add what went over a connection since it was last counted to ``traffic``."""

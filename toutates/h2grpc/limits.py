@@ -38,6 +38,7 @@ LIMIT_NAMES: Final = (
     "inflation",
     "connection_buffer",
     "server_buffer",
+    "memory",
     "unread_responses",
     "resets",
     "pings",

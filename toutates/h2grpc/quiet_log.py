@@ -51,6 +51,21 @@ class QuietLog:
         """
         if not self._logger.isEnabledFor(level):
             return
+        try:
+            self._log(level, kind, now_ns, text, arguments, error, peer)
+        except Exception:  # without memory for the line, for instance; whoever logs has a failure to deal with already
+            self.dropped += 1
+
+    def _log(
+        self,
+        level: int,
+        kind: str,
+        now_ns: int,
+        text: str,
+        arguments: tuple[object, ...],
+        error: Exception | None,
+        peer: str,
+    ) -> None:
         _, end_ns, lines = self._kinds.get(kind, (level, 0, 0))
         if now_ns >= end_ns:
             self._report(kind)

@@ -85,6 +85,7 @@ class Sender:
         self._dirty = dirty
         #: open and half-closed streams, by number
         self.streams: dict[int, Call] = {}
+        #: the connection is over: nothing is answered, though some calls may still wait for their end
         self.closed = False
         #: whether the output is worth sending piece by piece instead of joined: a buffer of BULKY_BYTES is in it
         self.bulky = False
@@ -156,14 +157,14 @@ class Sender:
         out.append(wire.pack_response_tail(wire.trailers_head, stream_id, wire.ok_trailers))
 
     def _reply_the_long_way(self, call: Call, parts: Iterable[Buffer]) -> None:
-        if call.open:
+        if call.open and not self.closed:
             self.send_headers(call)
             self.send_message(call, parts)
             self.finish(call)
 
     def reply_with_metadata(self, call: Call, message: Buffer, initial: Metadata, trailing: Metadata) -> None:
         """``reply`` with initial and trailing metadata."""
-        if call.open:
+        if call.open and not self.closed:
             self.send_headers(call, initial)
             self.send_message(call, (message,))
             self.finish(call, trailing)
@@ -172,7 +173,7 @@ class Sender:
 
     def send_headers(self, call: Call, metadata: Metadata = ()) -> None:
         """Initial metadata; once per call, before its first message."""
-        if not call.open or call.headers_sent:
+        if not call.open or self.closed or call.headers_sent:
             return
         block = response_block(metadata, call.head.response_encoding)
         call.headers_sent = True
@@ -180,7 +181,7 @@ class Sender:
 
     def send_message(self, call: Call, parts: Iterable[Buffer]) -> None:
         """One message, compressed if the call's response is; queued where the peer's windows are too small for it."""
-        if not call.open:
+        if not call.open or self.closed:
             return
         buffers: list[Buffer] = list(parts)
         flag = 0
@@ -195,12 +196,12 @@ class Sender:
 
     def finish(self, call: Call, metadata: Metadata = ()) -> None:
         """Status OK, sent once everything queued before it is."""
-        if call.open:
+        if call.open and not self.closed:
             self._end(call, error_block(Status.OK, "", metadata, trailers_only=False) if metadata else OK_TRAILERS)
 
     def fail(self, call: Call, status: Status, text: str, metadata: Metadata = ()) -> None:
         """A status other than OK, at once: messages that still wait for window are dropped."""
-        if not call.open:
+        if not call.open or self.closed:
             return
         trailers = error_block(status, text, metadata, trailers_only=not call.headers_sent)
         self._empty_outbox(call)

@@ -58,6 +58,7 @@ class Transport:
         "fd",
         "last_read_ns",
         "opened_ns",
+        "paused",
         "peer",
         "read_bytes",
         "receive",
@@ -97,6 +98,8 @@ class Transport:
         #: our side has said its last; what the peer still sends is read only so that it gets our last bytes
         self.closing = False
         self.close_at_ns = 0
+        #: whether the driver has enough to do with what was read
+        self.paused = False
         self._epoll = epoll
         self._max_unsent_bytes = max_unsent_bytes
         self._mask = EPOLLIN
@@ -194,11 +197,17 @@ class Transport:
     def _watch(self, *, sending: bool) -> None:
         """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait."""
         mask = EPOLLOUT if sending else 0
-        if self.closing or not self.congested:
+        if self.closing or not (self.congested or self.paused):
             mask |= EPOLLIN
         if mask != self._mask:
             self._mask = mask
             self._epoll.modify(self.fd, mask)
+
+    def pause(self, paused: bool) -> None:
+        """Read no more of the peer's requests for now, or read them again."""
+        if paused is not self.paused:
+            self.paused = paused
+            self._watch(sending=bool(self._mask & EPOLLOUT))
 
     def close_gently(self, at_ns: int) -> bool:
         """Send what is left, then end our side; the driver reads on until the peer ends its own, or until ``at_ns``.

@@ -9,6 +9,10 @@ request at one request at a time per connection.
 While requests keep coming, the worker stays with its epoll instead of going back to Trio after each round, for at most
 STAY_NS, so that tasks (streaming calls, shutdown) and cancellation live.
 
+No connection can hold up the others: what takes longer than its turn goes on in the next rounds (``_take_turn``), after
+what is new there. None can end them: whatever is raised while a connection is dealt with ends that connection, and
+nothing else (``_connection_failed``). Such ``try`` blocks cost nothing as long as nothing is raised.
+
 Threads outside the worker reach it through ``call_soon`` alone. Its callbacks are queued under a lock, and an eventfd
 in the worker's own epoll wakes it only when it sleeps. ``TrioToken.run_sync_soon`` for the same costs 40 us of latency.
 """
@@ -25,7 +29,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -46,7 +50,7 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
-from toutates.h2grpc.housekeeping import Duty, Housekeeper, Traffic
+from toutates.h2grpc.housekeeping import Duty, Finding, Housekeeper, Traffic
 from toutates.h2grpc.limits import LIMIT_NAMES, Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.quiet_log import QuietLog
@@ -76,6 +80,15 @@ ACCEPT_PAUSE_NS: Final = 100_000_000
 ACCEPT_OVERLOAD: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: Connections accepted per round, so that a storm of them does not stop requests.
 ACCEPTS_PER_ROUND: Final = 32
+#: How long a connection's turn may take; what is left goes on in the next round. It is looked at after so many events.
+TURN_NS: Final = 4_000_000
+EVENTS_AT_ONCE: Final = 8
+#: How long a round goes on with turns of earlier ones, of all connections together.
+CATCH_UP_NS: Final = 8_000_000
+#: Failures of rounds, one after the other, that no connection is to blame for, before the worker gives up.
+MOST_FAILED_ROUNDS: Final = 100
+#: How soon after one what is due by time is looked at again.
+FAILED_ROUND_PAUSE_NS: Final = 10_000_000
 #: The ages of connections vary by so much, so that those made together do not all come back together.
 AGE_FACTORS: Final = (0.9, 1.1)
 #: Looking at the deadlines of all connections pauses for so many times as long as it took, so that it costs 2 % at most
@@ -152,6 +165,10 @@ class Worker:
         self._leaving: dict[Transport, None] = {}
         self._streams: dict[Call, ServerStream] = {}
         self._dirty: list[ServerConnection] = []
+        #: connections whose turn was over before their work was, the next one first, and events left over from it
+        self._behind: OrderedDict[ServerConnection, list[Event]] = OrderedDict()
+        self._catching_up = False
+        self._failed_rounds = 0
         self._round_end: list[Callable[[], None]] = []
         self._next_deadline_ns = NEVER
         #: connections that have calls with a deadline
@@ -204,15 +221,24 @@ class Worker:
             transport = self._by_connection.get(dirty.pop())
             if transport is None:
                 continue
-            if not transport.flush():
-                self._drop(transport)
-            elif self._leaving:
-                self._close_if_drained(transport)
+            try:
+                if not transport.flush():
+                    self._drop(transport)
+                elif self._leaving:
+                    self._close_if_drained(transport)
+            except Exception as error:
+                self._connection_failed(transport, error)
 
     def congested(self, connection: ServerConnection) -> bool:
         """Whether the connection's peer reads its responses too slowly for more of them."""
         transport = self._by_connection.get(connection)
         return transport is not None and transport.congested
+
+    def connection_failed(self, connection: Sender, error: Exception) -> None:
+        """Answering a call of ``connection`` raised ``error``, which is not to cost anybody else anything: end it."""
+        transport = self._by_connection.get(connection)
+        if transport is not None:
+            self._connection_failed(transport, error)
 
     def task_woken(self) -> None:
         """A callback or handler gave a task something to do: go back to Trio once the round is over.
@@ -295,7 +321,11 @@ class Worker:
                 task_status.started()
                 while self._drain_until_ns is None or self._transports:
                     await self._wait()
-                    self._work()
+                    try:
+                        self._work()
+                        self._failed_rounds = 0
+                    except Exception as error:
+                        self._round_failed(error)
                 nursery.cancel_scope.cancel()
         finally:
             self._close_everything()
@@ -316,7 +346,10 @@ class Worker:
             self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
             self._stop_listening()
             for transport in list(self._transports.values()):
-                self._tell_to_leave(transport, "server is shutting down")
+                try:
+                    self._tell_to_leave(transport, "server is shutting down")
+                except Exception as error:
+                    self._connection_failed(transport, error)
             self._plan_wake_up(self._goodbye_ns)
         self._drain_until_ns = min(self._drain_until_ns, until_ns)
         self._plan_wake_up(self._drain_until_ns)
@@ -327,6 +360,10 @@ class Worker:
         self._stop_listening()
         for transport in list(self._transports.values()):
             self._drop(transport)
+        while self._behind:
+            connection, _ = self._behind.popitem(last=False)
+            while connection.behind and self._end_some_calls(connection):
+                pass
         with self._lock:
             # From here on ``call_soon`` finds the worker awake for ever, and leaves the eventfd's number alone.
             self._asleep = False
@@ -371,7 +408,10 @@ class Worker:
             for fd, mask in ready:
                 transport = self._transports.get(fd)
                 if transport is not None:
-                    self._serve_transport(transport, mask)
+                    try:
+                        self._serve_transport(transport, mask)
+                    except Exception as error:
+                        self._connection_failed(transport, error)
                 elif fd == self._eventfd:
                     os.eventfd_read(self._eventfd)
                 elif self._listener is not None and fd == self._listener.fileno():
@@ -399,6 +439,19 @@ class Worker:
                 self._run(callback)
         if self._dirty:
             self.flush()
+
+    def _round_failed(self, error: Exception) -> None:
+        """Nothing that a connection is to blame for, then: out of memory, most likely. What is due is done a bit later.
+
+        Raises:
+            Exception: ``error``, when nothing works any more.
+        """
+        self._in_round = False
+        self._failed_rounds += 1
+        if self._failed_rounds > MOST_FAILED_ROUNDS:
+            raise error
+        self._log_bug("round", error)
+        self._plan_wake_up(time.monotonic_ns() + FAILED_ROUND_PAUSE_NS)
 
     def _log_bug(self, what: str, error: Exception, peer: str = "") -> None:
         kind = f"failures of the {what}"
@@ -442,12 +495,20 @@ class Worker:
         if now_ns >= self._deadlines_again_ns:
             for connection in list(self._timed):
                 if connection.next_deadline_ns <= now_ns:
-                    self._dispatch_all(connection.expire(now_ns))
+                    self._expire(connection, now_ns)
                 if connection.next_deadline_ns == NEVER:
                     self._timed.pop(connection, None)
             self._deadlines_again_ns = now_ns + DEADLINE_PAUSE * (time.monotonic_ns() - now_ns)
         for connection in self._timed:
             self._plan_deadline(connection.next_deadline_ns)
+
+    def _expire(self, connection: ServerConnection, now_ns: int) -> None:
+        try:
+            self._dispatch_all(connection.expire(now_ns))
+            if connection.behind:
+                self._fall_behind(connection, [])
+        except Exception as error:
+            self._connection_failed(self._by_connection[connection], error)
 
     def _plan_deadline(self, at_ns: int) -> None:
         self._plan_wake_up(max(at_ns, self._deadlines_again_ns))
@@ -456,8 +517,11 @@ class Worker:
         if now_ns >= self._goodbye_ns:
             self._goodbye_ns = NEVER
             for transport in list(self._transports.values()):
-                transport.connection.finish_shutdown()
-                self._close_if_drained(transport)
+                try:
+                    transport.connection.finish_shutdown()
+                    self._close_if_drained(transport)
+                except Exception as error:
+                    self._connection_failed(transport, error)
         if now_ns >= drain_until_ns:
             for transport in list(self._transports.values()):
                 self._cut_off_calls += transport.connection.open_calls
@@ -473,28 +537,40 @@ class Worker:
             await trio.sleep(self._housekeeper.pause_ns / 1e9)
             self.now_ns = time.monotonic_ns()
             self.lateness.note(self.now_ns - due_ns)
-            self._visit(self.now_ns)
-            self.flush()
+            try:
+                self._visit(self.now_ns)
+                self.flush()
+            except Exception as error:
+                self._log_bug("housekeeping", error)
 
     def _visit(self, now_ns: int) -> None:
         for link, finding in self._housekeeper.visit(now_ns):
             assert isinstance(link, Transport)
-            connection = link.connection
-            if finding.duty is Duty.PING:
-                connection.ping()
-            elif finding.duty is Duty.LEAVE:
-                self.limit_hits[finding.limit] += 1
-                self._tell_to_leave(link, finding.text)
-            elif finding.duty is Duty.FINISH_LEAVING:
-                connection.finish_shutdown()
-                self._close_if_drained(link)
-            elif finding.duty is Duty.END:
-                self._dispatch_all(connection.end(ErrorCodes.ENHANCE_YOUR_CALM, finding.text, finding.limit), link)
-            else:
-                self.limit_hits[finding.limit] += 1
-                self._log_end(link, finding.text)
-                self._drop(link)
+            try:
+                self._act_on(link, finding)
+            except Exception as error:
+                self._connection_failed(link, error)
         self._log.flush(now_ns)
+
+    def _act_on(self, transport: Transport, finding: Finding) -> None:
+        connection = transport.connection
+        if finding.duty is Duty.PING:
+            connection.ping()
+        elif finding.duty is Duty.LEAVE:
+            self.limit_hits[finding.limit] += 1
+            self._tell_to_leave(transport, finding.text)
+        elif finding.duty is Duty.FINISH_LEAVING:
+            connection.finish_shutdown()
+            self._close_if_drained(transport)
+        elif finding.duty is Duty.END:
+            self._dispatch_all(connection.end(ErrorCodes.ENHANCE_YOUR_CALM, finding.text, finding.limit), transport)
+        elif finding.duty is Duty.FAILED:
+            assert finding.error is not None
+            self._connection_failed(transport, finding.error)
+        else:
+            self.limit_hits[finding.limit] += 1
+            self._log_end(transport, finding.text)
+            self._drop(transport)
 
     # --- accepting ---------------------------------------------------------------------------------------------------
 
@@ -525,7 +601,15 @@ class Worker:
                     self._plan_wake_up(self._accept_again_ns)
                     return
                 continue  # the peer gave up before we came (ECONNABORTED and the like)
-            self._add_connection(sock, address)
+            try:
+                self._add_connection(sock, address)
+            except Exception as error:
+                transport = self._transports.get(sock.fileno())
+                if transport is not None:
+                    self._connection_failed(transport, error)
+                else:
+                    sock.close()
+                    self._log_bug("connection that was to be taken", error)
 
     def _add_connection(self, sock: socket.socket, address: tuple[object, ...] | str) -> None:
         connection = ServerConnection(
@@ -582,20 +666,113 @@ class Worker:
         transport.last_read_ns = now_ns = self.now_ns
         transport.received_bytes += size
         connection = transport.connection
-        for event in connection.receive_data(data, now_ns):
-            if event.__class__ is Call:
-                self._start_unary(event)
-            elif event.__class__ is ConnectionTerminated:
-                self._connection_terminated(transport, event)
-            else:
-                self._dispatch(event)
+        events = connection.receive_data(data, now_ns)
+        if len(events) > EVENTS_AT_ONCE or connection.behind:
+            self._take_turn(connection, events)
+        else:
+            for event in events:
+                if event.__class__ is Call:
+                    self._start_unary(event)
+                elif event.__class__ is ConnectionTerminated:
+                    self._connection_terminated(transport, event)
+                else:
+                    self._dispatch(event)
         if timed:
             transport.fit_reads(time.monotonic_ns() - began_ns)
+        if connection.next_deadline_ns != NEVER or self._leaving:
+            self._look_after(transport)
+
+    def _look_after(self, transport: Transport) -> None:
+        """What the frames of a connection may have changed for the rest of the worker."""
+        connection = transport.connection
         if connection.next_deadline_ns != NEVER:
             self._timed[connection] = None
             self._plan_deadline(connection.next_deadline_ns)
         if self._leaving:
             self._close_if_drained(transport)  # its last call may have ended without an answer
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def _take_turn(self, connection: ServerConnection, events: list[Event]) -> None:
+        """Hand out what a connection has received, and let it go on with what it has left over, for TURN_NS.
+
+        What is left then goes on in the next round; until nothing is, no more is read.
+        """
+        left = self._behind.pop(connection, None)
+        if left:
+            if connection.behind:
+                events += connection.go_on(self.now_ns)  # which may reset what has waited
+            events = [event for event in left if _is_wanted(event)] + events
+        until_ns = time.monotonic_ns() + TURN_NS
+        while True:
+            for at in range(0, len(events), EVENTS_AT_ONCE):
+                for event in events[at : at + EVENTS_AT_ONCE]:
+                    if event.__class__ is Call:
+                        self._start_unary(event)
+                    elif event.__class__ is ConnectionTerminated:
+                        self._connection_terminated(self._by_connection[connection], event)
+                    else:
+                        self._dispatch(event)
+                if time.monotonic_ns() >= until_ns:
+                    self._fall_behind(connection, events[at + EVENTS_AT_ONCE :])
+                    return
+            if not connection.behind:
+                break
+            if time.monotonic_ns() >= until_ns:
+                self._fall_behind(connection, [])
+                return
+            events = connection.go_on(self.now_ns)
+        if left is not None and (transport := self._by_connection.get(connection)) is not None:
+            transport.pause(False)
+
+    def _fall_behind(self, connection: ServerConnection, events: list[Event]) -> None:
+        """A connection has work left over, ``events`` first."""
+        left = self._behind.setdefault(connection, [])
+        left += events
+        connection.behind = True
+        transport = self._by_connection.get(connection)
+        if transport is not None:
+            transport.pause(True)
+        if not self._catching_up:
+            self._catching_up = True
+            self.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Turns of connections that are behind: one each at most, and all of them for CATCH_UP_NS."""
+        self._catching_up = False
+        until_ns = time.monotonic_ns() + CATCH_UP_NS
+        for _ in range(len(self._behind)):
+            if not self._behind:
+                break
+            connection = next(iter(self._behind))
+            transport = self._by_connection.get(connection)
+            if transport is None:
+                if self._end_some_calls(connection):
+                    self._behind.move_to_end(connection)
+                else:
+                    del self._behind[connection]
+            else:
+                try:
+                    self._take_turn(connection, [])
+                    self._look_after(transport)
+                except Exception as error:
+                    self._connection_failed(transport, error)
+            if time.monotonic_ns() >= until_ns:
+                break
+        if self._behind and not self._catching_up:
+            self._catching_up = True
+            self.call_soon(self._catch_up)
+
+    def _end_some_calls(self, connection: ServerConnection) -> bool:
+        """End some calls of a connection whose socket is closed; whether there are more."""
+        before = connection.open_calls
+        try:
+            self._dispatch_all(connection.go_on(self.now_ns))
+        except Exception as error:
+            self._log_bug("end of a call", error)
+            if connection.open_calls >= before:
+                return False  # and never will
+        return connection.behind
 
     def _start_unary(self, call: Call) -> None:
         try:
@@ -622,19 +799,24 @@ class Worker:
         self._trio_has_work = True
         if isinstance(event, StreamOpened):
             self._start_stream(event.call)
-        elif isinstance(event, MessageReceived):
-            self._streams[event.call].put(event.message)
-        elif isinstance(event, RequestEnded):
-            self._streams[event.call].end_request()
-        elif isinstance(event, CallCancelled) and event.call in self._streams:
-            self._streams[event.call].cancel()
+        elif isinstance(event, MessageReceived | RequestEnded | CallCancelled):
+            stream = self._streams.get(event.call)
+            if stream is None:
+                return  # its handler ended while this waited for the connection's turn
+            if isinstance(event, MessageReceived):
+                stream.put(event.message)
+            elif isinstance(event, RequestEnded):
+                stream.end_request()
+            else:
+                stream.cancel()
 
     def _start_stream(self, call: Call) -> None:
         assert self._nursery is not None
         connection = call.connection
         assert isinstance(connection, ServerConnection)
-        stream = self._streams[call] = ServerStream(call, connection, self)
+        stream = ServerStream(call, connection, self)
         self._nursery.start_soon(self._run_stream, stream)
+        self._streams[call] = stream
 
     async def _run_stream(self, stream: ServerStream) -> None:
         def log(error: Exception) -> None:
@@ -642,11 +824,13 @@ class Worker:
 
         try:
             await stream.run(log)
-        finally:
-            del self._streams[stream.call]
             transport = self._by_connection.get(stream.call.connection)
             if transport is not None:
                 self._close_if_drained(transport)
+        except Exception as error:
+            self.connection_failed(stream.call.connection, error)
+        finally:
+            self._streams.pop(stream.call, None)
 
     # --- writing and closing -----------------------------------------------------------------------------------------
 
@@ -656,8 +840,33 @@ class Worker:
         elif self._leaving:
             self._close_if_drained(transport)
 
+    def _connection_failed(self, transport: Transport, error: Exception) -> None:
+        """Something was raised that nobody expects where a connection is dealt with: end it, and nothing else."""
+        connection = transport.connection
+        self._behind.pop(connection, None)
+        try:
+            if connection.closed:
+                self._drop(transport)
+            elif isinstance(error, MemoryError):
+                # First of all what it holds is given back, so that there is memory for the rest.
+                events = connection.end(ErrorCodes.ENHANCE_YOUR_CALM, "the server is out of memory", "memory")
+                self._dispatch_all(events, transport)
+                text = "out of memory: connection from %s is ended"
+                kind = "connections ended because memory ran out"
+                self._log.log(logging.WARNING, kind, self.now_ns, text, transport.peer, peer=transport.peer)
+            else:
+                self._dispatch_all(connection.end(ErrorCodes.INTERNAL_ERROR, "internal error", ""), transport)
+        except Exception as another:
+            self._log_bug("end of a connection", another, transport.peer)
+            self._drop(transport)
+        if not isinstance(error, MemoryError):
+            self._log_bug("connection", error, transport.peer)
+
     def _connection_terminated(self, transport: Transport, event: ConnectionTerminated) -> None:
         self._log_end(transport, f"{event.text} ({event.code.name})")
+        if transport.connection.behind:
+            self._behind.pop(transport.connection, None)
+            self._fall_behind(transport.connection, [])
         self._close_gently(transport)
 
     def _tls_failed(self, transport: Transport, fault: ConnectionFault) -> None:
@@ -705,17 +914,35 @@ class Worker:
         if self._transports.pop(transport.fd, None) is None:
             return
         connection = transport.connection
-        del self._by_connection[connection]
+        self._by_connection.pop(connection, None)
+        self._behind.pop(connection, None)
         self._closing.pop(transport, None)
         self._leaving.pop(transport, None)
-        self._housekeeper.remove(transport)
         self._timed.pop(connection, None)
-        transport.close()
-        self._dispatch_all(connection.connection_lost())
+        try:
+            self._housekeeper.remove(transport)
+            transport.close()
+        except Exception as error:
+            transport.sock.close()
+            self._log_bug("end of a connection", error, transport.peer)
+        try:
+            self._dispatch_all(connection.connection_lost())
+        except Exception as error:
+            connection.closed = connection.behind = True  # what is left is tried again
+            self._log_bug("end of a connection", error, transport.peer)
+        if connection.behind:
+            self._fall_behind(connection, [])
 
 
 def _nothing() -> None:
     pass
+
+
+def _is_wanted(event: Event) -> bool:
+    """Whether an event that has waited for its connection's turn still means something."""
+    if isinstance(event, Call):
+        return event.open
+    return not isinstance(event, StreamOpened) or event.call.open
 
 
 def _path(call: Call) -> str:
