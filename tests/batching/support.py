@@ -22,7 +22,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from toutates.batching.counters import ExecutorCounters
 from toutates.batching.executor import Executor
-from toutates.batching.lane import GatheredLane, PackedLane, RowShapes
+from toutates.batching.lane import GatheredLane, PackedLane, Piece, RowShapes
 from toutates.batching.result import BatchResult, Outputs, Split
 from toutates.batching.session import ModelSession
 from toutates.batching.submitter import Submitter
@@ -31,6 +31,7 @@ from toutates.errors import RequestError
 from toutates.models.settings import ModelSettings
 from toutates.models.signature_reader import read_signature
 from toutates.protocol.signature import Signature
+from toutates.protocol.strings import EncodedStrings, StringRows, join_rows
 
 __all__ = [
     "DOUBLE",
@@ -123,7 +124,7 @@ class TestWorker:
         if rows is None:
             rows = len(arrays[0]) if self.signature.batched and arrays else 1
         if isinstance(lane, GatheredLane):
-            self.submitter.add_gathered(lane, rows, ticket, arrays)
+            self.submitter.add_gathered(lane, rows, ticket, [received(array) for array in arrays])
             return
         contents = [array.tobytes() for array in arrays]
         spans: list[int] = []
@@ -171,6 +172,14 @@ class TestWorker:
             self.answers[ticket] = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
 
+def received(array: Array) -> Piece:
+    """An array as a service hands it to a lane; BYTES are bytes objects."""
+    if not array.dtype.hasobject:
+        return array
+    encoded = EncodedStrings.of(array.ravel().tolist(), array.shape)
+    return StringRows.received(encoded.content, array.shape, tensor="x", model="m")
+
+
 def rows_of(outputs: Outputs, first: int, rows: int, signature: Signature) -> list[Any]:
     """Some rows of every output, as a service cuts them."""
     cut: list[Any] = []
@@ -178,8 +187,10 @@ def rows_of(outputs: Outputs, first: int, rows: int, signature: Signature) -> li
         outputs.data, outputs.row_bytes, outputs.row_shapes, signature.outputs, strict=True
     ):
         whole = (rows, *shape) if signature.batched else shape
-        if isinstance(data, np.ndarray):
-            cut.append(data[first : first + rows] if signature.batched else data)
+        if isinstance(data, EncodedStrings):
+            encoded = data.rows(first, rows) if signature.batched else data.content
+            strings = StringRows.received(encoded, whole, tensor="y", model="m")
+            cut.append(np.array(join_rows([strings], whole).elements(), object).reshape(whole))
         else:
             cut.append(np.frombuffer(data[first * size : (first + rows) * size], spec.datatype.numpy).reshape(whole))
     return cut

@@ -18,6 +18,7 @@ from toutates.batching import session as session_module
 from toutates.batching.lane import Lane, PackedLane
 from toutates.batching.result import BatchResult
 from toutates.errors import ExecutionFailed, Overloaded
+from toutates.protocol.strings import EncodedStrings
 
 #: Any run is quick, once there was one of its size.
 ALWAYS = 2**61
@@ -149,7 +150,7 @@ def test_numbers_that_are_none_are_passed_on(width: int | str) -> None:
     ("returned", "text"),
     [
         (np.zeros((2, 4), np.float64), "FP64 [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
-        (np.zeros((2, 4), object), "BYTES [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
+        (EncodedStrings.of([b""] * 8, (2, 4)), "BYTES [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
         (np.zeros((2, 4), np.complex64), "complex64 [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
         (np.zeros((3, 4), np.float32), "FP32 [3, 4], expected FP32 [2, -1] for a batch of 2 rows"),
         (np.zeros((1, 4), np.float32), "FP32 [1, 4], expected FP32 [2, -1] for a batch of 2 rows"),
@@ -276,11 +277,11 @@ def test_an_array_that_cannot_be_kept_is_answered_with_nobodys_rows() -> None:
     rig = Rig(unary("Identity", ["n", 1], TensorProto.STRING), batch_size=2)
     lane = rig.lane((1,))
     with rig.running():
-        rig.worker.add("before", lane, np.array([["x"]], object))
+        rig.worker.add("before", lane, np.array([[b"x"]], object))
         with pytest.raises(TypeError):
             rig.worker.submitter.add_gathered(lane, 3, "broken", [None])  # type: ignore[list-item]
         rig.worker.end_round()
-        assert rig.worker.collect("before")[0].tolist() == [["x"]]
+        assert rig.worker.collect("before")[0].tolist() == [[b"x"]]
         wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
         assert "broken" not in rig.worker.answers
         assert rig.worker.results.empty()

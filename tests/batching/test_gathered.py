@@ -17,10 +17,10 @@ STRINGS = unary("Identity", ["n", 2], TensorProto.STRING)
 
 
 def texts(*values: str) -> Any:
-    return np.array(values, object).reshape(-1, 2)
+    return np.array([value.encode() for value in values], object).reshape(-1, 2)
 
 
-def test_bytes_are_gathered_run_together_and_come_back_as_texts() -> None:
+def test_bytes_are_gathered_run_together_and_come_back() -> None:
     rig = Rig(STRINGS)
     lane = rig.lane((2,))
     assert isinstance(lane, GatheredLane)
@@ -87,7 +87,7 @@ def test_a_failing_request_among_gathered_ones_fails_alone_beside_one_without_ro
 
     def add(ticket: str, *indices: int) -> None:
         array = np.array(indices, np.int64).reshape(-1, 1)
-        rig.worker.add(ticket, lane, array, np.full(array.shape, ticket, object))
+        rig.worker.add(ticket, lane, array, np.full(array.shape, ticket.encode(), object))
 
     with rig.running():
         rig.wait_idle()
@@ -98,7 +98,7 @@ def test_a_failing_request_among_gathered_ones_fails_alone_beside_one_without_ro
     assert isinstance(broken, ExecutionFailed)
     assert none.shape == (0, 1)
     npt.assert_array_equal(fine, [[20], [10]])
-    npt.assert_array_equal(rig.worker.answers["fine"][1], [["fine"], ["fine"]])
+    npt.assert_array_equal(rig.worker.answers["fine"][1], [[b"fine"], [b"fine"]])
 
 
 @pytest.mark.parametrize("length", [3, 0], ids=["packed", "gathered"])
@@ -151,11 +151,11 @@ def test_optional_inputs_given_and_left_out_have_lanes_of_their_own() -> None:
 def test_a_scalar_text_of_an_unbatched_model_is_gathered() -> None:
     rig = Rig(unary("Identity", [], TensorProto.STRING))
     with rig.running():
-        rig.worker.add("a", rig.lane(()), np.array("hello", object))
+        rig.worker.add("a", rig.lane(()), np.array(b"hello", object))
         rig.worker.end_round()
         [answer] = rig.worker.collect("a")
     assert answer.shape == ()
-    assert answer.item() == "hello"
+    assert answer.item() == b"hello"
 
 
 def test_a_gathered_request_that_fails_alone_gets_its_reason() -> None:

@@ -79,7 +79,7 @@ class Client:
         fails = False
         other: Any
         if self.kind == "texts":
-            other = np.array([f"{ticket} {row}" for row in range(rows)], object).reshape(rows, 1)
+            other = np.array([f"{ticket} {row}".encode() for row in range(rows)], object).reshape(rows, 1)
         else:
             other = np.full((rows, 1), number % 1_000, np.int64)
             fails = rows > 0 and self.random.random() < 0.01

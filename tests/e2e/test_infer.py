@@ -64,7 +64,7 @@ _SIZES |= {"UINT32": 4, "INT32": 4, "FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 
 def raw_of(datatype: str, elements: int) -> bytes:
     """Content of a tensor, of any bits that the datatype can have."""
     if datatype == "BYTES":
-        texts = [b"", b"a", "ünïcode 模型".encode(), b"\0", b"x" * 300, b"line\nline"]
+        texts = [b"", b"a", "ünïcode 模型".encode(), b"\0", b"x" * 300, b"line\nline", b"\xff\0", bytes(range(256))]
         return bytes_tensor(*[texts[at % len(texts)] for at in range(elements)])
     size = elements * _SIZES[datatype]
     if datatype == "BOOL":
@@ -95,7 +95,7 @@ _TYPED: dict[str, tuple[str, list[Any]]] = {
     "INT64": ("int64_contents", [0, -1, 2**63 - 1, -(2**63)]),
     "FP32": ("fp32_contents", [0.0, -1.5, np.inf, 1e-40]),
     "FP64": ("fp64_contents", [0.0, -1.5, -np.inf, 1e-310]),
-    "BYTES": ("bytes_contents", [b"", b"a", "ü".encode(), b"x" * 200]),
+    "BYTES": ("bytes_contents", [b"", b"\xff\0", "ü".encode(), b"\xfe" * 200 + b"\0"]),
 }
 
 
@@ -151,6 +151,17 @@ def test_numpy_arrays_of_tritonclient_come_back(server: ServerProcess) -> None:
             if datatype == "BYTES":
                 output = np.array([[element.decode() for element in output[0]]], np.object_)
             np.testing.assert_array_equal(output, array)
+
+
+def test_bytes_of_tritonclient_that_are_no_text_come_back(server: ServerProcess) -> None:
+    """Such as images and protobuf messages, which numpy's fixed-length bytes cannot carry."""
+    elements = [b"\xff\xd8\xff\xe0\0\0", b"\0", bytes(range(256)) * 40, b"\x80" * 15]
+    array = np.empty((1, 4), np.object_)
+    array[0] = elements
+    tensor = triton.InferInput("INPUT", [1, 4], "BYTES")
+    tensor.set_data_from_numpy(array)
+    with triton.InferenceServerClient(server.address) as client:
+        assert client.infer("identity_BYTES", [tensor]).as_numpy("OUTPUT")[0].tolist() == elements
 
 
 def test_bfloat16_of_tritonclient_comes_back(server: ServerProcess) -> None:
@@ -304,7 +315,7 @@ def test_models_without_a_batch_dimension_take_whole_shapes(channel: Any) -> Non
 
 
 def test_texts_without_a_batch_dimension_come_back(channel: Any) -> None:
-    raw = bytes_tensor(b"a", b"", "ß".encode())
+    raw = bytes_tensor(b"a\xff\0", b"", b"\x89PNG\r\n\x1a\n" * 9 + b"\0")
     response = infer(channel, request("texts", Tensor("INPUT", "BYTES", [3], raw)))
     assert list(response.outputs[0].shape) == [3]
     assert response.raw_output_contents[0] == raw

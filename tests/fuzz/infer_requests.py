@@ -20,11 +20,12 @@ import numpy as np
 from tests.fuzz.sessions import mutate
 from toutates.errors import RequestError
 from toutates.h2grpc import GrpcError
-from toutates.protocol.datatypes import BY_NAME, decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
+from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_request import Scan, read_layout, scan
 from toutates.protocol.infer_validation import ValidatedRequest, validate
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import StringRows, join_rows
 from toutates.service.unary import parse
 
 __all__ = ["check", "make_case"]
@@ -248,8 +249,8 @@ def _decode(request: ModelInferRequest, validated: ValidatedRequest) -> None:
             raw = request.raw_input_contents[source]
         shape = (validated.rows, *row_shape)
         if size is None:
-            elements = decode_bytes_tensor(raw, prod(shape), tensor=spec.name, model="m")
-            assert to_ort_strings(elements, tensor=spec.name, model="m").size == prod(shape)
+            rows = StringRows.received(raw, shape, tensor=spec.name, model="m")
+            assert len(join_rows([rows], shape).elements()) == prod(shape)
             continue
         if source is not None:
             assert np.frombuffer(raw, spec.datatype.numpy).reshape(shape).nbytes == size

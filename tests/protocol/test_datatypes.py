@@ -1,4 +1,4 @@
-"""Element types, the BYTES encoding, typed contents, and what ONNX Runtime does with strings."""
+"""Element types, the BYTES encoding, and typed contents."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from toutates.errors import InvalidRequest
 from toutates.protocol.datatypes import (
     BY_NAME,
     BY_ORT_TYPE,
-    decode_bytes_tensor,
     encode_bytes_tensor,
-    to_ort_strings,
     typed_contents_to_raw,
 )
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
@@ -82,15 +80,8 @@ def test_table_agrees_with_messages(name: str) -> None:
 
 
 @given(BYTE_STRINGS)
-def test_bytes_tensor_survives_encoding_and_decoding(elements: list[bytes]) -> None:
-    encoded = encode_bytes_tensor(objects(elements))
-    assert encoded == raw(*elements)
-    for data in (encoded, memoryview(encoded), memoryview(bytearray(encoded))):
-        decoded = decode_bytes_tensor(data, len(elements), tensor="X", model="M")
-        assert decoded.shape == (len(elements),)
-        assert decoded.dtype == np.object_
-        assert decoded.tolist() == elements
-        assert all(type(element) is bytes for element in decoded)
+def test_bytes_tensor_is_encoded_element_by_element(elements: list[bytes]) -> None:
+    assert encode_bytes_tensor(objects(elements)) == raw(*elements)
 
 
 @given(st.lists(st.text(max_size=10), max_size=10))
@@ -108,88 +99,6 @@ def test_bytes_tensor_is_encoded_row_major() -> None:
 def test_encoding_refuses_other_elements() -> None:
     with pytest.raises(TypeError):
         encode_bytes_tensor(objects([1]))
-
-
-@pytest.mark.parametrize(
-    ("data", "count", "text"),
-    [
-        pytest.param(raw(b"ab") * 14, 16, "expected 16 string elements for {0}, got 14", id="too_few"),
-        pytest.param(b"", 1, "expected 1 string elements for {0}, got 0", id="none"),
-        pytest.param(b"", 10**15, f"expected {10**15} string elements for {{0}}, got 0", id="huge_shape"),
-        pytest.param(
-            raw(b"ab") * 19, 16, "unexpected number of string elements 17 for {0}, expecting 16", id="too_many"
-        ),
-        pytest.param(raw(b""), 0, "unexpected number of string elements 1 for {0}, expecting 0", id="not_empty"),
-        pytest.param(
-            raw(b"ab") + b"\0\0\0",
-            1,
-            "incomplete string length indicator for {0}, expecting 4 bytes but only 3 bytes available.",
-            id="cut_length",
-        ),
-        pytest.param(
-            raw(b"ab") + b"\1",
-            2,
-            "incomplete string length indicator for {0}, expecting 4 bytes but only 1 bytes available.",
-            id="cut_length_and_too_few",
-        ),
-        pytest.param(
-            b"\5\0\0\0abc",
-            1,
-            "incomplete string data for {0}, expecting string of length 5 but only 3 bytes available.",
-            id="cut_data",
-        ),
-        pytest.param(
-            b"\xff\xff\xff\xff",
-            1,
-            "incomplete string data for {0}, expecting string of length 4294967295 but only 0 bytes available.",
-            id="length_is_unsigned",
-        ),
-    ],
-)
-def test_decoding_refuses_in_tritons_words(data: bytes, count: int, text: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        decode_bytes_tensor(data, count, tensor="X", model="M")
-    assert str(caught.value) == text.format("inference input 'X' for model 'M'")
-
-
-@given(st.binary(max_size=60), st.integers(0, 8))
-def test_decoding_accepts_only_what_encoding_gives(data: bytes, count: int) -> None:
-    try:
-        decoded = decode_bytes_tensor(data, count, tensor="X", model="M")
-    except InvalidRequest:
-        return
-    assert decoded.shape == (count,)
-    assert encode_bytes_tensor(decoded) == data
-
-
-# Strings and ONNX Runtime
-
-STRING_SESSION = identity_session(onnx.TensorProto.STRING, [None])
-
-
-@given(st.lists(st.text(max_size=8), max_size=6))
-def test_strings_pass_through_onnxruntime(elements: list[str]) -> None:
-    fed = to_ort_strings(objects([element.encode() for element in elements]), tensor="X", model="M")
-    (returned,) = STRING_SESSION.run(None, {"x": fed})
-    assert encode_bytes_tensor(returned) == raw(*(element.encode() for element in elements))
-
-
-def test_strings_keep_their_shape() -> None:
-    fed = to_ort_strings(objects([b"a", b"b"]).reshape(2, 1), tensor="X", model="M")
-    assert fed.tolist() == [["a"], ["b"]]
-    assert to_ort_strings(np.empty((0, 3), dtype=np.object_), tensor="X", model="M").shape == (0, 3)
-
-
-def test_strings_that_are_not_utf8_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"string element 1 of .* 'X' for model 'M' is not valid UTF-8"):
-        to_ort_strings(objects([b"a", b"\xff"]), tensor="X", model="M")
-
-
-def test_onnxruntime_still_needs_str() -> None:
-    # Why to_ort_strings exists. When this fails, ONNX Runtime has learned to take bytes: feed them and drop the helper.
-    assert STRING_SESSION.run(None, {"x": objects([b"a"])})[0].tolist() == ["b'a'"]
-    with pytest.raises(UnicodeEncodeError):
-        STRING_SESSION.run(None, {"x": objects([b"\xff".decode(errors="surrogateescape")])})
 
 
 # Typed contents

@@ -25,11 +25,15 @@ from toutates.batching.pinned import PinnedMemory
 from toutates.batching.result import Outputs, Waiter
 from toutates.batching.session import ModelSession, pack_outputs
 from toutates.protocol.signature import Signature
+from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
-__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "RowShapes"]
+__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "Piece", "RowShapes"]
 
 #: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
 RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
+
+#: Some rows of one input, for a GatheredLane.
+Piece = npt.NDArray[Any] | StringRows
 
 #: A batch never holds more than this, unless a single row does: large rows profit little from company.
 MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
@@ -69,7 +73,7 @@ class Batch:
         #: PackedLane: (executor, rows) -> binding
         self.bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
         #: GatheredLane: (first row, rows, arrays by position), in order of arrival
-        self.pieces: list[tuple[int, int, Sequence[npt.NDArray[Any]]]] = []
+        self.pieces: list[tuple[int, int, Sequence[Piece]]] = []
 
     def drop_waiters(self) -> None:
         """The batch is to be used again, without those who waited for it."""
@@ -242,7 +246,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 class GatheredLane(Lane):
-    """See the module. Arrays of BYTES hold str objects."""
+    """See the module. BYTES come as StringRows, other inputs as arrays."""
 
     def new_batch(self, workers: int) -> Batch:
         return Batch(self, workers)
@@ -257,9 +261,12 @@ class GatheredLane(Lane):
         pieces = [arrays for start, count, arrays in batch.pieces if (start, count) == (first, rows)]
         return self._run(pieces[:1], rows, session)
 
-    def _run(self, pieces: list[Sequence[npt.NDArray[Any]]], rows: int, session: ModelSession) -> Outputs:
-        inputs: dict[int, npt.NDArray[Any]] = {}
-        for at, (index, _) in enumerate(self.row_shapes):
-            arrays = [piece[at] for piece in pieces]
-            inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    def _run(self, pieces: list[Sequence[Piece]], rows: int, session: ModelSession) -> Outputs:
+        inputs: dict[int, npt.NDArray[Any] | StringTensor] = {}
+        for at, (index, shape) in enumerate(self.row_shapes):
+            arrays: list[Any] = [piece[at] for piece in pieces]
+            if self.signature.inputs[index].datatype.size:
+                inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            else:
+                inputs[index] = join_rows(arrays, (rows, *shape) if self.signature.batched else shape)
         return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.errors import RequestError
+from toutates.protocol.strings import EncodedStrings
 
 __all__ = ["BatchResult", "Outputs", "Timing", "Waiter"]
 
@@ -40,7 +41,7 @@ class Outputs:
     """The outputs of one run, in the signature's order.
 
     Attributes:
-        data: row-major bytes of each output, whole rows one after the other; an object array of str for BYTES.
+        data: row-major bytes of each output, whole rows one after the other; BYTES encoded.
         row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
         row_shapes: shape of a row of each output, as ONNX Runtime has it. The same object for every run of a lane whose
             output shapes are known beforehand, so that what was derived from it can be found by identity.
@@ -48,7 +49,7 @@ class Outputs:
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
     """
 
-    data: tuple[bytes | memoryview | npt.NDArray[Any], ...]
+    data: tuple[bytes | memoryview | npt.NDArray[Any] | EncodedStrings, ...]
     row_bytes: tuple[int, ...]
     row_shapes: tuple[tuple[int, ...], ...]
     fixed: bool = False
@@ -60,10 +61,7 @@ class Outputs:
         Made by each worker for itself, and of an array object of its own: on free-threaded Python (3.14) the count of
         the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
         """
-        data = [
-            content[:].data if isinstance(content, np.ndarray) and content.dtype == np.uint8 else content
-            for content in self.data
-        ]
+        data = [content[:].data if isinstance(content, np.ndarray) else content for content in self.data]
         return Outputs(tuple(data), self.row_bytes, self.row_shapes)
 
 

@@ -16,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from toutates.batching import string_tensors
 from toutates.batching.result import Outputs
-from toutates.errors import ExecutionFailed, ModelLoadError
+from toutates.batching.string_tensors import BlankStrings, read_strings
+from toutates.errors import ExecutionFailed, InvalidRequest, ModelLoadError
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor
 
 __all__ = ["ModelSession", "Provider", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
 
@@ -28,6 +31,15 @@ logger = logging.getLogger(__name__)
 #: Name of an execution provider, as ONNX Runtime has it, and its options.
 Provider = tuple[str, dict[str, str]]
 
+#: What a run takes and returns for one tensor.
+InputArray = npt.NDArray[Any] | StringTensor
+OutputArray = npt.NDArray[Any] | EncodedStrings
+
+#: Element types of ONNX.
+_STRING: Final = 8
+_BFLOAT16: Final = 16
+#: Bindings of string inputs that a session keeps; beyond it the oldest goes. One is at most 128 KiB.
+MAX_STRING_BINDINGS: Final = 16
 #: Outputs above it are sent from the memory ONNX Runtime gave them, instead of being copied once more.
 LARGE_OUTPUT_BYTES: Final = 65_536
 
@@ -203,6 +215,12 @@ class ModelSession:
             self._run_options = onnxruntime.RunOptions()
             self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
         self._output_names = [tensor.name for tensor in signature.outputs]
+        #: whether BYTES are bytes; else they go in and out as str, which is UTF-8
+        self._lends_strings = (
+            any(not tensor.datatype.size for tensor in (*signature.inputs, *signature.outputs))
+            and string_tensors.usable()
+        )
+        self._string_bindings: dict[object, tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]] = {}
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
             tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
@@ -241,7 +259,7 @@ class ModelSession:
         if self._profile_batches_left is not None:
             self._count_profiled_batch()
 
-    def run_bound_dynamic(self, binding: onnxruntime.IOBinding) -> list[npt.NDArray[Any]]:
+    def run_bound_dynamic(self, binding: onnxruntime.IOBinding) -> list[OutputArray]:
         """Run on bound inputs; ONNX Runtime allocates the outputs.
 
         They are bound anew each time: a binding that has run keeps its outputs, and would write over them.
@@ -249,29 +267,38 @@ class ModelSession:
         Raises:
             ExecutionFailed: with ONNX Runtime's reason.
         """
-        binding.clear_binding_outputs()
         for name in self._output_names:
             binding.bind_output(name, "cpu")
-        self.run_bound(binding)
-        return [_as_array(value) for value in binding.get_outputs()]
+        try:
+            self.run_bound(binding)
+            return [self._as_array(value) for value in binding.get_outputs()]
+        finally:
+            binding.clear_binding_outputs()
 
-    def run_arrays(self, inputs: Mapping[int, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Run on arrays, of str objects for BYTES; the way for what cannot be bound.
+    def run_arrays(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
+        """Run on arrays, and on StringTensors for BYTES; the way for what cannot be bound beforehand.
 
         Raises:
             ExecutionFailed: with ONNX Runtime's reason.
+            InvalidRequest: BYTES are not UTF-8, where this ONNX Runtime takes nothing else.
         """
+        if self._lends_strings:
+            return self._run_lending(inputs)
         tensors = self.signature.inputs
+        arrays = {
+            index: _as_texts(array, tensors[index].name, self.model) if isinstance(array, StringTensor) else array
+            for index, array in inputs.items()
+        }
         self.started_ns = time.monotonic_ns()
         try:
             if not self._needs_ort_values:
-                feed = {tensors[index].name: array for index, array in inputs.items()}
+                feed = {tensors[index].name: array for index, array in arrays.items()}
                 outputs = self.session.run(self._output_names, feed, self._run_options)
-                results = [np.asarray(output) for output in outputs]
+                results = [_encoded(np.asarray(output)) for output in outputs]
             else:
-                feeds = {tensors[index].name: _as_ort_value(array, tensors[index]) for index, array in inputs.items()}
+                feeds = {tensors[index].name: _as_ort_value(array, tensors[index]) for index, array in arrays.items()}
                 values = self.session.run_with_ort_values(self._output_names, feeds, self._run_options)
-                results = [_as_array(value) for value in values]
+                results = [self._as_array(value) for value in values]
         except Exception as error:
             raise execution_failure(error) from error
         finally:
@@ -279,6 +306,54 @@ class ModelSession:
         if self._profile_batches_left is not None:
             self._count_profiled_batch()
         return results
+
+    def _run_lending(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
+        """``run_arrays`` where string tensors can hold any bytes: through a binding, kept where it is small."""
+        strings = {index: tensor for index, tensor in inputs.items() if isinstance(tensor, StringTensor)}
+        key = (*inputs, *(tensor.shape for tensor in strings.values()))
+        binding, blanks = self._string_bindings.get(key) or self._bind_strings(key, strings)
+        arrays = []  # which must outlive the run
+        for index, array in inputs.items():
+            if not isinstance(array, StringTensor):
+                tensor = self.signature.inputs[index]
+                arrays.append(np.ascontiguousarray(array))
+                address = arrays[-1].ctypes.data
+                binding.bind_input(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, address)
+        try:
+            for index, lent in strings.items():
+                blanks[index].lend(lent)
+            # An output may be the very tensor that went in; so outputs are read before the bytes are taken back.
+            return self.run_bound_dynamic(binding)
+        finally:
+            for blank in blanks.values():
+                blank.take_back()
+
+    def _bind_strings(
+        self, key: object, strings: Mapping[int, StringTensor]
+    ) -> tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]:
+        """A binding with blanks of these shapes as its string inputs."""
+        binding = self.session.io_binding()
+        blanks = {index: BlankStrings(tensor.shape) for index, tensor in strings.items()}
+        for index, blank in blanks.items():
+            binding.bind_ortvalue_input(self.signature.inputs[index].name, blank.value)
+        if all(blank.count <= MANY_ELEMENTS for blank in blanks.values()):
+            if len(self._string_bindings) >= MAX_STRING_BINDINGS:
+                del self._string_bindings[next(iter(self._string_bindings))]
+            self._string_bindings[key] = binding, blanks
+        return binding, blanks
+
+    def _as_array(self, value: onnxruntime.OrtValue) -> OutputArray:
+        """An OrtValue in CPU memory as an array, BF16 as the uint16 of the same bits, BYTES encoded."""
+        element = value.element_type()
+        if element == _STRING:
+            return read_strings(value) if self._lends_strings else _encoded(value.numpy())
+        if element != _BFLOAT16:
+            return np.asarray(value.numpy())
+        shape = value.shape()
+        count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return np.empty(shape, np.uint16)
+        return np.array((ctypes.c_uint16 * count).from_address(value.data_ptr()), np.uint16).reshape(shape)
 
     def _count_profiled_batch(self) -> None:
         assert self._profile_batches_left is not None
@@ -318,21 +393,32 @@ def _as_ort_value(array: npt.NDArray[Any], tensor: Any) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def _as_array(value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
-    """An OrtValue in CPU memory as an array, BF16 as the uint16 of the same bits."""
-    if value.element_type() != _BFLOAT16:
-        return np.asarray(value.numpy())
-    shape = value.shape()
-    count = int(np.prod(shape, dtype=np.int64))
-    if count == 0:
-        return np.empty(shape, np.uint16)
-    return np.array((ctypes.c_uint16 * count).from_address(value.data_ptr()), np.uint16).reshape(shape)
+def _as_texts(strings: StringTensor, tensor: str, model: str) -> npt.NDArray[np.object_]:
+    """BYTES as what ONNX Runtime's Python interface takes: ``str``. On anything else it calls ``str()``.
+
+    Raises:
+        InvalidRequest: an element is not UTF-8.
+    """
+    texts: list[str] = []
+    try:
+        for element in strings.elements():
+            texts.append(element.decode())  # noqa: PERF401 - the error names the element by how far this came
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"string element {len(texts)} of inference input '{tensor}' for model '{model}' is not valid UTF-8 "
+            f"({error.reason} at byte {error.start}); this server's ONNX Runtime takes no other strings"
+        ) from error
+    return np.array(texts, np.object_).reshape(strings.shape)
 
 
-_BFLOAT16: Final = 16
+def _encoded(array: npt.NDArray[Any]) -> OutputArray:
+    """Texts as they are sent; other arrays as they are."""
+    if not array.dtype.hasobject:
+        return array
+    return EncodedStrings.of([text.encode() for text in array.ravel().tolist()], array.shape)
 
 
-def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, session: ModelSession) -> Outputs:
+def pack_outputs(arrays: Sequence[OutputArray], rows: int | None, session: ModelSession) -> Outputs:
     """Outputs in the form that responses are cut from.
 
     Args:
@@ -344,7 +430,7 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, session: 
         ExecutionFailed: an output is not what the model promised: of another type, without one row per row of the
             batch, or of a size that differs from what its graph or config.yaml fixes.
     """
-    data: list[bytes | npt.NDArray[Any]] = []
+    data: list[bytes | npt.NDArray[Any] | EncodedStrings] = []
     in_arrays = False
     row_bytes: list[int] = []
     row_shapes: list[tuple[int, ...]] = []
@@ -357,7 +443,7 @@ def pack_outputs(arrays: Sequence[npt.NDArray[Any]], rows: int | None, session: 
                 raise _wrong_output(array, tensor, rows, session.model)
             session.sound_forms[index] = form
         row_shapes.append(form[1])
-        if array.dtype.hasobject:
+        if isinstance(array, EncodedStrings):
             data.append(array)
             row_bytes.append(0)
             continue
@@ -381,7 +467,7 @@ def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSp
     )
 
 
-def _wrong_output(array: npt.NDArray[Any], tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
+def _wrong_output(array: OutputArray, tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
     shape = tensor.graph_shape
     expected = list(shape if rows is None else (rows, *shape))
     found = next((type_.name for type_ in BY_NAME.values() if type_.numpy == array.dtype), str(array.dtype))

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import numpy.typing as npt
-
-from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane
+from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane, Piece
 from toutates.batching.result import BatchResult, Split
 from toutates.batching.supertensor import SuperTensor
 
@@ -171,7 +169,7 @@ class Submitter:
         finally:
             self._after_adding(full=True)
 
-    def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
+    def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[Piece]) -> None:
         """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
         try:
             parts = self._reserve_parts(lane, rows)

@@ -22,6 +22,7 @@ from toutates.errors import ModelLoadError, RequestError
 from toutates.models.settings import ModelSettings
 from toutates.models.warmup import warmup_arrays
 from toutates.protocol.signature import Signature
+from toutates.protocol.strings import StringTensor
 
 __all__ = ["warm_up"]
 
@@ -74,14 +75,16 @@ def _most_rows(settings: ModelSettings, signature: Signature) -> int:
     return max(1, min(settings.batch_size, MAX_BATCH_BYTES // max(row_bytes, 1)))
 
 
-def _zeros(signature: Signature, rows: int) -> dict[int, npt.NDArray[Any]]:
+def _zeros(signature: Signature, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
     """Every input that a request must have; dimensions that the model leaves open are 1."""
-    arrays: dict[int, npt.NDArray[Any]] = {}
+    arrays: dict[int, npt.NDArray[Any] | StringTensor] = {}
     for index, tensor in enumerate(signature.inputs):
         if not tensor.optional:
             shape = (rows,) * signature.batched + _closed(tensor.graph_shape)
-            dtype = tensor.datatype.numpy
-            arrays[index] = np.zeros(shape, dtype) if tensor.datatype.size else np.full(shape, "", np.object_)
+            if tensor.datatype.size:
+                arrays[index] = np.zeros(shape, tensor.datatype.numpy)
+            else:
+                arrays[index] = StringTensor.of([b""] * prod(shape), shape)
     return arrays
 
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from toutates.errors import ConfigurationError, RequestError
 from toutates.models.settings import ModelSettings, WarmupInput, WarmupSample, raise_problems
-from toutates.protocol.datatypes import BY_NAME, decode_bytes_tensor, to_ort_strings
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
 __all__ = ["check_warmup", "warmup_arrays"]
 
@@ -84,40 +85,54 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 def warmup_arrays(
     sample: WarmupSample, signature: Signature, model: str, model_dir: Path
-) -> dict[int, npt.NDArray[Any]]:
+) -> dict[int, npt.NDArray[Any] | StringTensor]:
     """The inputs of a sample that ``check_warmup`` has passed, as ``ModelSession.run_arrays`` takes them.
 
     Returns:
-        By the input's index in the signature, an array of the graph's shape, the batch dimension included; every row
-        is the same.
+        By the input's index in the signature, an array or a StringTensor of the graph's shape, the batch dimension
+        included; every row is the same.
 
     Raises:
         ConfigurationError: a file has gone, or holds what the input cannot take.
     """
-    arrays: dict[int, npt.NDArray[Any]] = {}
+    arrays: dict[int, npt.NDArray[Any] | StringTensor] = {}
+    folder = model_dir / WARMUP_FOLDER
     for index, tensor in enumerate(signature.inputs):
         own = sample.inputs.get(tensor.name)
-        if own is not None:
-            row = _row(own, tensor, model, model_dir / WARMUP_FOLDER).reshape(tensor.to_graph(own.shape))
+        if own is None:
+            continue
+        shape = tensor.to_graph(own.shape)
+        if not tensor.datatype.size:
+            elements = _elements(own, tensor, model, folder)
+            rows = sample.batch_size if signature.batched else 1
+            arrays[index] = StringTensor.of(elements * rows, (rows, *shape) if signature.batched else shape)
+        else:
+            row = _row(own, tensor, folder).reshape(shape)
             arrays[index] = np.stack([row] * sample.batch_size) if signature.batched else row
     return arrays
 
 
-def _row(own: WarmupInput, tensor: TensorSpec, model: str, folder: Path) -> npt.NDArray[Any]:
+def _elements(own: WarmupInput, tensor: TensorSpec, model: str, folder: Path) -> list[bytes]:
+    """The elements of one row of BYTES."""
+    if own.data != "file":
+        return [b""] * prod(own.shape)
+    path = folder / own.file
+    try:
+        rows = StringRows.received(path.read_bytes(), own.shape, tensor=tensor.name, model=model)
+        return join_rows([rows], own.shape).elements()
+    except (OSError, RequestError) as error:
+        raise ConfigurationError(f"cannot be used: {error}", source=path, remedy="correct the file") from error
+
+
+def _row(own: WarmupInput, tensor: TensorSpec, folder: Path) -> npt.NDArray[Any]:
     count, datatype = prod(own.shape), tensor.datatype
     if own.data == "file":
         path = folder / own.file
         try:
-            data = path.read_bytes()
-            if not datatype.size:
-                elements = decode_bytes_tensor(data, count, tensor=tensor.name, model=model)
-                return to_ort_strings(elements, tensor=tensor.name, model=model)
             # Triton's files may hold the rows of a whole batch, or end in something else.
-            return np.frombuffer(data, datatype.numpy, count)
-        except (OSError, ValueError, RequestError) as error:
+            return np.frombuffer(path.read_bytes(), datatype.numpy, count)
+        except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot be used: {error}", source=path, remedy="correct the file") from error
-    if not datatype.size:
-        return np.full(count, "", np.object_)
     if own.data == "zero":
         return np.zeros(count, datatype.numpy)
     rng = np.random.default_rng(count)

@@ -1,8 +1,9 @@
-"""Element types of tensors: their names and sizes, and the two encodings that are more than a NumPy buffer.
+"""Element types of tensors: their names and sizes, and the encodings that are more than a NumPy buffer.
 
-BYTES elements travel as a 4-byte little-endian length and that many bytes each, row-major. Typed contents are lists of
-numbers in a message instead of bytes, for clients that have no better way. Everything else on the wire is the row-major
-little-endian buffer that NumPy and ONNX Runtime use on the machines they are built for, so no function is needed.
+BYTES elements travel as a 4-byte little-endian length and that many bytes each, row-major (``strings``). Typed contents
+are lists of numbers in a message instead of bytes, for clients that have no better way. Everything else on the wire is
+the row-major little-endian buffer that NumPy and ONNX Runtime use on the machines they are built for, so no function is
+needed.
 
 What is raised here is the caller's fault, in Triton's words where Triton has words. The texts lack the ``[request id]``
 that Triton puts before some of them: only the caller of these functions knows it.
@@ -27,9 +28,7 @@ __all__ = [
     "BY_NAME",
     "BY_ORT_TYPE",
     "Datatype",
-    "decode_bytes_tensor",
     "encode_bytes_tensor",
-    "to_ort_strings",
     "typed_contents_to_raw",
 ]
 
@@ -109,61 +108,11 @@ _NATURAL_DATATYPE = {
 _LENGTH = struct.Struct("<I")
 
 
-def decode_bytes_tensor(data: bytes | memoryview, count: int, *, tensor: str, model: str) -> npt.NDArray[np.object_]:
-    """Split a BYTES tensor into its elements.
-
-    Memory grows with ``data``, not with ``count``, so a shape far larger than its data costs nothing.
-
-    Args:
-        data: the encoded elements; a memoryview is of bytes, contiguous.
-        count: number of elements that the shape asks for.
-        tensor: name of the input, for the error.
-        model: name of the model, for the error.
-
-    Returns:
-        An object array of shape ``(count,)``, of ``bytes`` that are copies of their part of ``data``.
-
-    Raises:
-        InvalidRequest: ``data`` is not exactly ``count`` elements.
-    """
-    data = bytes(data)  # one copy of a view is cheaper than a view per element; bytes are not copied
-    size = len(data)
-    elements: list[bytes] = []
-    append, length_at = elements.append, _LENGTH.unpack_from
-    end = 0
-    for _ in range(count):
-        if size - end < 4:
-            break
-        start = end + 4
-        end = start + length_at(data, end)[0]
-        if end > size:
-            raise InvalidRequest(
-                f"incomplete string data for inference input '{tensor}' for model '{model}', "
-                f"expecting string of length {end - start} but only {size - start} bytes available."
-            )
-        append(data[start:end])
-    if size - end >= 4:
-        raise InvalidRequest(
-            f"unexpected number of string elements {count + 1} for inference input '{tensor}' for model '{model}', "
-            f"expecting {count}"
-        )
-    if end < size:
-        raise InvalidRequest(
-            f"incomplete string length indicator for inference input '{tensor}' for model '{model}', "
-            f"expecting 4 bytes but only {size - end} bytes available."
-        )
-    if len(elements) < count:
-        raise InvalidRequest(
-            f"expected {count} string elements for inference input '{tensor}' for model '{model}', got {len(elements)}"
-        )
-    return np.array(elements, dtype=np.object_)
-
-
 def encode_bytes_tensor(array: npt.NDArray[Any]) -> bytes:
-    """Join the elements of a BYTES tensor, the inverse of ``decode_bytes_tensor``.
+    """Join the elements of a BYTES tensor.
 
     Args:
-        array: ``str`` or ``bytes`` elements, in any shape. ONNX Runtime returns string outputs as arrays of ``str``.
+        array: ``str`` or ``bytes`` elements, in any shape.
 
     Returns:
         The encoded elements in row-major order; text is encoded as UTF-8.
@@ -185,38 +134,6 @@ def _join(elements: Iterable[bytes]) -> bytes:
     while parts := [part for element in islice(left, 4_096) for part in (pack(len(element)), element)]:
         joined.append(b"".join(parts))
     return joined[0] if len(joined) == 1 else b"".join(joined)
-
-
-def to_ort_strings(array: npt.NDArray[np.object_], *, tensor: str, model: str) -> npt.NDArray[np.object_]:
-    """Turn BYTES elements into what ONNX Runtime's Python interface takes for a string tensor.
-
-    The elements must be ``str``. ONNX Runtime passes ``str`` on as UTF-8 and calls ``str()`` on anything else, so that
-    ``b"a"`` would silently reach the model as the four characters ``b'a'``. Bytes that are not UTF-8 have no way
-    through: ``surrogateescape`` is refused on the way in, and arrays of dtype ``S`` pass on the way in, without their
-    trailing zero bytes, but fail on the way out.
-
-    Args:
-        array: ``bytes`` elements, in any shape.
-        tensor: name of the input, for the error.
-        model: name of the model, for the error.
-
-    Returns:
-        A new object array of ``str``, of the same shape.
-
-    Raises:
-        InvalidRequest: an element is not UTF-8.
-    """
-    flat: list[bytes] = array.ravel().tolist()
-    texts: list[str] = []
-    try:
-        for element in flat:
-            texts.append(element.decode())  # noqa: PERF401 - the error names the element by how far this came
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"string element {len(texts)} of inference input '{tensor}' for model '{model}' is not valid UTF-8 "
-            f"({error.reason} at byte {error.start}); ONNX Runtime takes no other strings"
-        ) from error
-    return np.array(texts, dtype=np.object_).reshape(array.shape)
 
 
 def typed_contents_to_raw(contents: InferTensorContents, datatype: Datatype, *, tensor: str, model: str) -> bytes:

@@ -16,6 +16,7 @@ from toutates.h2grpc import Call
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor, classify, write_response
+from toutates.protocol.strings import EncodedStrings
 from toutates.service.observing import Observer
 from toutates.service.plan import Plan
 from toutates.service.statuses import STATUSES
@@ -220,11 +221,11 @@ class Answers:
 
 
 def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:
-    """Some rows of one output: bytes or a view of them, or an array of str objects for BYTES."""
+    """Some rows of one output: bytes or a view of them, as they are sent."""
     data = outputs.data[index]
     size = outputs.row_bytes[index]
-    if isinstance(data, np.ndarray):
-        return data[first : first + rows] if batched else data
+    if isinstance(data, EncodedStrings):
+        return data.rows(first, rows) if batched else data.content
     return data[first * size : (first + rows) * size]
 
 
@@ -234,8 +235,6 @@ def _wire_output(
     """One output as it is sent: joined, encoded if it is BYTES, or turned into classes."""
     spec = plan.version.signature.outputs[index]
     count = plan.request.classes.get(index)
-    if not spec.datatype.size:
-        return tensor, b"".join(encode_bytes_tensor(piece) for piece in pieces)
     raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if count is None:
         return tensor, raw

@@ -9,23 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import prod
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from toutates.batching.lane import Piece
 from toutates.batching.result import BatchResult
 from toutates.batching.submitter import LaneWriter, Submitter
 from toutates.errors import Overloaded, RequestError, UnknownModel
 from toutates.h2grpc import Buffer, Call, GrpcError, Status, UnaryHandler, Worker
 from toutates.models.table import ModelTable, ServedVersion
-from toutates.protocol.datatypes import decode_bytes_tensor, to_ort_strings, typed_contents_to_raw
+from toutates.protocol.datatypes import typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_request import scan
 from toutates.protocol.infer_structure import check_structure
 from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
+from toutates.protocol.strings import StringRows
 from toutates.service.answers import Answers, Ticket
 from toutates.service.infer_counters import InferCounters
 from toutates.service.inflight import Inflight
@@ -312,7 +312,7 @@ class InferService:
             contents.append(raw)
         return contents
 
-    def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: list[bytes], identifier: str) -> None:
+    def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str) -> None:
         if call.context is not None:
             call.context.found(plan, id_field)
         ticket: Ticket = (call, plan, id_field, self._worker.now_ns)
@@ -334,7 +334,8 @@ class InferService:
         """A kind of request that is known, and whose inputs are arrays."""
         buffer = call.buffer
         sources = plan.request.sources
-        contents = [buffer[spans[2 * at] : spans[2 * at + 1]] for at in sources if at is not None]
+        whole = memoryview(buffer)
+        contents = [whole[spans[2 * at] : spans[2 * at + 1]] for at in sources if at is not None]
         for content, size in zip(contents, plan.sizes, strict=True):
             if size is not None and size != len(content):
                 self._infer_the_long_way(call, b"")
@@ -404,11 +405,11 @@ def _identifier(id_field: bytes) -> str:
     return ModelInferRequest.FromString(id_field).id
 
 
-def _arrays(plan: Plan, contents: list[bytes], identifier: str) -> list[npt.NDArray[Any]]:
-    """Each input as an array of its whole shape, by position in the lane.
+def _arrays(plan: Plan, contents: Sequence[Buffer], identifier: str) -> list[Piece]:
+    """Each input as rows for its lane, by position.
 
     Raises:
-        InvalidRequest: BYTES that do not fit their shape, or are not UTF-8.
+        InvalidRequest: BYTES that do not fit their shape, and are so few that this is known now.
     """
     signature = plan.version.signature
     arrays = []
@@ -418,12 +419,8 @@ def _arrays(plan: Plan, contents: list[bytes], identifier: str) -> list[npt.NDAr
     return arrays
 
 
-def _array(spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str, identifier: str) -> npt.NDArray[Any]:
+def _array(spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str, identifier: str) -> Piece:
     if spec.datatype.size:
         # Copied, because the received buffer is neither aligned nor ours to keep.
         return np.frombuffer(content, spec.datatype.numpy).reshape(shape).copy()
-    try:
-        elements = decode_bytes_tensor(bytes(content), prod(shape), tensor=spec.name, model=model)
-        return to_ort_strings(elements, tensor=spec.name, model=model).reshape(shape)
-    except RequestError as error:
-        raise type(error)(request_prefix(identifier) + str(error)) from None
+    return StringRows.received(content, shape, tensor=spec.name, model=model, prefix=request_prefix(identifier))

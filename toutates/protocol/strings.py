@@ -1,0 +1,305 @@
+"""BYTES tensors: elements of any bytes, found in what a request brought and never copied one by one.
+
+On the wire an element is a 4-byte little-endian length and that many bytes; elements are in row-major order. In typed
+contents it is a field of a protobuf message. Either way an element is a range of the bytes that came, so no Python
+object is made for it: ``StringRows`` knows where the ranges are, ``StringTensor`` is what a run takes, and
+``EncodedStrings`` is what it returned, as it goes out.
+
+To find the ranges, one length after the other has to be read: 0.1 us each. Few are read at once, by the worker. Many
+are read where the batch is run, in the executor's thread, which lets others have the interpreter in between.
+
+What is raised here is the caller's fault, in Triton's words.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.errors import InvalidRequest
+
+__all__ = ["MANY_ELEMENTS", "MAX_ELEMENTS", "EncodedStrings", "StringRows", "StringTensor", "join_rows", "rest"]
+
+#: Elements that a worker may look for at once: 0.5 ms. Also how many are handled between two rests elsewhere.
+MANY_ELEMENTS: Final = 4_096
+#: Elements of one tensor. ONNX Runtime takes 32 bytes for each, and 25 ns to free it, during which no other thread can
+#: have the interpreter.
+MAX_ELEMENTS: Final = 1_048_576
+#: Bytes of an output that are copied for each response; more are sent from where they are.
+_LARGE_BYTES: Final = 65_536
+#: How long a thread steps back that holds the interpreter for long. Any time will do: what counts is that it waits.
+_REST_S: Final = 1e-6
+
+_LENGTH = struct.Struct("<I")
+_OBJECT: Final = np.dtype(np.object_)
+
+#: Positions or lengths of elements: a list of few, an array of int64 of many.
+Numbers = Sequence[int] | npt.NDArray[np.int64]
+
+
+def rest() -> None:
+    """Let other threads have the interpreter; called every millisecond or so by what takes long. Not for workers."""
+    time.sleep(_REST_S)
+
+
+class _Source:
+    """The bytes of one tensor of one request, and where its elements are once that is known.
+
+    Args:
+        content: the encoded elements and one byte more, which is nobody's.
+        count: elements that the shape asks for.
+        tensor, model: names, for errors.
+        prefix: stands before the text of an error.
+    """
+
+    __slots__ = ("_prefix", "_subject", "_where", "content", "count")
+
+    def __init__(self, content: bytearray, count: int, tensor: str, model: str, prefix: str) -> None:
+        self.content = content
+        self.count = count
+        self._subject = f"for inference input '{tensor}' for model '{model}'"
+        self._prefix = prefix
+        self._where: tuple[Numbers, Numbers] | None = None
+
+    def where(self) -> tuple[Numbers, Numbers]:
+        """Where each element begins, and its length; see ``StringRows.where``."""
+        # Two threads may find the same at the same time, where the rows of one request are in two batches.
+        if self._where is None:
+            self._where = self._find_many() if self.count > MANY_ELEMENTS else self._find_few()
+        return self._where
+
+    def _find_few(self) -> tuple[list[int], list[int]]:
+        starts: list[int] = []
+        lengths: list[int] = []
+        end = self._find(0, self.count, starts, lengths)
+        self._check_end(end, len(starts))
+        return starts, lengths
+
+    def _find_many(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        all_starts: list[npt.NDArray[np.int64]] = []
+        all_lengths: list[npt.NDArray[np.int64]] = []
+        end = found = 0
+        most = min(self.count, MAX_ELEMENTS)
+        while found < most:
+            starts: list[int] = []
+            lengths: list[int] = []
+            end = self._find(end, min(MANY_ELEMENTS, most - found), starts, lengths)
+            if not starts:
+                break
+            all_starts.append(np.array(starts, np.int64))
+            all_lengths.append(np.array(lengths, np.int64))
+            found += len(starts)
+            rest()
+        if found == MAX_ELEMENTS < self.count and len(self.content) - 1 - end >= 4:
+            raise self._error(
+                f"more than {MAX_ELEMENTS} string elements {self._subject}, which has {self.count}; no more are taken "
+                "in one request"
+            )
+        self._check_end(end, found)
+        return np.concatenate(all_starts), np.concatenate(all_lengths)
+
+    def _find(self, end: int, most: int, starts: list[int], lengths: list[int]) -> int:
+        """Find ``most`` elements from ``end`` on, or as many as there are; returns where the last one ends."""
+        content, length_at = self.content, _LENGTH.unpack_from
+        size = len(content) - 1
+        for _ in range(most):
+            start = end + 4
+            if start > size:
+                break
+            (length,) = length_at(content, end)
+            end = start + length
+            if end > size:
+                raise self._error(
+                    f"incomplete string data {self._subject}, "
+                    f"expecting string of length {length} but only {size - start} bytes available."
+                )
+            starts.append(start)
+            lengths.append(length)
+        return end
+
+    def _check_end(self, end: int, found: int) -> None:
+        """See that ``found`` elements, the last of which ends at ``end``, are what the shape asks for."""
+        left = len(self.content) - 1 - end
+        if left >= 4:
+            raise self._error(
+                f"unexpected number of string elements {self.count + 1} {self._subject}, expecting {self.count}"
+            )
+        if left:
+            raise self._error(
+                f"incomplete string length indicator {self._subject}, expecting 4 bytes but only {left} bytes "
+                "available."
+            )
+        if found < self.count:
+            raise self._error(f"expected {self.count} string elements {self._subject}, got {found}")
+
+    def _error(self, text: str) -> InvalidRequest:
+        return InvalidRequest(self._prefix + text)
+
+
+class StringRows:
+    """Rows of a BYTES tensor that a request brought.
+
+    A slice of it is some of the rows, as with an array.
+    """
+
+    __slots__ = ("_count", "_first", "_row", "_source")
+
+    def __init__(self, source: _Source, first: int, count: int, row: int) -> None:
+        self._source = source
+        self._first = first
+        self._count = count
+        self._row = row
+
+    @classmethod
+    def received(
+        cls, content: bytes | bytearray | memoryview, shape: Sequence[int], *, tensor: str, model: str, prefix: str = ""
+    ) -> StringRows:
+        """The rows of one tensor, whose elements are found now if they are few.
+
+        Args:
+            content: the encoded elements; copied.
+            shape: of the tensor; its first dimension is that of the rows.
+            tensor: name of the input, for errors.
+            model: name of the model, for errors.
+            prefix: stands before the text of an error.
+
+        Raises:
+            InvalidRequest: the elements are few, and not as many as the shape asks for.
+        """
+        own = bytearray(len(content) + 1)
+        own[:-1] = content
+        count = prod(shape)
+        rows = cls(_Source(own, count, tensor, model, prefix), 0, count, prod(shape[1:]))
+        if not rows.many:
+            rows.where()
+        return rows
+
+    @property
+    def many(self) -> bool:
+        """Whether there may be so many elements that a worker must not look for them."""
+        return min(self._source.count, len(self._source.content) >> 2) > MANY_ELEMENTS
+
+    @property
+    def content(self) -> bytearray:
+        """The bytes that the elements are in, and one byte more; of all rows that came together with these."""
+        return self._source.content
+
+    def __getitem__(self, rows: slice) -> StringRows:
+        count = self._count // self._row if self._row else 0
+        first, end, _ = rows.indices(count)
+        return StringRows(self._source, self._first + first * self._row, (end - first) * self._row, self._row)
+
+    def where(self) -> tuple[Numbers, Numbers]:
+        """Where each element begins in ``content``, and its length, bytes.
+
+        Raises:
+            InvalidRequest: the elements are not as many as the shape asks for.
+        """
+        starts, lengths = self._source.where()
+        if self._count == self._source.count:
+            return starts, lengths
+        part = slice(self._first, self._first + self._count)
+        return starts[part], lengths[part]
+
+
+@dataclass(slots=True)
+class StringTensor:
+    """A BYTES tensor for a run.
+
+    Attributes:
+        shape: of the tensor.
+        content: the bytes that the elements are in, each with a byte after it that is no other's. Whoever runs the
+            tensor may write to those.
+        starts, lengths: where each element is in ``content``, in row-major order.
+    """
+
+    shape: tuple[int, ...]
+    content: bytearray
+    starts: Numbers
+    lengths: Numbers
+
+    @classmethod
+    def of(cls, elements: Sequence[bytes], shape: Sequence[int]) -> StringTensor:
+        """A tensor of these elements, in row-major order."""
+        content = b"".join(_LENGTH.pack(len(element)) + element for element in elements)
+        return join_rows([StringRows.received(content, shape, tensor="", model="")], shape)
+
+    def elements(self) -> list[bytes]:
+        """Each element as an object of its own."""
+        content = self.content
+        return [bytes(content[start : start + length]) for start, length in zip(self.starts, self.lengths, strict=True)]
+
+
+def join_rows(pieces: Sequence[StringRows], shape: Sequence[int]) -> StringTensor:
+    """The rows of several requests as one tensor.
+
+    Args:
+        pieces: the rows, in order.
+        shape: of the whole.
+
+    Raises:
+        InvalidRequest: the elements of one of them are not as many as its shape asks for.
+    """
+    whole = tuple(shape)
+    if len(pieces) == 1:
+        return StringTensor(whole, pieces[0].content, *pieces[0].where())
+    found = [piece.where() for piece in pieces]
+    content = bytearray().join([piece.content for piece in pieces])
+    offsets: list[int] = []
+    at = 0
+    for piece in pieces:
+        offsets.append(at)
+        at += len(piece.content)
+    if prod(whole) <= MANY_ELEMENTS:
+        starts: Numbers = [
+            start + offset for (starts, _), offset in zip(found, offsets, strict=True) for start in starts
+        ]
+        return StringTensor(whole, content, starts, [length for _, lengths in found for length in lengths])
+    starts = np.concatenate(
+        [np.asarray(starts, np.int64) + offset for (starts, _), offset in zip(found, offsets, strict=True)]
+    )
+    return StringTensor(whole, content, starts, np.concatenate([np.asarray(lengths, np.int64) for _, lengths in found]))
+
+
+@dataclass(slots=True)
+class EncodedStrings:
+    """A BYTES tensor as a response has it.
+
+    Attributes:
+        content: each element after its length.
+        bounds: where each element's length begins in ``content``, and the end of the last.
+        shape: of the tensor.
+    """
+
+    content: bytes
+    bounds: Numbers
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, elements: Sequence[bytes], shape: Sequence[int]) -> EncodedStrings:
+        """These elements, in row-major order."""
+        bounds = [0]
+        for element in elements:
+            bounds.append(bounds[-1] + 4 + len(element))
+        parts = [part for element in elements for part in (_LENGTH.pack(len(element)), element)]
+        return cls(b"".join(parts), bounds, tuple(shape))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of an array of such elements."""
+        return _OBJECT
+
+    def rows(self, first: int, rows: int) -> bytes | memoryview:
+        """Some rows, encoded: those of the first dimension."""
+        row = prod(self.shape[1:])
+        start, end = int(self.bounds[first * row]), int(self.bounds[(first + rows) * row])
+        if end - start > _LARGE_BYTES:
+            return memoryview(self.content)[start:end]
+        return self.content[start:end]
