@@ -4,7 +4,8 @@
     ├── ConfigurationError      a flag, a config.yaml or a repository is wrong; names file, key, value, remedy
     ├── RepositoryError         a repository or a model's files cannot be had now; what is served goes on
     ├── ModelLoadError          one model version cannot be served; the others can
-    │   └── PartlyLoaded        some versions of a model cannot be served; the others are
+    │   ├── PartlyLoaded        some versions of a model cannot be served; the others are
+    │   └── NotPolled           a model's directory or configuration cannot be used, so no version was tried
     └── RequestError            one inference request cannot be answered
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
         ├── UnknownModel        no such model or version
@@ -30,6 +31,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotReady",
     "NotInRepository",
+    "NotPolled",
     "Overloaded",
     "PartlyLoaded",
     "RepositoryError",
@@ -76,6 +78,10 @@ class ModelLoadError(ToutatesError):
 
 class PartlyLoaded(ModelLoadError):
     """Some versions of a model cannot be served, and the others are from now on."""
+
+
+class NotPolled(ModelLoadError):
+    """A model's directory or configuration cannot be used, so that none of its versions was tried."""
 
 
 class RequestError(ToutatesError):

@@ -20,6 +20,8 @@ from tests.e2e.wire import client_of as wire_client_of
 
 NOT_ALLOWED: Final = "explicit model load / unload is not allowed if polling is enabled"
 POLL_FAILED: Final = "failed to load '{}', failed to poll from model repository"
+NOT_READY: Final = "Request for unknown model: '{}' version {} is not at ready state"
+NO_VERSIONS: Final = "Request for unknown model: '{}' has no available versions"
 
 
 def put(root: Path, name: str, number: int = 1, *, adds: int | None = None, config: str = "") -> Path:
@@ -93,7 +95,12 @@ def test_a_changed_model_is_loaded_anew_and_an_unchanged_one_left_alone(client: 
     assert list(client.get_model_metadata("changing", "1").versions) == ["1"]
     shutil.rmtree(explicit_root / "changing" / "1")
     client.load_model("changing")
-    assert fails(lambda: answer(client, "changing", "1"))[0] == "NOT_FOUND"
+    assert fails(lambda: answer(client, "changing", "1")) == ("UNAVAILABLE", NOT_READY.format("changing", 1))
+    assert [one[1:] for one in index(client) if one[0] == "changing"] == [
+        ("1", "UNAVAILABLE", "unloaded"),
+        ("2", "READY", ""),
+    ]
+    assert client.is_server_ready()
     [stats] = client.get_inference_statistics("changing").model_stats
     assert stats.inference_count == 2  # version 2 was not loaded again
     client.unload_model("changing")
@@ -149,7 +156,9 @@ def test_a_configuration_from_the_request_takes_the_place_of_one_that_cannot_be_
     put(explicit_root, "odd")
     put(explicit_root, "odd", 2)
     (explicit_root / "odd" / "config.pbtxt").write_text("this is no configuration")
-    assert "failed to read text proto" in fails(lambda: client.load_model("odd"))[1]
+    status, text = fails(lambda: client.load_model("odd"))
+    assert status == "INTERNAL"
+    assert text.startswith(f"{POLL_FAILED.format('odd')}: failed to read text proto from ")
     client.load_model("odd", config=json.dumps({"version_policy": {"specific": {"versions": [1]}}}))
     assert (answer(client, "odd"), client.is_model_ready("odd", "2")) == (1, False)
     client.unload_model("odd")
@@ -185,7 +194,7 @@ BAD_LOADS: Final = {
         "{}",
         {"file:../n/model.onnx": b""},
         "INVALID_ARGUMENT",
-        "load parameter 'file:../n/model.onnx'",
+        POLL_FAILED.format("n") + ": load parameter 'file:../n/model.onnx'",
     ),
     "absolute": ("n", "{}", {"file:/tmp/model.onnx": b""}, "INVALID_ARGUMENT", "load parameter 'file:/tmp/model.onnx'"),
     "no name": ("n", "{}", {"file:": b""}, "INVALID_ARGUMENT", "load parameter 'file:' must name"),
@@ -194,14 +203,14 @@ BAD_LOADS: Final = {
         "{}",
         {"file:1": b"", "file:1/a": b""},
         "INTERNAL",
-        "the files of the request cannot be written",
+        POLL_FAILED.format("n") + ": the files of the request cannot be written",
     ),
     "no version": (
         "n",
         "{}",
         {"file:model.onnx": b""},
         "INVALID_ARGUMENT",
-        "load failed for model 'n': Internal: no ver",
+        "load failed for model 'n': at least one version must be available under the version policy of model 'n': no",
     ),
     "unknown": ("n", None, {}, "INTERNAL", POLL_FAILED.format("n") + ": no model repository has it"),
     "no model": (" ", None, {}, "INVALID_ARGUMENT", "Model name cannot be empty. Please enter a valid name to deploy."),
@@ -335,6 +344,11 @@ def test_polling_loads_reloads_and_unloads(tmp_path: Path) -> None:
             )
         )
         assert (answer(client, "comes"), answer(client, "stays"), answer(client, "stays", "1")) == (5, 22, 1)
+        assert fails(lambda: answer(client, "goes")) == ("NOT_FOUND", NO_VERSIONS.format("goes"))
+        assert fails(lambda: answer(client, "goes", "1")) == ("UNAVAILABLE", NOT_READY.format("goes", 1))
+        assert fails(lambda: answer(client, "goes", "2"))[0] == "NOT_FOUND"
+        assert fails(lambda: client.get_model_metadata("goes"))[1] == NO_VERSIONS.format("goes")
+        assert not client.is_model_ready("goes")
         # A configuration that is written halfway, and a version that cannot be loaded.
         (root / "stays" / "2" / "config.yaml").write_text("backend: supertensor\nbatch_si")
         wait_until(lambda: "config.yaml" in dict((one[1], one[3]) for one in index(client) if one[0] == "stays")["2"])
@@ -355,6 +369,16 @@ def test_polling_loads_reloads_and_unloads(tmp_path: Path) -> None:
         wait_until(lambda: "can be read again" in process.log)
         shutil.rmtree(other / "comes")
         wait_until(lambda: {one[0] for one in index(client)} == {"stays"})
+        # A model and a version that come back.
+        put(root, "goes", 2)
+        wait_until(lambda: client.is_model_ready("goes"))
+        assert (answer(client, "goes"), fails(lambda: answer(client, "goes", "3"))[0]) == (2, "NOT_FOUND")
+        shutil.rmtree(root / "stays" / "1")
+        wait_until(lambda: not client.is_model_ready("stays", "1"))
+        assert fails(lambda: answer(client, "stays", "1")) == ("UNAVAILABLE", NOT_READY.format("stays", 1))
+        put(root, "stays")
+        wait_until(lambda: client.is_model_ready("stays", "1"))
+        assert client.is_server_ready()
         assert process.log.count("what is served from there is served on") == 1
         assert process.stop() == 0
         assert "Traceback" not in process.log

@@ -143,7 +143,7 @@ def test_polling_applies_configurations_that_change(moto_service: S3Service, pro
         # Triton's file chooses among the versions.
         bucket.put("m/config.pbtxt", b"version_policy { specific { versions: [1] } }")
         wait_until(lambda: ready(client) == ["m/1"])
-        assert (answer(client, "m"), fails(lambda: answer(client, "m", "2"))[0]) == (1, "NOT_FOUND")
+        assert (answer(client, "m"), fails(lambda: answer(client, "m", "2"))[0]) == (1, "UNAVAILABLE")
         bucket.remove("m/config.pbtxt", "m/2/config.yaml")
         wait_until(lambda: ready(client) == ["m/1", "m/2"])
         wait_until(lambda: client.get_model_config("m").config.max_batch_size == 64)

@@ -23,10 +23,11 @@ from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.submitter import Submitter
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ModelLoadError, ModelNotReady
+from toutates.models import manager as manager_module
 from toutates.models import preparing as preparing_module
 from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
-from toutates.models.repository import scan
+from toutates.models.repository import scan, scan_model
 from toutates.models.table import ModelState
 from toutates.placement import Placement, running_on
 from toutates.repositories.local import LocalRepository
@@ -509,6 +510,38 @@ def test_versions_of_a_new_model_are_all_served_or_none_unless_each_is_by_itself
                 with pytest.raises(ModelLoadError):
                     await manager.load(folder_of(tmp_path), all_or_none=False)
                 assert [version.number for version in manager.table.served()] == [1]
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_of_what_was_removed_the_latest_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "MAX_GONE", 2)
+    monkeypatch.setattr(manager_module, "MAX_REMOVED", 2)
+
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                for number in (1, 2, 3, 4):
+                    shutil.rmtree(tmp_path / "m", ignore_errors=True)
+                    put(tmp_path, "m", version=number)
+                    await manager.load(scan_model(tmp_path / "m"))
+                assert (list(manager.table.models["m"].versions), manager.table.models["m"].gone) == ([4], (2, 3))
+                put(tmp_path, "m", b"nonsense", version=5)
+                with pytest.raises(ModelLoadError):
+                    await manager.load(scan_model(tmp_path / "m"))
+                assert (list(manager.table.models["m"].versions), manager.table.models["m"].gone) == ([4, 5], (2, 3))
+                for name in ("a", "b", "m"):
+                    if name != "m":
+                        put(tmp_path, name)
+                        await manager.load(scan_model(tmp_path / name))
+                    await manager.unload(name, forget=True)
+                    while name in manager.table.models:
+                        await trio.sleep(0.001)  # no event
+                assert manager.table.removed == {"b": (1,), "m": (4, 5)}
+                await manager.load(scan_model(tmp_path / "b"))
+                assert list(manager.table.removed) == ["m"]
                 manager.stop()
 
     trio.run(main)

@@ -33,7 +33,9 @@ TABLE = ModelTable(
         "apple": ModelEntry("apple", {2: ready("apple", 2), 9: ready("apple", 9), 10: broken(10)}),
         "broken": ModelEntry("broken", {1: broken(1)}),
         "empty": ModelEntry("empty", {}, "no version directory"),
-    }
+        "changed": ModelEntry("changed", {4: ready("changed", 4)}, gone=(2, 3)),
+    },
+    removed={"removed": (1, 7)},
 )
 
 
@@ -98,6 +100,22 @@ REFUSALS: dict[str, tuple[str, str, type[RequestError], str]] = {
     "no ready version": ("broken", "", UnknownModel, "Request for unknown model: 'broken' has no available versions"),
     "no version": ("empty", "", UnknownModel, "Request for unknown model: 'empty' has no available versions"),
     "not ready": ("broken", "1", ModelNotReady, "Request for unknown model: 'broken' version 1 is not at ready state"),
+    "version that was removed": (
+        *("changed", "3", ModelNotReady),
+        "Request for unknown model: 'changed' version 3 is not at ready state",
+    ),
+    "model that was removed": (
+        *("removed", "", UnknownModel),
+        "Request for unknown model: 'removed' has no available versions",
+    ),
+    "version of a model that was removed": (
+        *("removed", "7", ModelNotReady),
+        "Request for unknown model: 'removed' version 7 is not at ready state",
+    ),
+    "unknown version of a model that was removed": (
+        *("removed", "2", UnknownModel),
+        "Request for unknown model: 'removed' version 2 is not found",
+    ),
     "bad version of an unknown model": ("pear", "-1", InvalidRequest, "invalid model version specified '-1' , "),
 }
 
@@ -112,8 +130,9 @@ def test_what_cannot_be_found_is_refused_in_tritons_words(
 
 
 def test_models_are_sorted_and_the_served_ones_listed() -> None:
-    assert list(TABLE.models) == ["apple", "broken", "empty", "zebra"]
-    assert [(version.model, version.number) for version in TABLE.served()] == [("apple", 2), ("apple", 9), ("zebra", 1)]
+    assert list(TABLE.models) == ["apple", "broken", "changed", "empty", "zebra"]
+    served = [(version.model, version.number) for version in TABLE.served()]
+    assert served == [("apple", 2), ("apple", 9), ("changed", 4), ("zebra", 1)]
 
 
 def test_the_table_cannot_be_changed() -> None:

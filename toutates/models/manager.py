@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -31,7 +31,7 @@ import trio
 
 from toutates.batching.executor import Executor
 from toutates.batching.session import ModelSession
-from toutates.errors import ModelLoadError, PartlyLoaded, ToutatesError
+from toutates.errors import ModelLoadError, NotPolled, PartlyLoaded, ToutatesError
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.load_counters import LoadCounters
 from toutates.models.own_thread import OwnThread
@@ -49,6 +49,9 @@ FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 10.0
 #: A thread that has lived for so long died of something new.
 FORGET_S: Final = 60.0
+#: Versions of a model, and models, that are remembered though they are not served any more: the latest ones.
+MAX_GONE: Final = 100
+MAX_REMOVED: Final = 1_000
 #: How often a thread is replaced once no worker is left to wait for what it does.
 MAX_DEATHS_AT_THE_END: Final = 3
 
@@ -108,6 +111,8 @@ class ModelManager:
         self._settle = settle
         #: what the table shows, but for executors that have died
         self._models: dict[str, ModelEntry] = {}
+        #: models that were served and are in no repository any more: numbers of their versions
+        self._removed: dict[str, tuple[int, ...]] = {}
         #: every version whose executors run, in the table or not
         self._lives: dict[ServedVersion, _Life] = {}
         #: the threads that have loaded these
@@ -167,6 +172,7 @@ class ModelManager:
 
         Raises:
             ModelLoadError: what is wrong, a clause per version. What was served before is served still.
+            NotPolled: likewise, before any version was tried.
             PartlyLoaded: likewise, where the other versions are served now.
         """
         name = folder.name
@@ -176,7 +182,12 @@ class ModelManager:
             if folder.problem:
                 # Nothing of it is known by its number.
                 self._enter(before if before.served() else ModelEntry(name, problem=folder.problem))
-                raise ModelLoadError(f"Internal: {folder.problem}")
+                if folder.has_no_version:
+                    raise ModelLoadError(
+                        f"at least one version must be available under the version policy of model '{name}': "
+                        f"{folder.problem}"
+                    )
+                raise NotPolled(folder.problem)
             identities = {version.number: _identity(version, overridden) for version in folder.versions}
             kept = {
                 number: replace(before.versions[number], reason="")
@@ -186,7 +197,7 @@ class ModelManager:
             new = [version for version in folder.versions if version.number not in kept]
             if new:
                 loading = {one.number: VersionEntry(one.number, ModelState.LOADING) for one in new}
-                self._enter(ModelEntry(name, _in_order(loading | _served(before))))
+                self._enter(_after(before, loading | _served(before)))
             loaded: dict[int, VersionEntry] = {}
             try:
                 loaded = await self._load_versions(name, new, overridden=overridden)
@@ -201,9 +212,9 @@ class ModelManager:
                     number: replace(entry, reason=failed[number].reason if number in failed else entry.reason)
                     for number, entry in _served(before).items()
                 }
-                self._enter(ModelEntry(name, _in_order(failed | still)))
+                self._enter(_after(before, failed | still))
             else:
-                self._enter(ModelEntry(name, _in_order(kept | loaded)))
+                self._enter(_after(before, kept | loaded))
                 if len(failed) < len(loaded):
                     kind = PartlyLoaded
                 gone = {number: one for number, one in before.versions.items() if one.served and number not in kept}
@@ -224,7 +235,7 @@ class ModelManager:
 
         Args:
             name: the model's.
-            forget: whether the table is to know nothing of it, rather than that it was unloaded.
+            forget: whether it is in no repository any more, so that the table is not to list it as unloaded.
         """
         async with self._turn(name) as to_retire:
             before = self._models.get(name)
@@ -232,9 +243,8 @@ class ModelManager:
                 return
             gone = before.served()
             state = ModelState.UNLOADING if gone else ModelState.UNAVAILABLE
-            after = ModelEntry(
-                name, {number: VersionEntry(number, state, "" if gone else UNLOADED) for number in before.versions}
-            )
+            versions = {number: VersionEntry(number, state, "" if gone else UNLOADED) for number in before.versions}
+            after = ModelEntry(name, versions, gone=before.gone)
             to_retire += gone
             self.counters.unloads += len(gone)
             if gone:
@@ -249,12 +259,9 @@ class ModelManager:
         if forget:
             self._forget(name)
         else:
-            entries = self._models[name].versions.values()
-            self._enter(
-                ModelEntry(
-                    name, {one.number: VersionEntry(one.number, ModelState.UNAVAILABLE, UNLOADED) for one in entries}
-                )
-            )
+            before = self._models[name]
+            unloaded = {number: VersionEntry(number, ModelState.UNAVAILABLE, UNLOADED) for number in before.versions}
+            self._enter(ModelEntry(name, unloaded, gone=before.gone))
 
     def refuse(self, name: str, problem: str) -> None:
         """Show why a model cannot be served of which nothing is."""
@@ -317,11 +324,16 @@ class ModelManager:
 
     def _enter(self, model: ModelEntry) -> None:
         self._models = {**self._models, model.name: model}
+        self._removed = {name: gone for name, gone in self._removed.items() if name != model.name}
         self._publish()
         self._on_change()
 
     def _forget(self, name: str) -> None:
-        self._models = {known: model for known, model in self._models.items() if known != name}
+        model = self._models[name]
+        self._models = {known: one for known, one in self._models.items() if known != name}
+        if numbers := _latest({*model.versions, *model.gone}):
+            oldest = len(self._removed) - MAX_REMOVED + 1
+            self._removed = dict(list(self._removed.items())[max(oldest, 0) :]) | {name: numbers}
         self._publish()
         self._on_change()
 
@@ -332,6 +344,7 @@ class ModelManager:
                 name: replace(model, versions={n: self._as_it_is(entry) for n, entry in model.versions.items()})
                 for name, model in self._models.items()
             },
+            removed=self._removed,
             may_be_empty=self.table.may_be_empty,
             suggests_names=self.table.suggests_names,
         )
@@ -499,6 +512,16 @@ class ModelManager:
 
 def _in_order(entries: Mapping[int, VersionEntry]) -> dict[int, VersionEntry]:
     return dict(sorted(entries.items()))
+
+
+def _latest(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(numbers)[-MAX_GONE:])
+
+
+def _after(before: ModelEntry, versions: Mapping[int, VersionEntry]) -> ModelEntry:
+    """A model with these versions; those that were served before are remembered, so that callers are told of them."""
+    gone = {number for number, one in before.versions.items() if one.served or one.reason == UNLOADED}
+    return ModelEntry(before.name, _in_order(versions), gone=_latest({*before.gone, *gone} - versions.keys()))
 
 
 def _served(model: ModelEntry) -> dict[int, VersionEntry]:

@@ -90,6 +90,7 @@ class ModelFolder:
         problem: why no version of it can be loaded; empty if there are any to try.
         fingerprint: another one after any file of the model has changed; empty where nobody has looked.
         source: where the operator finds it, a path or an s3:// URL; empty where ``path`` says it.
+        has_no_version: whether that there is none is the problem.
         passed_over: whether it does not look like a model at all, for the reason in ``problem``. It is served only if
             somebody asks for it by name, and then fails with that reason.
     """
@@ -102,6 +103,7 @@ class ModelFolder:
     fingerprint: str = ""
     source: str = ""
     passed_over: bool = False
+    has_no_version: bool = False
 
 
 def scan(root: Path, only: Collection[str] | None = None, *, asked_by: str = _FLAG) -> list[ModelFolder]:
@@ -183,7 +185,15 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
             problem = f"'{triton.source}': version_policy selects no version that is there"
     filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
     versions = tuple(version_folder(path / str(number), filename, triton) for number in numbers)
-    return ModelFolder(name, path, versions, tuple(warnings), problem, passed_over=not is_meant)
+    return ModelFolder(
+        name,
+        path,
+        versions,
+        tuple(warnings),
+        problem,
+        passed_over=not is_meant,
+        has_no_version=bool(problem),
+    )
 
 
 def not_a_model_name(name: str) -> str:

@@ -83,11 +83,19 @@ class VersionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One model of the repository; versions ascend."""
+    """One model of the repository.
+
+    Attributes:
+        name: of the model.
+        versions: by number, ascending.
+        problem: why it has none.
+        gone: numbers of versions that were served, and now are removed or not chosen any more; ascending.
+    """
 
     name: str
     versions: Mapping[int, VersionEntry] = field(default_factory=dict)
     problem: str = ""
+    gone: tuple[int, ...] = ()
 
     def served(self) -> list[ServedVersion]:
         """The versions that were loaded, whatever has become of their executors, ascending."""
@@ -125,6 +133,7 @@ class ModelTable:
 
     Args:
         models: by name.
+        removed: by name, models that were served and are in no repository any more: numbers of their versions.
         complete: whether the initial load has ended, successfully or not.
         may_be_empty: whether a server without models is ready, because models are loaded on request.
         suggests_names: whether callers that name a model that is not there are told of one whose name is like it.
@@ -138,11 +147,13 @@ class ModelTable:
         self,
         models: Mapping[str, ModelEntry],
         *,
+        removed: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         complete: bool = True,
         may_be_empty: bool = True,
         suggests_names: bool = False,
     ) -> None:
         self.models = MappingProxyType(dict(sorted(models.items())))
+        self.removed = removed
         self.complete = complete
         self.may_be_empty = may_be_empty
         self.suggests_names = suggests_names
@@ -187,6 +198,8 @@ class ModelTable:
         """
         number = parse_version(version)
         model = self.models.get(name)
+        if model is None and name in self.removed:
+            model = ModelEntry(name, gone=self.removed[name])
         if model is None:
             # Triton's text, and what may have been meant after it.
             near = self.names.like(name)
@@ -199,9 +212,9 @@ class ModelTable:
             # The newest, even if it cannot answer just now: an older one would give other answers for a moment.
             number = loaded[-1].number
         entry = model.versions.get(number)
-        if entry is None:
+        if entry is None and number not in model.gone:
             raise UnknownModel(f"Request for unknown model: '{name}' version {number} is not found")
-        if entry.served is None or entry.state is not ModelState.READY:
+        if entry is None or entry.served is None or entry.state is not ModelState.READY:
             raise ModelNotReady(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return entry.served
 

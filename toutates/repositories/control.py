@@ -30,6 +30,7 @@ from toutates.errors import (
     InvalidRequest,
     ModelLoadError,
     NotInRepository,
+    NotPolled,
     PartlyLoaded,
     ToutatesError,
 )
@@ -42,7 +43,7 @@ from toutates.repositories.interface import Repository
 from toutates.repositories.modes import ControlMode
 from toutates.repositories.obtaining import obtain
 from toutates.repositories.passed_over import PassedOver
-from toutates.repositories.uploads import check_names, uploaded
+from toutates.repositories.uploads import misplaced, uploaded
 
 __all__ = ["MAX_SETTLE_S", "ModelControl"]
 
@@ -238,12 +239,14 @@ class ModelControl:
 
         Raises:
             InvalidRequest: the arguments cannot be used.
-            NotInRepository: there is no such model, or it cannot be had.
+            NotInRepository: there is no such model, it cannot be had, or its configuration cannot be used.
             ModelLoadError: it cannot be served; a clause per version. What was served before is served still.
         """
         if files and config is None:
             raise InvalidRequest(f"{_failed(name)}: override files need the parameter 'config'")
-        check_names(files)
+        problem = misplaced(files)
+        if problem:
+            raise InvalidRequest(f"{_failed(name)}: {problem}")
         override = None if config is None else await self._in_thread(partial(_override, name, config))
         async with self._alone(name):
             known = self._known.setdefault(name, _Known())
@@ -253,6 +256,8 @@ class ModelControl:
                     await self._load_files(name, known, override, files)
                 elif override is not None or not known.uploaded:
                     await self._load_named(name, known, override)
+            except NotPolled as error:
+                raise NotInRepository(f"{_failed(name)}: {error}") from error
             finally:
                 if known == _Known():
                     del self._known[name]
@@ -262,7 +267,10 @@ class ModelControl:
         self, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
     ) -> None:
         upload = uploaded(name, files, override)
-        folder = await self._in_thread(upload.__enter__)
+        try:
+            folder = await self._in_thread(upload.__enter__)
+        except NotInRepository as error:
+            raise NotInRepository(f"{_failed(name)}: {error}") from error
         try:
             await self._manager.load(folder, overridden=True)
         finally:

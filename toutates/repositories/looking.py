@@ -39,4 +39,5 @@ def as_found(fetched: ModelFolder, override: TritonConfiguration | None = None) 
         versions=tuple(versions[number] for number in sorted(versions)),
         warnings=tuple(dict.fromkeys((*fetched.warnings, *map(said, found.warnings)))),
         problem=problem,
+        has_no_version=found.has_no_version and bool(problem),
     )

@@ -99,6 +99,7 @@ class ModelFiles:
             self.fingerprint,
             self.source,
             passed_over=not numbers and PBTXT_NAME not in self.files,
+            has_no_version=not numbers,
         )
 
     @property

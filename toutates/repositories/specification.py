@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,10 +95,15 @@ def read_specifications(
                     key=name,
                     remedy=f"{given}write s3://BUCKET/PREFIX as {flag}, or leave {name} out",
                 )
-    for number, one in enumerate(found):
-        if one in found[:number]:
-            raise ConfigurationError("is given twice", key=_REPOSITORY, value=str(one), remedy="give it once")
-    return tuple(found)
+    # One that is given twice is one, as with Triton.
+    unique: dict[Specification | str, Specification] = {}
+    for one in found:
+        unique.setdefault(_identity(one), one)
+    return tuple(unique.values())
+
+
+def _identity(one: Specification) -> Specification | str:
+    return os.path.abspath(one) if isinstance(one, Path) else one
 
 
 def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from toutates.errors import InvalidRequest, NotInRepository
+from toutates.errors import NotInRepository
 from toutates.models.repository import ModelFolder, scan_model
 from toutates.models.settings import is_inside
 from toutates.models.triton_configuration import TritonConfiguration
 
-__all__ = ["check_names", "uploaded"]
+__all__ = ["misplaced", "uploaded"]
 
 _MAX_PATH: Final = 1_024
 
 
-def check_names(files: Mapping[str, bytes]) -> None:
-    """See that every file stays in the model's directory.
-
-    Raises:
-        InvalidRequest: one does not.
-    """
+def misplaced(files: Iterable[str]) -> str:
+    """What is wrong with the first of these paths that does not stay in the model's directory; "" if all do."""
     for name in files:
         # A backslash is a letter of a name here, and nobody means it.
         if not is_inside(name) or "\\" in name or len(name) > _MAX_PATH or name.endswith("/"):
-            raise InvalidRequest(
+            return (
                 f"load parameter 'file:{name[:80]}' must name a file in the model's directory, such as "
                 "'file:1/model.onnx'"
             )
+    return ""
 
 
 @contextmanager
@@ -40,7 +37,7 @@ def uploaded(name: str, files: Mapping[str, bytes], configuration: TritonConfigu
 
     Args:
         name: of the model.
-        files: by path in the model's directory, which ``check_names`` has passed.
+        files: by path in the model's directory, with which ``misplaced`` has found nothing wrong.
         configuration: of the model.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from toutates.errors import Unsupported
-from toutates.models.table import ModelEntry, ModelState, ModelTable
+from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.protocol.grpc_service_pb2 import RepositoryIndexRequest, RepositoryIndexResponse
 
 __all__ = ["repository_index"]
@@ -39,9 +39,14 @@ def repository_index(
             entries.append(
                 ModelIndex(name=model.name, state=ModelState.UNAVAILABLE.value, reason=f"Internal: {model.problem}")
             )
+        gone = {} if request.ready else {number: _unloaded(number) for number in model.gone}
         entries += [
-            ModelIndex(name=model.name, version=str(version.number), state=version.state.value, reason=version.reason)
-            for version in model.versions.values()
+            ModelIndex(name=model.name, version=str(number), state=version.state.value, reason=version.reason)
+            for number, version in sorted((gone | dict(model.versions)).items())
             if version.state is ModelState.READY or not request.ready
         ]
     return RepositoryIndexResponse(models=entries)
+
+
+def _unloaded(number: int) -> VersionEntry:
+    return VersionEntry(number, ModelState.UNAVAILABLE, UNLOADED)
