@@ -537,8 +537,8 @@ def test_of_what_was_removed_the_latest_is_remembered(tmp_path: Path, monkeypatc
                         put(tmp_path, name)
                         await manager.load(scan_model(tmp_path / name))
                     await manager.unload(name, forget=True)
-                    while name in manager.table.models:
-                        await trio.sleep(0.001)  # no event
+                    while name in manager.table.models:  # noqa: ASYNC110  # no event
+                        await trio.sleep(0.001)
                 assert manager.table.removed == {"b": (1,), "m": (4, 5)}
                 await manager.load(scan_model(tmp_path / "b"))
                 assert list(manager.table.removed) == ["m"]
