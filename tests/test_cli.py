@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import subprocess
@@ -321,6 +322,14 @@ def test_a_mistake_is_one_line_that_names_flag_value_and_remedy(
     for word in words:
         assert word in said.err
     assert "hid" not in said.err
+
+
+@pytest.mark.parametrize("form", [["--log-format", "json"], ["--log-format=json"]])
+def test_a_mistake_is_an_object_where_the_log_is_json(form: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*form, *REQUIRED, "--grcp-addr", "x"]) == 2
+    said = json.loads(capsys.readouterr().err)
+    assert (said["level"], said["area"]) == ("error", "server")
+    assert said["event"].startswith("unrecognized arguments: --grcp-addr x; did you mean '--grpc-addr'?")
 
 
 def test_the_secret_of_a_restriction_is_not_in_the_options_text() -> None:

@@ -87,6 +87,7 @@ ALLOWED: dict[str, set[str]] = {
         "flags",
         "h2grpc",
         "interpreter",
+        "logs",
         "options",
         "probe",
         "repositories",

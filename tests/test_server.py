@@ -359,16 +359,18 @@ def test_a_configuration_error_out_of_nested_nurseries_comes_alone(
         server_module.run(options_of(repository))
 
 
-def test_another_error_out_of_nested_nurseries_keeps_its_trace(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_error_out_of_nested_nurseries_is_logged_with_its_trace(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def load_all(*arguments: Any) -> None:
         async with trio.open_nursery():
             raise ZeroDivisionError
 
     monkeypatch.setattr(ModelManager, "load_all", load_all)
-    with pytest.raises(BaseExceptionGroup):
-        server_module.run(options_of(repository))
+    assert server_module.run(options_of(repository)) == 1
+    [record] = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert record.getMessage() == "the server failed, and ends"
+    assert "raise ZeroDivisionError" in caplog.text
 
 
 def test_a_signal_while_models_load_ends_the_server_cleanly(

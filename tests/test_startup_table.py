@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import onnxruntime
+import pytest
 
 from tests.machines import LAPTOP, XEON, install
 from toutates.interpreter import describe_interpreter
@@ -14,7 +15,7 @@ from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVers
 from toutates.placement import place
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
-from toutates.startup_table import placement_table, startup_table
+from toutates.startup_table import placement_records, placement_table, startup_records, startup_table
 from toutates.topology import read_topology
 
 SIGNATURE = Signature(
@@ -71,11 +72,43 @@ def test_the_reason_of_a_broken_version_ends_its_line_and_widens_no_column() -> 
     assert headings.index("OUTPUTS") < 80
 
 
-def test_reasons_of_several_lines_and_unprintable_names_stay_on_one_line() -> None:
-    broken = ModelEntry("a\x1b[31mb", {2: VersionEntry(2, ModelState.UNAVAILABLE, "first\nsecond")})
-    rows = lines(broken)
-    assert len(rows) == 3
-    assert rows[2].split() == ["a?[31mb", "2", "UNAVAILABLE", "first;", "second"]
+def test_several_reasons_are_several_lines_and_names_cannot_begin_one() -> None:
+    broken = ModelEntry("a\x1b[31m\nb", {2: VersionEntry(2, ModelState.UNAVAILABLE, "first\nsecond")})
+    _, _, first, second = lines(broken)
+    assert first.split() == ["a?[31m?b", "2", "UNAVAILABLE", "first"]
+    assert second == " " * first.index("first") + "second"
+
+
+@pytest.mark.parametrize("may_be_empty", [True, False])
+def test_without_models_there_is_a_line_that_says_so(may_be_empty: bool) -> None:
+    table = ModelTable({}, may_be_empty=may_be_empty)
+    said = "no models" if may_be_empty else "no model is served: the model repository has none"
+    assert startup_table(table, ["A"], 1.25).splitlines()[1:] == [said]
+    assert [record["event"] for record in startup_records(table, ["A"], 1.25)] == [said]
+
+
+def test_programs_get_the_same_as_records() -> None:
+    broken = ModelEntry("broken", {2: VersionEntry(2, ModelState.UNAVAILABLE, "first\nsecond")})
+    table = ModelTable({model.name: model for model in (ready("m"), broken, ModelEntry("empty", {}, "nothing"))})
+    process, *versions = startup_records(table, ["A", "B"], 1.25)
+    assert (process["event"], process["providers"], process["seconds"]) == ("the models are loaded", "A, B", 1.2)
+    start = {"event": "model version", "model": "broken", "version": "2", "state": "UNAVAILABLE"}
+    assert versions == [
+        {**start, "reason": "first"},
+        {**start, "reason": "second"},
+        {"event": "model version", "model": "empty", "version": "-", "state": "UNAVAILABLE", "reason": "nothing"},
+        {
+            "event": "model version",
+            "model": "m",
+            "version": "1",
+            "state": "READY",
+            "inputs": "points FP32[-1,2,-1], text BYTES[-1,1]",
+            "outputs": "softmax FP16[-1,8]",
+            "batch": "32",
+            "capacity": "5",
+            "executors": "2",
+        },
+    ]
 
 
 def placed(root: Path, machine: str, executors: int, workers: int, *, intra: int = 1, pinned: bool = True) -> list[str]:
@@ -106,6 +139,15 @@ def test_cores_that_nobody_uses_are_shown_and_a_role_without_cores_is_not(tmp_pa
 
 
 def test_threads_that_are_not_pinned_are_counted_in_one_line(tmp_path: Path) -> None:
+    topology = read_topology(range(16), install(tmp_path / "records", XEON))
+    free = place(topology, executor_cores=2, processing_cores=7, intra_threads=3, pinned=False)
+    table = ModelTable({"a": ready("a")})
+    assert placement_records(free, table, 3) == [
+        {"event": "threads are not pinned to cores", "workers": 7, "executors": 2, "intra_op_threads": 4}
+    ]
+    pinned = place(topology, executor_cores=2, processing_cores=7, intra_threads=3, pinned=True)
+    said = "threads are pinned to cores"
+    assert {"event": said, "role": "executor", "threads": 2, "cores": "0-1 (0)"} in placement_records(pinned, table, 3)
     [line] = placed(tmp_path / "one", LAPTOP, 1, 1, pinned=False)
     assert line == "1 worker, 4 executors; threads are not pinned to cores"
     [line] = placed(tmp_path / "two", LAPTOP, 1, 2, intra=3, pinned=False)

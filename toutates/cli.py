@@ -7,15 +7,18 @@ Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or conf
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from toutates.access import parse_restrictions
-from toutates.errors import ConfigurationError, ModelLoadError, RepositoryError
+from toutates.errors import ConfigurationError, ModelLoadError, RepositoryError, ToutatesError
 from toutates.flags import (
+    COMMANDS,
     Parser,
     add_custom_op_libraries,
     add_execution_providers,
@@ -26,6 +29,7 @@ from toutates.flags import (
 )
 from toutates.h2grpc import Allowance, Limits
 from toutates.interpreter import watch_gil
+from toutates.logs.levels import LogLevels
 from toutates.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options, TlsFiles, parse_address
 from toutates.repositories.specification import read_specifications
 from toutates.standard_streams import standard_streams
@@ -49,10 +53,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _config(arguments[1:])
         return _serve(parse_options(arguments))
     except ConfigurationError as error:
-        print(f"toutates: error: {error}", file=sys.stderr)
+        _print_error(error, arguments)
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the server listens to signals, or while it probes
         return EXIT_FAILURE
+
+
+def _print_error(error: ToutatesError, arguments: Sequence[str] = ()) -> None:
+    """A line to standard error for each problem: an object for a server whose log is JSON."""
+    lines = str(error).splitlines()
+    if arguments[:1] and arguments[0] not in COMMANDS and _wants_json(arguments):
+        from toutates.logs.rendering import LogFormatter
+
+        formatter = LogFormatter("json", LogLevels)
+        for line in lines:
+            said = formatter.of_fields(time_s=time.time(), level=logging.ERROR, area="server", event=line)
+            print(said, end="", file=sys.stderr)
+        return
+    for line in lines:
+        print(f"toutates: error: {line}", file=sys.stderr)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether --log-format says so, in a command line that may be wrong elsewhere; the last one holds."""
+    flag, wanted = "--log-format", ""
+    for number, argument in enumerate(arguments):
+        if argument == flag:
+            wanted = next(iter(arguments[number + 1 : number + 2]), "")
+        elif argument.startswith(f"{flag}="):
+            wanted = argument.partition("=")[2]
+    return wanted == "json"
 
 
 def _serve(options: Options) -> int:
@@ -168,7 +198,7 @@ def _check(arguments: list[str]) -> int:
     try:
         report = check(options, assume_gpu=parsed.assume_gpu)
     except RepositoryError as error:
-        print(f"toutates: error: {error}", file=sys.stderr)
+        _print_error(error)
         return EXIT_FAILURE
     for line in report.facts:
         print(line)
@@ -207,7 +237,7 @@ def _config(arguments: list[str]) -> int:
     try:
         print(effective_configuration(model_dir, parsed.version, parsed.format, libraries), end="")
     except (ConfigurationError, ModelLoadError) as error:
-        print(f"toutates: error: {error}", file=sys.stderr)
+        _print_error(error)
         return EXIT_FAILURE
     return EXIT_OK
 

@@ -23,9 +23,8 @@ import logging
 import math
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
@@ -61,8 +60,7 @@ from toutates.service.parameter_notices import ParameterNotices
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk
 from toutates.service.tracing import WorkerTraces
-from toutates.standard_streams import say
-from toutates.startup_table import placement_table, startup_table
+from toutates.startup_table import placement_records, placement_table, startup_records, startup_table
 from toutates.topology import allowed_cpus, read_topology
 from toutates.tracing.opening import open_exporter
 from toutates.tracing.settings import TraceSettings
@@ -88,7 +86,19 @@ def run(options: Options) -> int:
             configuration, rest = group.split(ConfigurationError)
             if rest is None and configuration is not None:
                 raise _first(configuration) from None
+            _log_failure(group)
+        except ConfigurationError:
             raise
+        except Exception as error:
+            _log_failure(error)
+    return EXIT_FAILURE
+
+
+def _log_failure(error: BaseException) -> None:
+    """A bug of ours: with its traceback, like every other line, and not in Python's own form."""
+    if not isinstance(error, Exception):  # of KeyboardInterrupt, among others
+        raise error
+    logger.critical("the server failed, and ends", exc_info=error)
 
 
 def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:
@@ -432,7 +442,7 @@ class Server:
 
             nursery.start_soon(cancel_when_stopping)
             folders = await fetch_all(found, self._placement.anywhere)
-            await manager.load_all(folders, _progress_line())
+            await manager.load_all(folders, _log_progress)
             control.begin(found, folders)
             nursery.cancel_scope.cancel()
         if self._stopping.is_set():
@@ -441,8 +451,14 @@ class Server:
             assert self.view is not None
             await self._warn_of_no_models(self.view.repositories, may_be_empty=manager.table.may_be_empty)
         providers = [name for name, _ in self._providers]
-        say(startup_table(manager.table, providers, time.monotonic() - started))
-        say(placement_table(self._placement, manager.table, self._options.ort_intra_threads))
+        seconds, intra_threads = time.monotonic() - started, self._options.ort_intra_threads
+        self._logs.show(
+            startup_table(manager.table, providers, seconds), startup_records(manager.table, providers, seconds)
+        )
+        self._logs.show(
+            placement_table(self._placement, manager.table, intra_threads),
+            placement_records(self._placement, manager.table, intra_threads),
+        )
         self._warn_of_gil()  # again, for what was imported while models were loaded
         # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
         # that fail come back as errors to those who asked for them.
@@ -641,13 +657,7 @@ class Server:
             self._drain(0)
 
 
-def _progress_line() -> Callable[[int, int, str], None]:
-    """Shows loading: one line that is rewritten on a terminal, a log line per version elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return lambda done, total, name: logger.info("loaded %d of %d: %s", done, total, name)
-
-    def rewrite(done: int, total: int, name: str) -> None:
-        end = "\n" if done == total else ""
-        print(f"\r\x1b[Kloading models: {done} of {total} ({name})", end=end, file=sys.stderr, flush=True)
-
-    return rewrite
+def _log_progress(loaded: int, total: int, name: str) -> None:
+    """A line for each version that was loaded; one that was not has its own."""
+    if name:
+        logger.info("loaded %d of %d: %s", loaded, total, name)

@@ -1,28 +1,18 @@
 """Standard output and standard error where they cannot be trusted: closed, a pipe that nobody reads, a full disk.
 
-The server prints its tables to the one and its log to the other (``toutates.logs.output``). Neither is worth a request,
+The server writes its tables to the one and its log to the other (``toutates.logs.output``). Neither is worth a request,
 nor an exit code: what cannot be written is lost, and the next line is tried again.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["say", "standard_streams"]
-
-
-def say(text: str) -> None:
-    """Print to standard output, if it takes it."""
-    try:
-        print(text, flush=True)
-    except (OSError, ValueError) as error:
-        logging.getLogger("toutates.server").warning("standard output cannot be written: %s", error)
-        _give_up(sys.stdout)
+__all__ = ["standard_streams"]
 
 
 @contextmanager

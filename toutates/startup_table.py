@@ -12,7 +12,7 @@ from toutates.placement import Placement
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.topology import Topology, format_cpu_list
 
-__all__ = ["placement_table", "startup_table"]
+__all__ = ["placement_records", "placement_table", "startup_records", "startup_table"]
 
 _HEADINGS = ("MODEL", "VERSION", "STATE", "INPUTS", "OUTPUTS", "BATCH", "CAPACITY", "EXECUTORS")
 
@@ -26,20 +26,53 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float) -> st
         seconds: that loading took.
     """
     rows: list[tuple[str, ...]] = [_HEADINGS]
-    for model in table.models.values():
-        if model.problem:
-            rows.append((model.name, "-", ModelState.UNAVAILABLE.value, model.problem, *[""] * 4))
-        rows += [_row(model.name, entry) for entry in model.versions.values()]
-    rows = [tuple(map(_one_line, row)) for row in rows]
+    for row in _rows(table):
+        first, *others = row[3].splitlines() or [""]
+        rows.append((*row[:3], first, *row[4:]))
+        rows += [("", "", "", other, *[""] * 4) for other in others]
+    rows = [tuple(map(_printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     # The reason of a version that is not served may be long; it is the last thing on its line.
     widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
     lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(rows) == 1:
+        lines = [table.unready_reason or "no models"]
     head = (
         f"{describe_interpreter()}; onnxruntime {onnxruntime.__version__}, {', '.join(providers)}; "
         f"loaded in {seconds:.1f} s"
     )
     return "\n".join([head, *lines])
+
+
+def startup_records(table: ModelTable, providers: list[str], seconds: float) -> list[dict[str, object]]:
+    """The same as ``startup_table`` for programs: the process, then a record per model version, or line of a reason."""
+    process: dict[str, object] = {
+        "event": "the models are loaded" if table.models else (table.unready_reason or "no models"),
+        "interpreter": describe_interpreter(),
+        "onnxruntime": onnxruntime.__version__,
+        "providers": ", ".join(providers),
+        "seconds": round(seconds, 1),
+    }
+    records = [process]
+    for row in _rows(table):
+        served = bool(row[4])
+        names = ("model", "version", "state", "inputs", "outputs", "batch", "capacity", "executors")
+        if served:
+            records.append({"event": "model version", **dict(zip(names, row, strict=True))})
+        else:
+            start = {"event": "model version", **dict(zip(names[:3], row[:3], strict=True))}
+            records += [{**start, "reason": line} for line in row[3].splitlines() or [""]]
+    return records
+
+
+def _rows(table: ModelTable) -> list[tuple[str, ...]]:
+    """One per model version, in the order of the headings; of what is not served, the reason in place of the inputs."""
+    rows: list[tuple[str, ...]] = []
+    for model in table.models.values():
+        if model.problem:
+            rows.append((model.name, "-", ModelState.UNAVAILABLE.value, model.problem, *[""] * 4))
+        rows += [_row(model.name, entry) for entry in model.versions.values()]
+    return rows
 
 
 def placement_table(placement: Placement, table: ModelTable, intra_threads: int) -> str:
@@ -50,23 +83,46 @@ def placement_table(placement: Placement, table: ModelTable, intra_threads: int)
         table: what was loaded, which tells how many executors there are.
         intra_threads: ``--ort-intra-threads``.
     """
-    all_settings = [version.settings for version in table.served()]
-    executors = sum(settings.num_executors for settings in all_settings)
-    pool_threads = sum(
-        settings.num_executors * ((settings.session.intra_threads or intra_threads) - 1) for settings in all_settings
-    )
     if not placement.pinned:
-        counts = {"worker": placement.processing_cores, "executor": executors, "intra-op thread": pool_threads}
+        counts = {"worker": placement.processing_cores} | _thread_counts(table, intra_threads)
         shown = [f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items() if count]
         return f"{', '.join(shown)}; threads are not pinned to cores"
+    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *_roles(placement, table, intra_threads)]))
+
+
+def placement_records(placement: Placement, table: ModelTable, intra_threads: int) -> list[dict[str, object]]:
+    """The same as ``placement_table`` for programs: a record per role, or one where threads are not pinned."""
+    if not placement.pinned:
+        counts = {"worker": placement.processing_cores} | _thread_counts(table, intra_threads)
+        named = {f"{role.replace('-', '_').replace(' ', '_')}s": count for role, count in counts.items()}
+        return [{"event": "threads are not pinned to cores", **named}]
+    return [
+        {"event": "threads are pinned to cores", "role": role, "threads": int(threads), "cores": cores}
+        for role, threads, cores in _roles(placement, table, intra_threads)
+    ]
+
+
+def _thread_counts(table: ModelTable, intra_threads: int) -> dict[str, int]:
+    all_settings = [version.settings for version in table.served()]
+    return {
+        "executor": sum(settings.num_executors for settings in all_settings),
+        "intra-op thread": sum(
+            settings.num_executors * ((settings.session.intra_threads or intra_threads) - 1)
+            for settings in all_settings
+        ),
+    }
+
+
+def _roles(placement: Placement, table: ModelTable, intra_threads: int) -> list[tuple[str, str, str]]:
+    """Role, number of threads, and where they are, of those that have CPUs of their own."""
+    counts = _thread_counts(table, intra_threads)
     roles = [
         ("manager", 1, placement.manager),
-        ("executor", executors, placement.executors),
+        ("executor", counts["executor"], placement.executors),
         ("worker", placement.processing_cores, placement.workers),
-        ("intra-op", pool_threads, placement.intra_op),
+        ("intra-op", counts["intra-op thread"], placement.intra_op),
     ]
-    rows = [(role, str(threads), _places(cpus, placement.topology)) for role, threads, cpus in roles if cpus]
-    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *rows]))
+    return [(role, str(threads), _places(cpus, placement.topology)) for role, threads, cpus in roles if cpus]
 
 
 def _places(cpus: Sequence[int], topology: Topology) -> str:
@@ -99,10 +155,9 @@ def _row(model: str, entry: VersionEntry) -> tuple[str, ...]:
     )
 
 
-def _one_line(text: str) -> str:
-    """Reasons may have several lines, and a directory may be called anything."""
-    joined = "; ".join(text.splitlines())
-    return "".join(letter if letter.isprintable() else "?" for letter in joined)
+def _printable(text: str) -> str:
+    """A directory may be called anything."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _tensors(signature: Signature, tensors: tuple[TensorSpec, ...]) -> str:

@@ -83,8 +83,8 @@ def serve(repository: Path, visit: Callable[[Inside], None], **options: Any) -> 
     managers: list[ModelManager] = []
 
     class Kept(ModelManager):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
             managers.append(self)
 
     settings = Options((repository,), grpc_addr=Address("127.0.0.1", 0), **{"metrics_addr": None, **options})

@@ -103,8 +103,45 @@ def access_lines(process: ServerProcess) -> list[dict[str, Any]]:
     return [line for line in lines if line["area"] == "access"]
 
 
+def with_broken_model(repository: Path, tmp_path: Path) -> Path:
+    """A repository with the model "slow", and one with several mistakes."""
+    root = tmp_path / "models"
+    root.mkdir()
+    (root / "slow").symlink_to(repository / "slow")
+    (root / "broken" / "1").mkdir(parents=True)
+    (root / "broken" / "1" / "model.onnx").write_bytes(b"")
+    mistakes = "backend: supertensor\nbatch_size: 0\ncapacity: 2\nnum_executors: 1\nallocator: cpu\nother: 1\n"
+    (root / "broken" / "1" / "config.yaml").write_text(mistakes)
+    return root
+
+
+def test_tables_and_lines_do_not_run_into_each_other(repository: Path, tmp_path: Path) -> None:
+    # Both streams are one file here.
+    with running(with_broken_model(repository, tmp_path), tmp_path) as process:
+        lines = process.log.splitlines()
+        start = next(at for at, line in enumerate(lines) if line.startswith("MODEL "))
+        reasons = [line for line in lines if "ERROR" in line]
+        assert [line.partition("config.yaml: ")[2].partition(":")[0] for line in reasons] == ["batch_size", "other"]
+        assert all("model 'broken' version 1 cannot be served: " in line for line in reasons)
+        table = lines[start - 1 : start + 5]
+        assert "; onnxruntime " in table[0]
+        assert table[2].startswith("broken 1       UNAVAILABLE Internal: ")
+        at = table[2].index("Internal: ")
+        assert table[3][:at].isspace()
+        assert "other: unknown key" in table[3]
+        assert table[4].startswith("slow   1       READY ")
+        assert "threads are not pinned" in table[5]
+        dated = re.compile(r"\d{4}-\d\d-\d\d ")
+        assert all(dated.match(line) for line in lines[: start - 1] + lines[start + 5 :])
+        # What has failed is not said to be loaded.
+        assert [line.partition("server: ")[2] for line in lines if "loaded " in line and dated.match(line)] == [
+            "loaded 1 of 2: slow 1"
+        ]
+
+
 def test_every_line_of_a_json_log_is_an_object(repository: Path, tmp_path: Path) -> None:
-    flags = ["--model-repository", str(repository), "--load-models", "slow", "--grpc-addr", "127.0.0.1:0"]
+    root = with_broken_model(repository, tmp_path)
+    flags = ["--model-repository", str(root), "--grpc-addr", "127.0.0.1:0"]
     log_path = tmp_path / "log"
     with log_path.open("wb") as log, (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
@@ -128,6 +165,14 @@ def test_every_line_of_a_json_log_is_an_object(repository: Path, tmp_path: Path)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["timestamp"])
         assert abs(datetime.fromisoformat(line["timestamp"]).timestamp() - time.time()) < 300
         assert line["level"] in ("debug", "info", "warning", "error")
+    records = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert all(list(line)[:4] == ["timestamp", "level", "area", "event"] for line in records)
+    assert [(line["model"], line["state"]) for line in records if line["event"] == "model version"] == [
+        ("broken", "UNAVAILABLE"),
+        ("broken", "UNAVAILABLE"),
+        ("slow", "READY"),
+    ]
+    assert len([line for line in lines if line["level"] == "error"]) == 2
     [serving] = [line for line in lines if "serving gRPC" in line["event"]]
     assert (serving["area"], serving["port"], serving["workers"] > 0) == ("server", port, True)
     [ended] = [line for line in lines if " ended: HTTP/1 " in line["event"]]

@@ -87,8 +87,6 @@ def test_every_module_that_logs_is_of_an_area() -> None:
         if "getLogger" in names:
             relative = path.relative_to(root).with_suffix("")
             found.add(area_of("toutates." + ".".join(relative.parts)))
-    # It says something only of standard output, for the server.
-    found.remove("standard_streams")
     assert found <= set(AREAS)
     assert len(found) > 5
 

@@ -189,3 +189,35 @@ def test_the_thread_runs_where_it_is_told_to(tmp_path: Path) -> None:
     assert os.sched_getaffinity(0) == mine
     output.close(30)
     os.close(fd)
+
+
+def test_what_goes_to_two_destinations_keeps_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "both"
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    tables = os.open(path, os.O_WRONLY | os.O_APPEND)
+    output = LogOutput(log, lost)
+    output.start()
+    table = "".join(f"row {number} {'x' * 200}\n" for number in range(1_000))
+    expected = ""
+    for number in range(20):
+        output.put(f"before {number}\n")
+        output.put(table, tables)
+        output.put(f"after {number}\n")
+        expected += f"before {number}\n{table}after {number}\n"
+    output.close(30)
+    assert path.read_text() == expected
+    for fd in (log, tables):
+        os.close(fd)
+
+
+def test_a_table_that_nobody_reads_is_given_up_and_the_log_goes_on(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    output = LogOutput(fd, lost)
+    output.start()
+    output.put("one\n" * 100_000, pipe[1])
+    output.put("two\n")
+    wait_until(lambda: "two\n" in (tmp_path / "log").read_text())
+    output.close(30)
+    reason = "standard output cannot be written: nobody reads it"
+    assert (tmp_path / "log").read_text() == f"two\nlost 100000: {reason}\n"
+    os.close(fd)

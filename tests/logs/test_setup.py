@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 import structlog
 
+from toutates.logs import setup as logs_setup
 from toutates.logs.recent import KEPT, MAX_CHARACTERS
 from toutates.logs.rendering import LogFormat
 from toutates.logs.repeats import FEW_PER_PERIOD, LINES_PER_PERIOD
@@ -30,7 +34,7 @@ def _without_structlog() -> Iterator[None]:
 
 @contextmanager
 def logging_to(path: Path, levels: str = "info", log_format: LogFormat = "json") -> Iterator[Logs]:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         with start_logs(levels, log_format, fd=fd) as logs:
             yield logs
@@ -135,3 +139,81 @@ def test_a_pipe_that_nobody_reads_holds_up_neither_the_work_nor_for_long_the_end
         assert logs.lost > 0
     os.close(writer)
     os.close(reader)
+
+
+def test_what_native_code_writes_is_a_line_of_a_json_log_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with start_logs("info", "json", fd=fd):
+        os.write(fd, b"\x1b[0;93m2026-11-22 01:02:03.4 [W:onnxruntime:Default, device.cc:164 Find] no GPU\x1b[m\n")
+        os.write(fd, b"[E:onnxruntime:, session.cc:1 Run] bad\ntwo\xff lines\n\nand an end")
+    os.write(fd, b"after\n")
+    os.close(fd)
+    *said, after = path.read_text().splitlines()
+    assert after == "after"
+    assert [(line["level"], line["area"], line["event"]) for line in map(json.loads, said)] == [
+        ("warning", "onnxruntime", "2026-11-22 01:02:03.4 [W:onnxruntime:Default, device.cc:164 Find] no GPU"),
+        ("error", "onnxruntime", "[E:onnxruntime:, session.cc:1 Run] bad"),
+        ("warning", "stderr", "two\\xff lines"),
+        ("warning", "stderr", "and an end"),
+    ]
+
+
+def test_a_flood_of_native_code_is_bounded_and_holds_up_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with start_logs("info", "json", fd=fd):
+        for _ in range(2_000):
+            try:
+                os.write(fd, b"x" * 999 + b"\n")
+            except BlockingIOError:
+                continue  # the pipe is full, which is told at once
+    os.close(fd)
+    assert len(lines_of(path)) < 2 * LINES_PER_PERIOD
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_python_says_by_itself_is_in_the_log(tmp_path: Path, log_format: LogFormat) -> None:
+    class Bad:
+        def __del__(self) -> None:
+            raise ValueError("unraisable")
+
+    def fail() -> None:
+        raise ValueError("of a thread")
+
+    hooks = threading.excepthook, sys.unraisablehook
+    with logging_to(tmp_path / "log", log_format=log_format):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("take care", stacklevel=1)
+        thread = threading.Thread(target=fail, name="worker-7")
+        thread.start()
+        thread.join()
+        Bad()
+    text = (tmp_path / "log").read_text()
+    for words in ("UserWarning: take care", "worker-7 failed", "ValueError: of a thread", "ValueError: unraisable"):
+        assert words in text
+    if log_format == "json":
+        assert [line["level"] for line in lines_of(tmp_path / "log")] == ["warning", "error", "error"]
+    assert (threading.excepthook, sys.unraisablehook) == hooks
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_tables_go_to_standard_output_in_the_order_of_the_log(
+    tmp_path: Path, log_format: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    both = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    monkeypatch.setattr(logs_setup, "STANDARD_OUTPUT", both)
+    with logging_to(path, log_format=log_format) as logs:
+        logger.info("before")
+        logs.show("A B\n1 2", [{"event": "row", "a": 1, "b": "2"}])
+        logger.info("after")
+    os.close(both)
+    before, *table, after = path.read_text().splitlines()
+    assert ("before" in before, "after" in after) == (True, True)
+    if log_format == "text":
+        assert table == ["A B", "1 2"]
+    else:
+        [row] = map(json.loads, table)
+        assert (row["level"], row["area"], row["event"], row["a"], row["b"]) == ("info", "server", "row", 1, "2")

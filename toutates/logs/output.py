@@ -1,8 +1,11 @@
-"""Gets lines out: a bounded queue, and one thread that writes them to a file descriptor.
+"""Gets lines out: a bounded queue, and one thread that writes them in the order in which they came.
 
 A log may go to a pipe that nobody reads, a disk that is full, a terminal that is stopped, a file system that hangs.
 None of that is worth a request, so nobody but this thread ever waits for it. What does not fit into the queue is lost,
 as is what the destination refuses; both are counted, and told as soon as there is a way to.
+
+The tables of standard output go the same way, so that they and the log do not run into each other where both streams
+are one terminal or file.
 
 The thread looks before it writes (``poll``), so that it can end while nobody reads: a pipe that is ready takes PIPE_BUF
 bytes. Where that does not help, a hung file system, the process ends without it.
@@ -10,6 +13,7 @@ bytes. Where that does not help, a hung file system, the process ends without it
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
@@ -28,6 +32,8 @@ PIECE: Final = 4_096
 FILE_PIECE: Final = 65_536
 #: How often the thread looks whether it has to end while nobody takes what it writes.
 LOOK_MS: Final = 100
+#: How long what is not the log waits for its reader, and the log behind it.
+OTHERS_WAIT_S: Final = 1.0
 
 #: Work of the log's that has a time: gets the time, monotonic nanoseconds, and says how much later it has to be called
 #: again; None for when it asks for it by ``wake``.
@@ -36,11 +42,23 @@ Chore = Callable[[int], int | None]
 LAST: Final = 2**63 - 1
 
 
+class _Destination:
+    """A file descriptor that lines are written to; for the thread alone."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.piece_size = FILE_PIECE if _is_file(fd) else PIECE
+        self.poller = select.poll()
+        self.poller.register(fd, select.POLLOUT)
+        #: whether some of the last line was written, and not all of it
+        self.torn = False
+
+
 class LogOutput:
     """See the module. ``put`` and ``wake`` may be called by any thread.
 
     Args:
-        fd: where lines go.
+        fd: where the log goes.
         tell_loss: makes the line that tells of others: how many were lost, and why.
 
     Attributes:
@@ -52,7 +70,7 @@ class LogOutput:
         self._tell_loss = tell_loss
         #: guards the next seven; reentrant, because a finalizer may log at any time
         self._changed = Condition()
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._closing_at_ns: int | None = None
         self._woken = False
@@ -60,10 +78,9 @@ class LogOutput:
         self._why = ""
         self.lost = 0
         self._chores: list[Chore] = []
-        #: for the thread alone: whether the last line was refused, which is no time to tell of others; whether some of
-        #: it was not; and how many lost lines the current one tells of
+        #: for the thread alone: whether the last line of the log was refused, which is no time to tell of others; and
+        #: how many lost lines the current one tells of
         self._is_refused = False
-        self._torn = False
         self._telling = 0
         # A daemon: a write that hangs must not keep the process. Otherwise it ends with ``close``.
         self._thread = Thread(target=self._run, name="log", daemon=True)
@@ -77,14 +94,19 @@ class LogOutput:
         self._chores = list(chores)
         self._thread.start()
 
-    def put(self, line: str) -> None:
-        """Have a line written, which ends with a newline; or lose it, if too many wait. Takes constant time."""
+    def put(self, line: str, fd: int | None = None) -> None:
+        """Have text written, which ends with a newline; or lose it, if too much waits. Takes constant time.
+
+        Args:
+            line: of the log; elsewhere it may be a whole table.
+            fd: where it goes; None for where the log goes.
+        """
         data = line.encode("utf-8", "backslashreplace")
         with self._changed:
             if len(self._lines) >= MAX_LINES or self._bytes + len(data) > MAX_BYTES:
                 self._lose(1, "they came faster than they could be written")
                 return
-            self._lines.append(data)
+            self._lines.append((self._fd if fd is None else fd, data))
             self._bytes += len(data)
             self._changed.notify()
 
@@ -102,25 +124,27 @@ class LogOutput:
         except (OSError, ValueError):
             pass  # it runs where it may
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> bool:
         """Write what is left, and end the thread.
 
         Args:
             timeout_s: what is not written by then is lost.
+
+        Returns:
+            Whether the thread has ended. One that hangs in a write uses its descriptor still.
         """
         if not self._thread.is_alive():
-            return
+            return True
         with self._changed:
             self._closing_at_ns = time.monotonic_ns() + int(timeout_s * 1e9)
             self._changed.notify()
         self._thread.join(timeout_s + 2 * LOOK_MS / 1_000)
+        return not self._thread.is_alive()
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        piece_size = FILE_PIECE if _is_file(self._fd) else PIECE
-        poller = select.poll()
-        poller.register(self._fd, select.POLLOUT)
+        destinations = {self._fd: _Destination(self._fd)}
         while True:
             wait_s = self._do_chores()
             with self._changed:
@@ -130,8 +154,11 @@ class LogOutput:
                 is_closing = self._closing_at_ns is not None
             if is_closing:
                 self._do_chores(last=True)
-            while lines := self._take(piece_size):
-                if not self._write(poller, lines, piece_size):
+            while taken := self._take(destinations[self._fd].piece_size):
+                fd, lines = taken
+                if fd not in destinations:
+                    destinations[fd] = _Destination(fd)
+                if not self._write(destinations[fd], lines):
                     return
             if is_closing:
                 return
@@ -146,45 +173,62 @@ class LogOutput:
     def _has_loss_to_tell(self) -> bool:
         return self._untold > 0 and not self._is_refused
 
-    def _take(self, size: int) -> list[bytes]:
-        """Lines of about ``size`` bytes together, one at least if there are any."""
+    def _take(self, size: int) -> tuple[int, list[bytes]] | None:
+        """Lines of about ``size`` bytes together, of one destination, one at least; None if there are none."""
+        fd = self._fd
         taken: list[bytes] = []
         length = 0
         with self._changed:
-            while self._lines and (not taken or length + len(self._lines[0]) <= size):
-                taken.append(self._lines.popleft())
-                length += len(taken[-1])
+            while self._lines:
+                next_fd, line = self._lines[0]
+                if taken and (next_fd != fd or length + len(line) > size):
+                    break
+                fd = next_fd
+                length += len(line)
+                taken.append(line)
+                self._lines.popleft()
             self._bytes -= length
             if not taken and self._has_loss_to_tell:  # behind the lines that came before
                 taken.append(self._tell_loss(self._untold, self._why).encode("utf-8", "backslashreplace"))
                 self._telling, self._untold = self._untold, 0
-        return taken
+        return (fd, taken) if taken else None
 
-    def _write(self, poller: select.poll, lines: list[bytes], piece_size: int) -> bool:
+    def _write(self, destination: _Destination, lines: list[bytes]) -> bool:
         """Write lines, or lose them; returns whether there is time for more."""
-        data = memoryview(b"".join((b"\n" if self._torn else b"", *lines)))
+        is_log = destination.fd == self._fd
+        data = memoryview(b"".join((b"\n" if destination.torn else b"", *lines)))
         is_begun = False
+        give_up_ns = time.monotonic_ns() + int(OTHERS_WAIT_S * 1e9)
         try:
             while data:
-                while not poller.poll(LOOK_MS):
+                while not destination.poller.poll(LOOK_MS):
+                    now_ns = time.monotonic_ns()
                     closing_at_ns = self._closing_at_ns
-                    if closing_at_ns is not None and time.monotonic_ns() >= closing_at_ns:
+                    if closing_at_ns is not None and now_ns >= closing_at_ns:
                         return False
+                    if not is_log and now_ns >= give_up_ns:
+                        raise OSError(errno.EAGAIN, "nobody reads it")
                 try:
-                    data = data[os.write(self._fd, data[:piece_size]) :]
+                    data = data[os.write(destination.fd, data[: destination.piece_size]) :]
                     is_begun = True
                 except BlockingIOError:  # not ours to set, but others share the file: ready, and yet not for so much
                     time.sleep(LOOK_MS / 1_000)
         except OSError as error:
+            why = error.strerror or "it could not be written"
             with self._changed:
-                self._is_refused = True
+                self._is_refused |= is_log
                 if self._telling:
                     self._untold += self._telling
+                elif is_log:
+                    self._lose(len(lines), why)
                 else:
-                    self._lose(len(lines), error.strerror or "it could not be written")
-            self._torn |= is_begun
+                    count = sum(line.count(b"\n") for line in lines)
+                    self._lose(count, f"standard output cannot be written: {why}")
+            destination.torn |= is_begun
         else:
-            self._is_refused = self._torn = False
+            destination.torn = False
+            if is_log:
+                self._is_refused = False
         self._telling = 0
         return True
 

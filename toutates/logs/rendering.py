@@ -64,6 +64,7 @@ class LogFormatter:
     """
 
     def __init__(self, log_format: LogFormat, levels: Callable[[], LogLevels], *, colours: bool = False) -> None:
+        self.log_format: LogFormat = log_format
         render: Processor = _as_json if log_format == "json" else _Text(levels, colours)
         self._render = render
         self._formatter = ProcessorFormatter(

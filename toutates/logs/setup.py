@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from toutates.logs.access_log import AccessLog
+from toutates.logs.captured import CapturedStream
 from toutates.logs.control import LogControl
 from toutates.logs.handler import LogHandler
 from toutates.logs.levels import PACKAGE, parse_levels
@@ -22,7 +25,10 @@ from toutates.logs.rendering import LogFormat, LogFormatter
 
 __all__ = ["Logs", "start_logs"]
 
+STANDARD_OUTPUT: Final = 1
 STANDARD_ERROR: Final = 2
+logger = logging.getLogger(__name__)
+
 #: How long the end waits for whoever should read the log.
 CLOSE_S: Final = 2.0
 
@@ -57,6 +63,23 @@ class Logs:
         if self.output is not None and cpus:
             self.output.place(set(cpus))
 
+    def show(self, table: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write a table to standard output; where the log is JSON, an object for each of its records.
+
+        Args:
+            table: lines for people.
+            records: the same for programs; each has the key ``event``.
+        """
+        if self.output is None or self.formatter is None:
+            print(table, flush=True)
+            return
+        if self.formatter.log_format == "json":
+            fields: dict[str, Any] = {"time_s": time.time(), "level": logging.INFO, "area": "server"}
+            table = "".join(self.formatter.of_fields(**fields, **record) for record in records)
+        else:
+            table += "\n"
+        self.output.put(table, STANDARD_OUTPUT)
+
     def write(self, area: str, text: str) -> None:
         """Write what somebody has asked for: every line of it, whatever the levels are, and however often it comes."""
         for line in text.splitlines():
@@ -88,6 +111,9 @@ def start_logs(
         ValueError: the levels are not of that form.
     """
     control = LogControl(parse_levels(levels))
+    captured = CapturedStream(fd) if log_format == "json" else None
+    if captured is not None:
+        fd = captured.real
     recent = RecentWarnings()
     formatter = LogFormatter(log_format, lambda: control.levels, colours=_takes_colours(fd))
 
@@ -108,11 +134,39 @@ def start_logs(
     access = AccessLog(formatter, output.put) if with_access_log else None
     output.start(handler.flush_repeats, *([] if access is None else [access.drain]))
     try:
-        yield Logs(control, recent, access, output, formatter, handler)
+        with _what_python_says():
+            yield Logs(control, recent, access, output, formatter, handler)
     finally:
+        if captured is not None:
+            captured.end()
         # First what is left: from here on lines would only wait.
-        output.close(CLOSE_S)
+        has_ended = output.close(CLOSE_S)
         root.removeHandler(handler)
+        if captured is not None and has_ended:
+            captured.close()
+
+
+@contextmanager
+def _what_python_says() -> Iterator[None]:
+    """Have Python's own words logged within the block: warnings, and exceptions that nobody catches."""
+
+    def of_thread(said: threading.ExceptHookArgs) -> None:
+        if said.exc_type is not SystemExit and said.exc_value is not None:
+            name = said.thread.name if said.thread is not None else "a thread"
+            logger.error("%s failed", name, exc_info=said.exc_value)
+
+    def unraisable(said: sys.UnraisableHookArgs) -> None:
+        text = said.err_msg or "Exception ignored in"
+        logger.error("%s: %r", text, said.object, exc_info=said.exc_value)
+
+    hooks = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = of_thread, unraisable
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        threading.excepthook, sys.unraisablehook = hooks
 
 
 def _takes_colours(fd: int) -> bool:

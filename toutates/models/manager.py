@@ -135,17 +135,18 @@ class ModelManager:
 
         Args:
             folders: what ``repository.scan`` has found.
-            on_progress: called with versions done, versions in all, and the version done last.
+            on_progress: called for each version, with versions that were loaded, versions in all, and its name; or with
+                "" for its name if it could not be loaded.
         """
         for folder in folders:
             self._note_findings(folder)
         total = sum(len(folder.versions) for folder in folders)
-        done = 0
+        loaded = 0
 
         def on_version(name: str) -> None:
-            nonlocal done
-            done += 1
-            on_progress(done, total, name)
+            nonlocal loaded
+            loaded += bool(name)
+            on_progress(loaded, total, name)
 
         models: dict[str, ModelEntry] = {}
 
@@ -369,7 +370,7 @@ class ModelManager:
 
         async def load_one(version: VersionFolder) -> None:
             entries[version.number] = await self._load(model, version, overridden)
-            on_version(f"{model} {version.number}")
+            on_version(f"{model} {version.number}" if entries[version.number].served is not None else "")
 
         async with trio.open_nursery() as nursery:
             for version in versions:
@@ -491,8 +492,9 @@ class ModelManager:
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
         self.counters.failures += 1
-        fields = {"model": model, "version": version.number, "reason": reason}
-        logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
+        for line in reason.splitlines():
+            fields = {"model": model, "version": version.number, "reason": line}
+            logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
         return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
 
     def _note_findings(self, folder: ModelFolder) -> None:
@@ -500,8 +502,9 @@ class ModelManager:
             logger.warning("%s", warning)
         if folder.problem:
             self.counters.failures += 1
-            fields = {"model": folder.name, "reason": folder.problem}
-            logger.error("model '%s' cannot be loaded: %s", *fields.values(), extra=fields)
+            for line in folder.problem.splitlines():
+                fields = {"model": folder.name, "reason": line}
+                logger.error("model '%s' cannot be loaded: %s", *fields.values(), extra=fields)
 
     def stop(self) -> None:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""

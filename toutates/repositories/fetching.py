@@ -1,9 +1,8 @@
-"""Models of repositories made local, a few at a time, with a line that shows how far they are."""
+"""Models of repositories made local, a few at a time, with lines in the log that show how far they are."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +22,7 @@ __all__ = ["DownloadLine", "fetch_all"]
 logger = logging.getLogger(__name__)
 
 _MODELS_AT_ONCE: Final = 4
-_LOG_SECONDS: Final = 5.0
-_TERMINAL_SECONDS: Final = 0.1
+_PERIOD_S: Final = 5.0
 
 
 async def fetch_all(found: Sequence[tuple[Repository, ModelFolder]], cpus: tuple[int, ...] = ()) -> list[ModelFolder]:
@@ -73,7 +71,7 @@ async def fetch_all(found: Sequence[tuple[Repository, ModelFolder]], cpus: tuple
 
 
 class DownloadLine:
-    """Shows downloads of several models together: a line that is rewritten on a terminal, log lines elsewhere.
+    """Shows downloads of several models together, by a line in the log every few seconds.
 
     Nothing is shown before the first one has taken some time, so that a start from the cache is silent.
 
@@ -85,9 +83,7 @@ class DownloadLine:
         self._clock = clock
         self._lock = threading.Lock()
         self._models: dict[str, tuple[int, int]] = {}
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._period = _TERMINAL_SECONDS if self._terminal else _LOG_SECONDS
-        self._next = clock() + self._period
+        self._next = clock() + _PERIOD_S
 
     def of(self, model: str) -> Progress:
         """What is to be called with one model's progress, in any thread."""
@@ -96,7 +92,7 @@ class DownloadLine:
             with self._lock:
                 self._models[model] = (done, total)
                 if self._clock() >= self._next:
-                    self._next = self._clock() + self._period
+                    self._next = self._clock() + _PERIOD_S
                     self._show(model)
 
         return on_progress
@@ -104,11 +100,4 @@ class DownloadLine:
     def _show(self, model: str) -> None:
         done = sum(done for done, _ in self._models.values()) / 1e6
         total = sum(total for _, total in self._models.values()) / 1e6
-        if self._terminal:
-            text = f"\r\x1b[Kfetching models: {done:.1f} of {total:.1f} MB ({model})"
-            try:
-                print(text, end="\n" if done == total else "", file=sys.stderr, flush=True)
-            except (OSError, ValueError):
-                pass  # a terminal that has gone is no reason not to serve
-        else:
-            logger.info("fetched %.1f of %.1f MB: %s", done, total, model)
+        logger.info("fetched %.1f of %.1f MB: %s", done, total, model)
