@@ -26,6 +26,8 @@ class Attack:
         answers_pings: whether the server's PINGs are answered.
         freezes: whether the process is to be suspended, as if its machine were gone, once every connection has said
             ``peer.note_ready``.
+        on_http: whether it attacks the HTTP side (``--metrics-addr``) instead of the gRPC port. Then the honest client
+            whose waits are measured is one that asks /health/live.
     """
 
     name: ClassVar[str]
@@ -38,6 +40,7 @@ class Attack:
     reads: ClassVar[bool] = True
     answers_pings: ClassVar[bool] = True
     freezes: ClassVar[bool] = False
+    on_http: ClassVar[bool] = False
 
     def prepare(self) -> None:
         """Make what is sent, where that takes long. It is not counted as the attack's cost."""

@@ -149,12 +149,15 @@ def frozen(attacker: AttackProcess, attack: Attack) -> Iterator[None]:
             attacker.thaw()
 
 
-def run_experiment(attack: Attack, pid: int, port: int, *, before_s: float, seconds: float, after_s: float) -> Outcome:
+def run_experiment(
+    attack: Attack, pid: int, port: int, http_port: int = 0, *, before_s: float, seconds: float, after_s: float
+) -> Outcome:
     """Run one attack.
 
     Args:
         pid: of the server.
-        port: of the server.
+        port: of the server's gRPC.
+        http_port: of the server's HTTP side; only attacks on that need it.
         before_s, after_s: how long honest clients are watched without it.
         seconds: how long it lasts.
 
@@ -162,14 +165,14 @@ def run_experiment(attack: Attack, pid: int, port: int, *, before_s: float, seco
         HonestError: an honest request failed.
         RuntimeError: the attacker failed.
     """
-    with Crowd(port) as crowd:
+    with Crowd(port, health_port=http_port if attack.on_http else None) as crowd:
         time.sleep(0.1)  # the first calls of each client have the server learn
         files_before, before_mib = open_files(pid), resident_mib(pid)
         reset_peak(pid)
         begun, cpu_begun = time.monotonic(), cpu_time(pid).total
         time.sleep(before_s)
         watched, cpu_watched = time.monotonic(), cpu_time(pid).total
-        with AttackProcess(attack.name, port) as attacker:
+        with AttackProcess(attack.name, http_port if attack.on_http else port) as attacker:
             attacker.wait_ready()
             struck, cpu_struck = time.monotonic(), cpu_time(pid).total
             with frozen(attacker, attack):

@@ -1,4 +1,7 @@
-"""Honest clients, who go on while others attack: one that measures how long each answer takes, and tritonclient."""
+"""Honest clients, who go on while others attack: one that measures how long each answer takes, and tritonclient.
+
+The one that measures makes inference requests, or asks for the server's health over HTTP, as orchestrators do.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
@@ -29,13 +33,14 @@ from fuzz.attacks.wire import (
     unary,
 )
 
-__all__ = ["Crowd", "HonestError", "Phase", "RawClient"]
+__all__ = ["Crowd", "HonestError", "Phase", "Prober", "RawClient"]
 
 #: A server that needs longer counts as stuck.
 _PATIENCE_S: Final = 20.0
 #: Between two requests of the client that measures, and of tritonclient.
 _PAUSE_S: Final = 0.003
 _TRITON_PAUSE_S: Final = 0.05
+_PROBE_PAUSE_S: Final = 0.05
 
 
 class HonestError(AssertionError):
@@ -48,6 +53,8 @@ class RawClient:
     Raises:
         HonestError: by all methods: the server did not answer rightly.
     """
+
+    pause_s: ClassVar[float] = _PAUSE_S
 
     def __init__(self, port: int) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
@@ -105,6 +112,36 @@ class RawClient:
         return head[3], head[4], int.from_bytes(head[5:9], "big"), payload
 
 
+class Prober:
+    """Asks for the server's health, each time on a new connection.
+
+    Raises:
+        HonestError: by ``call``: the server did not say that it lives.
+    """
+
+    pause_s: ClassVar[float] = _PROBE_PAUSE_S
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def call(self, number: int) -> None:
+        """Ask once."""
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)
+        try:
+            connection.request("GET", "/health/live")
+            answer = connection.getresponse()
+            said = answer.status, answer.read()
+        except (OSError, HTTPException) as error:
+            raise HonestError(f"probe {number} was not answered: {error!r}") from error
+        finally:
+            connection.close()
+        if said != (200, b"live\n"):
+            raise HonestError(f"probe {number} was answered {said}")
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """What honest clients saw for a while.
@@ -126,10 +163,12 @@ class Crowd:
     Args:
         port: of the server.
         with_triton: whether tritonclient is among them; it has no wheels for free-threaded Python.
+        health_port: of the server's HTTP side, where it is probes whose waits are measured.
     """
 
-    def __init__(self, port: int, *, with_triton: bool = True) -> None:
+    def __init__(self, port: int, *, with_triton: bool = True, health_port: int | None = None) -> None:
         self._port = port
+        self._health_port = health_port
         self._over = threading.Event()
         #: (start, end) of each call, monotonic seconds
         self._calls: list[tuple[float, float]] = []
@@ -185,7 +224,7 @@ class Crowd:
             self._failures.append(error)
 
     def _call_and_measure(self) -> None:
-        client = RawClient(self._port)
+        client = RawClient(self._port) if self._health_port is None else Prober(self._health_port)
         try:
             number = 0
             while not self._over.is_set():
@@ -194,7 +233,7 @@ class Crowd:
                 ended = time.monotonic()
                 self._calls.append((started, ended))
                 number += 1
-                time.sleep(_PAUSE_S)
+                time.sleep(client.pause_s)
         finally:
             client.close()
 

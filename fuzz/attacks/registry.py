@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fuzz.attacks import bombs, control_floods, floods_of_connections, header_bombs, rapid_reset, slow_peers
+from fuzz.attacks import (
+    bombs,
+    control_floods,
+    floods_of_connections,
+    header_bombs,
+    http_floods,
+    rapid_reset,
+    slow_peers,
+)
 from fuzz.attacks.attack import Attack
 
 __all__ = ["ATTACKS"]
@@ -47,6 +55,9 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     floods_of_connections.HoldConnections,
     floods_of_connections.ConnectionChurn,
     floods_of_connections.PortScan,
+    http_floods.PipelinedRequests,
+    http_floods.PipelinedProbes,
+    http_floods.RequestsLeftBehind,
 )
 
 #: An instance of each, made without cost: what an attack sends, it prepares when it first strikes.

@@ -76,9 +76,16 @@ def _run(attack: Attack, seconds: float) -> Outcome:
         folder = Path(scratch)
         (folder / "models").mkdir()
         build_repository(folder / "models")
-        with running(folder / "models", folder, FLAGS) as server:
+        flags = (*FLAGS, "--metrics-addr", "127.0.0.1:0") if attack.on_http else FLAGS
+        with running(folder / "models", folder, flags) as server:
             return run_experiment(
-                attack, server.process.pid, server.port, before_s=_WATCH_S, seconds=seconds, after_s=_WATCH_S
+                attack,
+                server.process.pid,
+                server.port,
+                server.http_port if attack.on_http else 0,
+                before_s=_WATCH_S,
+                seconds=seconds,
+                after_s=_WATCH_S,
             )
 
 

@@ -37,6 +37,8 @@ _FLAGS: Final = (
 #: batches of 256 MiB, and ONNX Runtime's arena as large as all answers that ever waited at once. One needs a process
 #: suspended.
 _LEFT_OUT: Final = {"shape-pollution", "deaf-reader", "vanished-peer"}
+#: Attacks on the HTTP side are for a server that has one.
+_ATTACKS: Final = tuple(name for name in ATTACKS if name not in _LEFT_OUT and not ATTACKS[name].on_http)
 #: Between two connections of an attacker, so that honest clients are what the soak is about.
 _ATTACK_PAUSE_S: Final = 0.3
 #: How long threads and files of the server may take to be as few as at the start.
@@ -80,7 +82,7 @@ class _Soak:
             self._run_round(number, self.plan.seconds / rounds)
             self._settle()
             self.account.samples.append(take_sample(self.server.process.pid, time.monotonic() - began))
-            if self.account.warm_up is None and self._attacks >= len(ATTACKS) - len(_LEFT_OUT):
+            if self.account.warm_up is None and self._attacks >= len(_ATTACKS):
                 self.account.warm_up = number + 1
             if self.account.problems:
                 break
@@ -118,7 +120,7 @@ class _Soak:
     def _attack(self, until: float, rng: random.Random) -> None:
         while (left := until - time.monotonic()) > 0:
             if not self._to_come:
-                self._to_come = [name for name in ATTACKS if name not in _LEFT_OUT]
+                self._to_come = list(_ATTACKS)
                 rng.shuffle(self._to_come)
             seconds = min(left, rng.uniform(0.5, 4))
             with AttackProcess(self._to_come.pop(), self.server.port, seconds, _ATTACK_PAUSE_S) as attacker:

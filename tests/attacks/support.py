@@ -32,6 +32,7 @@ FLAGS: Final = (
     *("--handshake-timeout", "0.5"),
     *("--stall-timeout", "0.5"),
     *("--max-connection-buffered-bytes", "33554432"),
+    *("--metrics-addr", "127.0.0.1:0"),
 )
 SECONDS: Final = 0.6
 #: What 99 of 100 honest requests may take while an attacker, the tests' own clients and whatever else runs here share
@@ -45,7 +46,15 @@ MOST_GROWTH_MIB: Final = 128.0
 
 def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS) -> Outcome:
     """The outcome of an attack on a server; honest requests have all been answered rightly."""
-    return run_experiment(attack, server.process.pid, server.port, before_s=0.15, seconds=seconds, after_s=0.15)
+    return run_experiment(
+        attack,
+        server.process.pid,
+        server.port,
+        server.http_port if attack.on_http else 0,
+        before_s=0.15,
+        seconds=seconds,
+        after_s=0.15,
+    )
 
 
 def attacked_by_all(

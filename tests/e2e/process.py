@@ -24,6 +24,7 @@ PYTHON: Final = os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
 NO_HTTP: Final = ("--metrics-addr", "off")
 
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
+_STATUS_PAGE = re.compile(r"status page on http://127\.0\.0\.1:(\d+)/")
 _START_SECONDS = 60.0
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
 _STOP_SECONDS = 60.0
@@ -52,6 +53,13 @@ class ServerProcess:
     def address(self) -> str:
         """Where it listens, host:port."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def http_port(self) -> int:
+        """Of its HTTP side, where it was told to have one (``--metrics-addr 127.0.0.1:0``)."""
+        match = _STATUS_PAGE.search(self.log)
+        assert match is not None, self.log
+        return int(match[1])
 
     @property
     def log(self) -> str:

@@ -43,18 +43,20 @@ class Clock:
 
 
 def test_a_budget_is_spent_at_once_and_comes_back_with_time() -> None:
-    clock, used = Clock(), Clock()
-    budget = CpuBudget(0.1, 2.0, clock=clock, cpu_clock=used)
-    used.now = 1.9
+    clock = Clock()
+    budget = CpuBudget(0.1, 2.0, 1.0, clock=clock)
+    budget.use(1.9)
     assert budget.shortage_s() == 0
-    used.now = 2.5
+    budget.use(0.6)
     assert budget.shortage_s() == pytest.approx(5.0)
     clock.now = 4.0
     assert budget.shortage_s() == pytest.approx(1.0)
     clock.now = 1_000.0
     assert budget.shortage_s() == 0
-    used.now = 4.6  # and never more than the burst
+    budget.use(2.1)  # and never more than the burst
     assert budget.shortage_s() == pytest.approx(1.0)
+    budget.use(500.0)  # nor is more ever missing than the debt that is allowed
+    assert budget.shortage_s() == pytest.approx(10.0)
 
 
 def test_a_text_is_kept_for_many_times_as_long_as_it_took() -> None:

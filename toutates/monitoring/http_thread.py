@@ -1,13 +1,14 @@
 """The HTTP side's thread: one Trio run, in which Hypercorn speaks HTTP on ``--metrics-addr``.
 
-It has nothing in common with the workers but what they count, and a share of the CPU (``cpu_budget``). Whatever goes
-wrong with a connection ends that connection.
+It has nothing in common with the workers but what they count, and a share of the CPU (``turns``). Whatever goes wrong
+with a connection ends that connection.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,8 +24,8 @@ from hypercorn.typing import ASGIFramework, ConnectionState
 from hypercorn.utils import wrap_app
 
 from toutates.errors import ConfigurationError
-from toutates.monitoring.connections import BoundedStream, ConnectionTable
-from toutates.monitoring.cpu_budget import CpuBudget
+from toutates.monitoring.connections import BoundedStream, ConnectionTable, hung_up
+from toutates.monitoring.turns import CpuMeter, Flow, Lanes
 from toutates.options import Address
 from toutates.placement import Placement, running_on
 
@@ -95,7 +96,8 @@ async def serving_http(
     def run() -> None:
         with running_on(placement.manager, placement.anywhere):
             try:
-                trio.run(_serve, listener, make_app, stop)
+                lanes = Lanes()
+                trio.run(_serve, listener, make_app, stop, lanes, instruments=[CpuMeter(lanes.other.budget)])
             except BaseException:  # of any kind: none may pass for a failure of the thread that waits for this one
                 logger.critical(
                     "the HTTP side has failed; there are no metrics and no status page any more", exc_info=True
@@ -134,28 +136,31 @@ class _Stop:
             await self._event.wait()
 
 
-async def _serve(listener: socket.socket, make_app: Callable[[], App], stop: _Stop) -> None:
+async def _serve(listener: socket.socket, make_app: Callable[[], App], stop: _Stop, lanes: Lanes) -> None:
     app, beside = make_app()
     config = _config()
     table = ConnectionTable()
-    budget = CpuBudget()
     # The parts of ``hypercorn.trio.serve``, which would make streams of its own.
     context = WorkerContext(None)
-    wrapped = wrap_app(cast(ASGIFramework, _Request(app, budget)), config.wsgi_max_body_size, "asgi")
     log = _QuietTracebacks()
 
     async def handle(stream: trio.SocketStream) -> None:
-        bounded = BoundedStream(stream, table, budget)
+        bounded = BoundedStream(stream, table, lanes)
+        bounded.flow.adopt_task()
         table.add(bounded)
         try:
             with bounded.scope:
-                await TCPServer(wrapped, config, context, ConnectionState({}), cast(Any, bounded))
+                if await bounded.wait_spoken():
+                    wrapped = wrap_app(cast(ASGIFramework, _Request(app, bounded)), config.wsgi_max_body_size, "asgi")
+                    await TCPServer(wrapped, config, context, ConnectionState({}), cast(Any, bounded))
         except Exception as error:
             log.write(error)
         finally:
             bounded.abort()
 
     async with trio.open_nursery() as connections:
+        for lane in (lanes.prompt, lanes.other):
+            connections.start_soon(lane.run)
         async with trio.open_nursery() as nursery:
             for activity in (table.sweep, *beside):
                 nursery.start_soon(activity)
@@ -163,7 +168,7 @@ async def _serve(listener: socket.socket, make_app: Callable[[], App], stop: _St
                 partial(
                     trio.serve_listeners,
                     handle,
-                    [trio.SocketListener(trio.socket.from_stdlib_socket(listener))],
+                    [_Door(trio.SocketListener(trio.socket.from_stdlib_socket(listener)), lanes)],
                     handler_nursery=connections,
                 )
             )
@@ -172,6 +177,7 @@ async def _serve(listener: socket.socket, make_app: Callable[[], App], stop: _St
         listener.close()
         # Those that wait for a request end by themselves, the others may finish it.
         await context.terminated.set()
+        table.abort_all(only_silent=True)
         with trio.move_on_after(GRACE_S):
             while len(table):  # noqa: ASYNC110  # of tasks that are Hypercorn's
                 await trio.sleep(0.01)
@@ -191,21 +197,46 @@ def _config() -> Config:
     return config
 
 
+class _Door(trio.abc.Listener[trio.SocketStream]):
+    """A listener that takes turns with probes: many new connections do not keep them waiting."""
+
+    def __init__(self, listener: trio.SocketListener, lanes: Lanes) -> None:
+        self._listener = listener
+        self._flow = Flow(lanes.prompt)
+
+    async def accept(self) -> trio.SocketStream:
+        self._flow.adopt_task()
+        while True:
+            await self._flow.turn()
+            stream = await self._listener.accept()
+            if not hung_up(stream.socket) & ~select.POLLRDHUP:
+                return stream
+            stream.socket.close()  # reset already
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
+
+
 class _Request:
-    """ASGI around the application: a request waits for its share of the CPU.
+    """ASGI around the application: a request waits for its connection's turn, and is dropped if that ends before.
 
     Bodies mean nothing here. They are read and dropped beside the application, because Hypercorn would wait for ever
     with what nobody reads.
     """
 
-    def __init__(self, app: Any, budget: CpuBudget) -> None:
+    def __init__(self, app: Any, stream: BoundedStream) -> None:
         self._app = app
-        self._budget = budget
+        self._stream = stream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             return
+        with self._stream.answering():
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         gone = trio.Event()
+        waiting = trio.CancelScope()
 
         async def receive_end() -> dict[str, str]:
             await gone.wait()
@@ -217,12 +248,16 @@ class _Request:
                 while (await receive())["type"] == "http.request":
                     pass
                 gone.set()
+                waiting.cancel()
 
+            application_receive = receive
             if scope["type"] == "http":
                 nursery.start_soon(drop_body)
-                receive = receive_end
-            await self._budget.wait()
-            await self._app(scope, receive, send)
+                application_receive = receive_end
+            with waiting:
+                await self._stream.request_turn(scope["path"])
+            if not waiting.cancelled_caught:
+                await self._app(scope, application_receive, send)
             nursery.cancel_scope.cancel()
 
 
