@@ -231,7 +231,7 @@ class BoundedStream:
 
 
 def hung_up(peer: trio.socket.SocketType) -> int:
-    """What ``poll`` says of a peer's end: POLLRDHUP if it sends no more, POLLHUP or POLLERR if it is gone, 0 if neither.
+    """What ``poll`` says of a peer's end: POLLRDHUP if it sends no more, POLLHUP or POLLERR if it is gone, or 0.
 
     It says so too where bytes that came before the end have not been read.
     """
