@@ -134,7 +134,7 @@ def check_repository(
 
 def _open(root: Path | S3Specification, cache_root: Path | None, asked_by: str) -> Repository:
     if isinstance(root, Path):
-        return LocalRepository(root, asked_by)
+        return LocalRepository(root, asked_by, tells_log=False)
     [repository] = open_repositories([root], cache_root=cache_root, cache_size=DEFAULT_CACHE_SIZE)
     return repository
 

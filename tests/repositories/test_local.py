@@ -120,3 +120,20 @@ def test_two_models_of_one_name_are_refused_with_both_paths(root: Path, tmp_path
     with pytest.raises(ConfigurationError, match=rf"'m' is in two repositories: '{root}/m' and '{tmp_path}/other/m'"):
         find_models(repositories)
     assert [folder.name for _, folder in find_models(repositories, ["n"])] == ["n"]
+
+
+def test_loose_graphs_are_said_once_and_again_when_others_lie_there(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = LocalRepository(root)
+    (root / "resnet.onnx").write_bytes(b"")
+    for _ in range(2):
+        repository.scan()
+        repository.scan(["m"])
+    [line] = caplog.messages
+    assert line.startswith(f"{root}/resnet.onnx: lies in no model's directory, and is not served; ")
+    (root / "bert.onnx").write_bytes(b"")
+    repository.scan()
+    assert len(caplog.messages) == 3
+    LocalRepository(root, tells_log=False).scan()
+    assert len(caplog.messages) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -13,6 +14,8 @@ from toutates.repositories.interface import Progress, RepositoryStatistics, fing
 
 __all__ = ["LocalRepository"]
 
+logger = logging.getLogger(__name__)
+
 
 class LocalRepository:
     """See ``Repository``. Files are where they are: nothing is fetched, nor kept from being changed by others.
@@ -20,15 +23,24 @@ class LocalRepository:
     Args:
         root: the directory.
         asked_by: the flag or argument that names it, for errors.
+        tells_log: whether the log is told of graphs that lie in no model's directory.
     """
 
-    def __init__(self, root: Path, asked_by: str = "--model-repository") -> None:
+    def __init__(self, root: Path, asked_by: str = "--model-repository", *, tells_log: bool = True) -> None:
         self.name = str(root)
         self._root = root
         self._asked_by = asked_by
+        self._tells_log = tells_log
+        #: what the log has of graphs that lie in no model, which is not said again at every poll
+        self._said: list[str] = []
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
-        """See ``Repository.scan``."""
+        """See ``Repository.scan``. Graphs that lie in no model's directory are said in the log, once."""
+        if only is None and self._tells_log:
+            loose = loose_graphs(self._root)
+            for problem in loose if loose != self._said else ():
+                logger.warning("%s", problem)
+            self._said = loose
         return [_with_fingerprints(folder) for folder in scan(self._root, only, asked_by=self._asked_by)]
 
     def advice(self) -> str:
