@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper
 from tests.batching.support import Rig, gather, model, tensor, unary
 from toutates.batching.lane import GatheredLane, PackedLane
 from toutates.errors import ExecutionFailed
+from toutates.protocol.strings import MANY_ELEMENTS
 
 STRINGS = unary("Identity", ["n", 2], TensorProto.STRING)
 
@@ -167,3 +169,18 @@ def test_a_gathered_request_that_fails_alone_gets_its_reason() -> None:
         [error] = rig.worker.collect("a")
     assert isinstance(error, ExecutionFailed)
     assert str(error).startswith("onnx runtime error 2: ")
+
+
+def test_texts_of_many_elements_are_never_looked_for_in_a_worker_however_quick_the_model_is() -> None:
+    rig = Rig(unary("Identity", ["n", "m"], TensorProto.STRING), quick_ns=10**12)
+    few, many = rig.lane((2,)), rig.lane((MANY_ELEMENTS + 1,))
+    few.note_run(1, 1)
+    many.note_run(1, 1)
+    with rig.running():
+        for ticket, lane, count in (("few", few, 2), ("many", many, MANY_ELEMENTS + 1)):
+            rig.wait_idle()
+            rig.worker.add(ticket, lane, np.full((1, count), b"", object))
+            rig.worker.end_round()
+            [answer] = rig.worker.collect(ticket)
+            assert answer.shape == (1, count)
+    assert rig.ran_in == [threading.current_thread(), rig.threads[0]]

@@ -310,7 +310,8 @@ DATA_CASES: list[Case] = [
         "typed_contents_of_no_rows",
         typed("INT32", (0, 4), int_contents=[1, 2, 3, 4]),
         INVALID,
-        NO_ID + "input byte size mismatch for input 'INPUT' for model 'identity_INT32'. Expected 16, got 16",
+        NO_ID + "input byte size mismatch for input 'INPUT' for model 'identity_INT32'. Its batch dimension "
+        "is 0, so expected 0, got 16; send 1 row or more",
     ),
 ]
 
@@ -595,6 +596,13 @@ MODEL_CASES: list[Case] = [
         dynamic((2**62, 0)),
         INVALID,
         NO_ID + f"byte size for tensor 'INPUT' {TOO_MANY_BYTES}",
+    ),
+    (
+        "a_row_without_a_batch",
+        request("mlp", Tensor("INPUT", "FP32", [0, 64], bytes(256))),
+        INVALID,
+        NO_ID + "input byte size mismatch for input 'INPUT' for model 'mlp'. Its batch dimension is 0, so expected 0, "
+        "got 256; send 1 row or more",
     ),
     (
         "rows_without_elements_are_too_many",

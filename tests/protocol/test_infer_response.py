@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
 from toutates.errors import InvalidRequest
+from toutates.protocol import infer_response
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from toutates.protocol.infer_response import WireTensor, build_template, classify, write_response
 
@@ -114,6 +115,39 @@ def test_classes_of_too_many_values_are_refused() -> None:
     assert classify(np.zeros((1, 1_000_000), np.int8), 1).tolist() == [["0:0"]]
     with pytest.raises(InvalidRequest, match="classification output tensor too large"):
         classify(np.zeros((1, 1_000_001), np.int8), 1)
+
+
+@given(st.data())
+def test_the_greatest_of_many_are_those_that_a_whole_sort_finds(data: st.DataObject) -> None:
+    """NaN is greatest; of equal values, and of NaN, the first."""
+    elements = st.sampled_from([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan])
+    row = np.array(data.draw(st.lists(elements, min_size=1, max_size=12)), np.float32)
+    count = data.draw(st.integers(1, len(row)))
+    assert infer_response._greatest(row, count).tolist() == infer_response._descending(row[None])[0, :count].tolist()
+
+
+def test_more_classes_than_a_worker_has_time_for_are_refused_by_the_limit() -> None:
+    most = infer_response.MAX_CLASSES
+    assert classify(np.zeros((2, most), np.int8), most // 2).shape == (2, most // 2)
+    with pytest.raises(InvalidRequest, match=f"2 rows by {most} classes is too large, at most {most} classes"):
+        classify(np.zeros((2, most), np.int8), most)
+    with pytest.raises(InvalidRequest, match="at most 131072 values of more than 64 rows are sorted; send fewer rows"):
+        classify(np.zeros((65, 10_000), np.int8), 1)
+
+
+def test_classes_are_found_without_sorting_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sort of all takes 100 ms for a million values: what is sorted are the classes asked for."""
+    sorted_sizes: list[int] = []
+    argsort = np.argsort
+
+    def measured(values: Any, **options: Any) -> Any:
+        sorted_sizes.append(values.size)
+        return argsort(values, **options)
+
+    monkeypatch.setattr(np, "argsort", measured)
+    values = np.random.default_rng(1).normal(size=(3, 262_144))
+    assert classify(values, 5).shape == (3, 5)
+    assert sum(sorted_sizes) == 15
 
 
 def test_classes_of_infinities_and_not_a_number_are_written_as_c_does() -> None:

@@ -104,6 +104,9 @@ class Executor:
         left = MAX_LOAN_BATCHES
         while following is not None:
             batch = following
+            if batch.is_long:
+                self.inbox.put(batch)  # as if it had not been lent
+                return
             left -= 1
             try:
                 outcomes = self._run(batch, time.monotonic_ns)

@@ -75,6 +75,14 @@ class Batch:
         #: GatheredLane: (first row, rows, arrays by position), in order of arrival
         self.pieces: list[tuple[int, int, Sequence[Piece]]] = []
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes long to prepare the run, so that it must not be done in a worker's thread."""
+        pieces = self.pieces
+        return bool(pieces) and any(
+            isinstance(piece, StringRows) and piece.many for _, _, arrays in pieces for piece in arrays
+        )
+
     def drop_waiters(self) -> None:
         """The batch is to be used again, without those who waited for it."""
         self.waiters = [[] for _ in self.waiters]
@@ -263,7 +271,8 @@ class GatheredLane(Lane):
 
     def _run(self, pieces: list[Sequence[Piece]], rows: int, session: ModelSession) -> Outputs:
         inputs: dict[int, npt.NDArray[Any] | StringTensor] = {}
-        for at, (index, shape) in enumerate(self.row_shapes):
+        # Of several wrong inputs Triton names the last.
+        for at, (index, shape) in reversed(list(enumerate(self.row_shapes))):
             arrays: list[Any] = [piece[at] for piece in pieces]
             if self.signature.inputs[index].datatype.size:
                 inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

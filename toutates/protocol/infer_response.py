@@ -31,6 +31,12 @@ _RAW_TAG: Final = bytes([6 << 3 | 2])
 
 #: Triton refuses to sort more.
 MAX_CLASSIFIED_ELEMENTS: Final = 1_000_000
+#: The greatest values of a few rows are found without sorting the rest; of more rows, all values are sorted, 131,072 of
+#: them in 15 ms, in the worker's thread.
+_FEW_ROWS: Final = 64
+MAX_SORTED_ELEMENTS: Final = 131_072
+#: Texts that one output may have: they take 0.6 us each, in the worker's thread.
+MAX_CLASSES: Final = 16_384
 
 
 def _raw_head(size: int) -> bytes:
@@ -163,14 +169,51 @@ def classify(values: npt.NDArray[Any], count: int, labels: ClassLabels | None = 
     if values.size > MAX_CLASSIFIED_ELEMENTS:
         raise InvalidRequest("classification output tensor too large")
     rows, n = values.shape
-    # A stable sort of the reversed row, read backwards, keeps the lower index first among equals; negating the values
-    # instead would overflow for integers.
-    order = (n - 1 - np.argsort(values[:, ::-1], axis=1, kind="stable"))[:, ::-1][:, :count]
-    form = "{:f}:{}" if values.dtype.kind == "f" else "{}:{}"
-    texts = [form.format(values[row, at], at) for row in range(rows) for at in order[row]]
+    count = min(count, n)
+    if rows * count > MAX_CLASSES:
+        raise InvalidRequest(
+            f"classification of {rows} row{'' if rows == 1 else 's'} by {count} classes is too large, at most "
+            f"{MAX_CLASSES} classes are returned for one output; ask for fewer classes, or send fewer rows"
+        )
+    if rows <= _FEW_ROWS and count < n:
+        order = np.array([_greatest(row, count) for row in values], np.int64).reshape(rows, count)
+    elif values.size > MAX_SORTED_ELEMENTS:
+        raise InvalidRequest(
+            f"classification of {rows} rows of {n} values is too large, at most {MAX_SORTED_ELEMENTS} values of more "
+            f"than {_FEW_ROWS} rows are sorted; send fewer rows"
+        )
+    else:
+        order = _descending(values)[:, :count]
+    chosen = np.take_along_axis(values, order, axis=1).ravel().tolist()
+    # All at once takes half as long as one by one.
+    form = "%f:%d\n" if values.dtype.kind == "f" else "%d:%d\n"
+    pairs = tuple([part for pair in zip(chosen, order.ravel().tolist(), strict=True) for part in pair])
+    texts = (form * len(chosen) % pairs).splitlines()
     if labels is not None:
         names = [labels[at] for row in order.tolist() for at in row]
         texts = [f"{text}:{name}" if name else text for text, name in zip(texts, names, strict=True)]
     result = np.empty(len(texts), np.object_)
     result[:] = texts
     return result.reshape(rows, order.shape[1])
+
+
+def _descending(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The order of each row's values, greatest first, equal ones by index, NaN before all.
+
+    A stable sort of the reversed row, read backwards, keeps the lower index first among equals; negating the values
+    instead would overflow for integers.
+    """
+    order: npt.NDArray[np.int64] = values.shape[1] - 1 - np.argsort(values[:, ::-1], axis=1, kind="stable")
+    return order[:, ::-1]
+
+
+def _greatest(row: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+    """The first ``count`` of ``_descending``, which are fewer than all, without sorting the others."""
+    least = np.partition(row, len(row) - count)[len(row) - count]
+    if least != least:  # there are more NaN than are asked for
+        return np.flatnonzero(row != row)[:count]
+    above = np.flatnonzero(~(row <= least))  # with the NaN
+    equal = np.flatnonzero(row == least)[: count - len(above)]
+    at = np.sort(np.concatenate([above, equal]))
+    order: npt.NDArray[np.int64] = at[_descending(row[None, at])[0]]
+    return order

@@ -400,8 +400,19 @@ class _Validator:
 
 
 def size_mismatch(identifier: str, tensor: str, model: str, expected: int, got: int) -> InvalidRequest:
-    """The error for an input whose bytes do not fit its shape."""
-    return InvalidRequest(
-        f"{request_prefix(identifier)}input byte size mismatch for input '{tensor}' for model '{model}'. "
-        f"Expected {expected}, got {got}"
-    )
+    """The error for an input whose bytes do not fit its shape.
+
+    Args:
+        identifier: the request's id.
+        tensor: name of the input.
+        model: name of the model.
+        expected: bytes of the shape; of one row where the batch dimension is 0, as Triton counts.
+        got: bytes there are; as many as expected only where the batch dimension is 0.
+    """
+    where = f"for input '{tensor}' for model '{model}'"
+    text = f"input byte size mismatch {where}. Expected {expected}, got {got}"
+    if got == expected:
+        text = (
+            f"input byte size mismatch {where}. Its batch dimension is 0, so expected 0, got {got}; send 1 row or more"
+        )
+    return InvalidRequest(request_prefix(identifier) + text)

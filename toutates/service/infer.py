@@ -413,10 +413,13 @@ def _arrays(plan: Plan, contents: Sequence[Buffer], identifier: str) -> list[Pie
     """
     signature = plan.version.signature
     arrays = []
-    for index, row_shape, content in zip(plan.request.inputs, plan.request.shapes, contents, strict=True):
+    # Of several wrong inputs Triton names the last.
+    for index, row_shape, content in reversed(
+        list(zip(plan.request.inputs, plan.request.shapes, contents, strict=True))
+    ):
         shape = (plan.rows, *row_shape) if signature.batched else row_shape
         arrays.append(_array(signature.inputs[index], shape, content, plan.version.model, identifier))
-    return arrays
+    return arrays[::-1]
 
 
 def _array(spec: TensorSpec, shape: tuple[int, ...], content: Buffer, model: str, identifier: str) -> Piece:
