@@ -61,7 +61,7 @@ QUERIES = {
         "sum by (model) (rate(toutates_executor_busy_seconds_total[1m])) / sum by (model) (toutates_executors)"
     ),
     "how busy workers are, 0 to 1": "rate(toutates_worker_cpu_seconds_total[1m])",
-    "how full the rings are, 0 to 1": "toutates_batches_in_flight / toutates_batches_capacity",
+    "how full the rings are, 0 to 1": "inference_inflight / inference_capacity",
 }
 
 _SECTIONS = {

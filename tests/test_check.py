@@ -28,8 +28,8 @@ def test_a_sound_repository_has_no_problems_and_tells_its_buffers(tmp_path: Path
     build_triton_repository(tmp_path)
     report = check_repository(tmp_path)
     assert report.problems == []
-    # 8 batches of 8 rows: two inputs of 16 int32 and one output that is bound.
-    assert "full 1: batched, SuperTensor 12.0 KiB (12288 bytes, 8 batches of 8)" in report.facts
+    # 128 batches of 8 rows: two inputs of 16 int32 and one output that is bound.
+    assert "full 1: batched, SuperTensor 192.0 KiB (196608 bytes, 128 batches of 8)" in report.facts
     assert [fact.partition(":")[0] for fact in report.facts if fact.startswith("specific")] == [
         "specific 1",
         "specific 3",

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "options": {"access", "errors", "h2grpc", "repositories", "tracing"},
     "protocol": {"errors"},
     "batching": {"errors", "protocol"},
-    "models": {"errors", "protocol", "batching", "placement"},
+    "models": {"errors", "protocol", "batching", "memory", "placement"},
     "repositories": {"errors", "models", "placement", "protocol"},
     "tracing": {"errors"},
     "service": {"access", "errors", "logs", "protocol", "batching", "models", "h2grpc", "tracing"},

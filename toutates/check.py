@@ -229,9 +229,9 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
         )
     batch = inspected.batch
     if batch is None:
-        shown = "SuperTensor of rows of open size, at most 64 MiB a batch"
+        shown = f"SuperTensor of rows of open size, at most 64 MiB a batch and {_size(inspected.capacity_bytes)} in all"
     else:
-        size = batch[1] * settings.capacity
+        size = min(batch[1] * settings.capacity, inspected.capacity_bytes)
         report.buffer_bytes += size
         shown = f"SuperTensor {_size(size)} ({size} bytes, {settings.capacity} batches of {batch[0]})"
     report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")

@@ -10,7 +10,8 @@
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
-        ├── Overloaded          the model's ring of batches is full; try again later
+        ├── Overloaded          the model has as many rows under way as it may have; try again later
+        │   └── QueueFull       as many requests wait for the model as its configuration allows
         ├── TooLate             nobody can be answered before his deadline any more
         ├── Unsupported         the protocol has it, this server does not
         ├── NotInRepository     the repositories do not give a model that is to be loaded
@@ -34,6 +35,7 @@ __all__ = [
     "NotPolled",
     "Overloaded",
     "PartlyLoaded",
+    "QueueFull",
     "RepositoryError",
     "RequestError",
     "TooLate",
@@ -101,7 +103,11 @@ class ModelNotReady(RequestError):
 
 
 class Overloaded(RequestError):
-    """Every batch of the model's ring is taken."""
+    """The model has as many rows under way, or as much memory for them, as it may have."""
+
+
+class QueueFull(Overloaded):
+    """As many requests wait for the model as ``max_queue_size`` allows."""
 
 
 class TooLate(RequestError):

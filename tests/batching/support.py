@@ -204,7 +204,7 @@ class Rig:
 
     Args:
         content: the ONNX file.
-        batch_size, capacity: of the ring.
+        batch_size, capacity, capacity_bytes, max_queue_size: of the ring.
         workers, executors: how many.
         quick_ns: see SuperTensor; without it, every batch runs in an executor's thread.
         settings: for shapes that config.yaml gives.
@@ -217,6 +217,8 @@ class Rig:
         *,
         batch_size: int = 8,
         capacity: int = 4,
+        capacity_bytes: int = 2**40,
+        max_queue_size: int = 0,
         workers: int = 1,
         executors: int = 1,
         quick_ns: int = 0,
@@ -238,7 +240,14 @@ class Rig:
             for session in sessions
         ]
         self.supertensor = SuperTensor(
-            "m", self.signature, batch_size=batch_size, capacity=capacity, workers=workers, quick_ns=quick_ns
+            "m",
+            self.signature,
+            batch_size=batch_size,
+            capacity=capacity,
+            workers=workers,
+            capacity_bytes=capacity_bytes,
+            max_queue_size=max_queue_size,
+            quick_ns=quick_ns,
         )
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
@@ -295,6 +304,12 @@ class Rig:
     def wait_idle(self) -> None:
         """Wait until every executor waits for work."""
         wait_until(lambda: self.supertensor.occupancy().idle_executors == len(self.threads))
+
+    def assert_empty(self) -> None:
+        """Nothing is under way, and nothing is counted."""
+        wait_until(lambda: self.supertensor.occupancy().in_flight == 0)
+        room = self.supertensor.room
+        assert (room.rows, room.memory_bytes, room.waiting) == (0, 0, 0)
 
     def close(self, *, workers_ended: bool = False) -> None:
         """Close the SuperTensor and see every executor end."""

@@ -213,12 +213,12 @@ def test_own_batches_count_in_the_ring() -> None:
     lane = rig.lane((4,))
     one, other = rig.workers
     with rig.running():
-        learn(rig, lane, 1)
-        one.add("a", lane, rows(1))
+        learn(rig, lane, 3, 4)
+        one.add("a", lane, rows(5))
         with pytest.raises(Overloaded):
-            other.add("b", lane, rows(1))
+            other.add("b", lane, rows(4))
         one.end_round()
-        other.add("b", lane, rows(1))
+        other.add("b", lane, rows(4))
         other.end_round()
         other.collect("b")
 

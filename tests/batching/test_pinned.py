@@ -63,7 +63,7 @@ def test_the_batches_of_a_supertensor_are_pinned_when_it_is_told_to() -> None:
     supertensor = SuperTensor("m", signature, batch_size=8, capacity=2, workers=1, pinned=pinned)
     lane = supertensor.lane(((0, (4,)),))
     with supertensor.lock:
-        batch = supertensor.open_batch(lane)
+        batch = supertensor.open_batch(lane, 1)
     assert runtime.pinned == {batch.arrays[0].ctypes.data: 8 * 4 * 4}
 
 

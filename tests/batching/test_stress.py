@@ -153,6 +153,7 @@ def test_every_answer_is_right_with_many_workers_executors_shapes_and_failures(k
                 if client.error is not None:
                     raise client.error
             wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
+            rig.assert_empty()
             occupancy = rig.supertensor.occupancy()
             kept = list(rig.supertensor._lanes.values())
             assert occupancy.spare_bytes == sum(len(lane.spare) * lane.batch_bytes for lane in kept)

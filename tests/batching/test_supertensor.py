@@ -140,7 +140,7 @@ def test_overload_is_said_at_once_and_ends_when_a_batch_has_run() -> None:
     lane = rig.lane((4,))
     for ticket in range(2):
         rig.worker.add(ticket, lane, rows(2))
-    with pytest.raises(Overloaded, match=r"model 'm' has all 2 batches of up to 2 rows in flight; .* raise 'capacity'"):
+    with pytest.raises(Overloaded, match=r"model 'm' has 4 of at most 4 rows waiting or running, .* raise 'capacity'"):
         rig.worker.add("late", lane, rows(1))
     with rig.running():
         rig.worker.collect(0, 1)

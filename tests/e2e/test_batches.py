@@ -159,7 +159,7 @@ def test_a_full_ring_refuses_at_once_and_other_models_do_not_notice(channel: Any
     status, text = refused(channel, slow(1))
     assert (status, text) == (
         "RESOURCE_EXHAUSTED",
-        "model 'slow' has all 2 batches of up to 2 rows in flight; "
+        "model 'slow' has 4 of at most 4 rows waiting or running, and this request has 1 more; "
         "try again later, or raise 'capacity' or 'num_executors' in its config.yaml",
     )
     assert refused(channel, slow(1, 3))[0] == "RESOURCE_EXHAUSTED"

@@ -36,6 +36,8 @@ output_shapes: {softmax: [-1, 8]}
 profiling:
   file_prefix: /tmp/profile
   stop_after_batches: 1000
+capacity_bytes: 1073741824
+max_queue_size: 10
 max_queue_delay_us: 100
 preferred_batch_sizes: [2, 4]
 outputs: [softmax]

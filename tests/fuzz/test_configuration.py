@@ -18,6 +18,8 @@ SETTINGS = st.builds(
     ModelSettings,
     batch_size=st.integers(1, 2**20),
     capacity=st.integers(1, 2**16),
+    capacity_bytes=st.none() | st.integers(1, 2**50),
+    max_queue_size=st.integers(0, 2**32 - 1),
     num_executors=st.integers(1, 2**10),
     allocator=st.sampled_from(("cpu", "cuda_pinned")),
     input_shapes=SHAPES,

@@ -82,15 +82,20 @@ def test_a_version_policy_chooses_from_what_is_there(text: str, chosen: list[int
         pytest.param(INPUT, True, 64, 16, id="inputs only"),
         pytest.param(INPUT + OUTPUT, False, 1, 1024, id="complete, so unbatched"),
         pytest.param(INPUT + OUTPUT + "max_batch_size: 4096", True, 4096, 16, id="complete and batched"),
-        pytest.param(
-            "max_batch_size: 8 dynamic_batching { default_queue_policy { max_queue_size: 20 } }",
-            True, 8, 3, id="a queue of 20 requests",
-        ),
     ],
 )  # fmt: skip
 def test_batching_follows_max_batch_size(text: str, batching: bool, batch_size: int, capacity: int) -> None:
     settings = read(text).settings
     assert (settings.batching, settings.batch_size, settings.capacity) == (batching, batch_size, capacity)
+
+
+@pytest.mark.parametrize(("queue_size", "instances", "capacity"), [(20, 1, 128), (200, 3, 203), (1_000_000, 1, 65_536)])
+def test_a_bounded_queue_has_room_for_the_rows_of_all_its_requests(
+    queue_size: int, instances: int, capacity: int
+) -> None:
+    policy = f"dynamic_batching {{ default_queue_policy {{ max_queue_size: {queue_size} }} }}"
+    settings = read(f"max_batch_size: 8 instance_group {{ count: {instances} }} {policy}").settings
+    assert (settings.max_queue_size, settings.capacity) == (queue_size, capacity)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,7 @@ def test_parameters_and_optimization_become_options_of_the_session() -> None:
         "memory.enable_memory_arena_shrinkage": "cpu:0",
         "session.use_device_allocator_for_initializers": "1",
         "toutates.capacity": "5",
+        "toutates.capacity_bytes": "600",
         "toutates.profiling.file_prefix": "/tmp/p",
     }
     parameters = "".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}\n' for k, v in values.items())
@@ -130,7 +136,8 @@ def test_parameters_and_optimization_become_options_of_the_session() -> None:
     assert configuration.warning == ""
     settings = configuration.settings
     assert settings.session == SessionSettings(4, 2, "parallel", "off", False, False, "cpu:0", True)
-    assert (settings.capacity, settings.profiling) == (5, ProfilingSettings("/tmp/p"))
+    assert (settings.capacity, settings.capacity_bytes) == (5, 600)
+    assert settings.profiling == ProfilingSettings("/tmp/p")
     options = executor_session_options(SessionOptions(), settings, 0, model="m", source=SOURCE)
     assert (options.intra_threads, options.inter_threads, options.parallel, options.graph_level) == (4, 2, True, "off")
     assert (options.memory_arena, options.memory_pattern) == (False, False)

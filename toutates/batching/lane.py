@@ -50,22 +50,55 @@ class Batch:
 
     Attributes:
         lane: whose rows these are.
-        rows: rows reserved; ``lane.batch_rows`` at most.
+        room: rows that it has room for; ``lane.batch_rows`` at most.
+        memory_bytes: of its buffers.
+        order: grows from each batch to the one opened after it.
+        rows: rows reserved; ``room`` at most.
+        counted: rows that ``Room`` has counted for it: more, as long as it is open, or less, while they are written by
+            a worker whose own it is.
+        ahead: those of them that nobody may have come for yet.
+        requests: that wait for it first of all, where that is bounded; of those that were split, these alone.
+        held_bytes: of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``supertensor``.
         waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit, and
             to the executor from when it takes the batch, which the lock puts after every worker's commit.
     """
 
-    __slots__ = ("arrays", "bindings", "busy", "due_ns", "lane", "outputs", "pieces", "rows", "views", "waiters")
+    __slots__ = (
+        "ahead",
+        "arrays",
+        "bindings",
+        "busy",
+        "counted",
+        "due_ns",
+        "held_bytes",
+        "lane",
+        "memory_bytes",
+        "order",
+        "outputs",
+        "pieces",
+        "requests",
+        "room",
+        "rows",
+        "views",
+        "waiters",
+    )
 
-    def __init__(self, lane: Lane, workers: int) -> None:
+    def __init__(self, lane: Lane, workers: int, room: int) -> None:
         self.lane = lane
+        self.room = room
+        self.memory_bytes = room * lane.row_memory
+        self.order = 0
         self.rows = 0
+        self.counted = 0
+        self.ahead = 0
+        self.requests = 0
+        self.held_bytes = 0
         self.busy = 0
         self.due_ns = 0
         self.waiters: list[list[Waiter]] = [[] for _ in range(workers)]
-        #: PackedLane: by position, array [batch_rows, *row] of the input's dtype; bound outputs likewise
+        #: PackedLane: by position, array [room, *row] of the input's dtype; bound outputs likewise
         self.arrays: list[npt.NDArray[Any]] = []
         self.outputs: list[npt.NDArray[Any]] | None = None
         #: PackedLane: by worker and position, the bytes of ``arrays``. Two threads must not slice one view at once.
@@ -92,9 +125,10 @@ class Lane:
     """What both kinds of lane share.
 
     Attributes:
-        batch_rows: rows that one batch of this lane takes.
-        batch_bytes: memory of one batch's buffers.
-        spare: batches that wait to be used again.
+        batch_rows: rows that one batch of this lane takes at most.
+        row_memory: bytes of one row in a batch's buffers.
+        room: rows that the next batch is to have room for, ``batch_rows`` at most; see ``widen``.
+        spare: batches that wait to be used again, all with room for so many rows.
         wall_ns: how long batches usually are with their executor, likewise; 0 as long as there was none.
         run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
             Written by several executors, without a lock: whichever is last is as good.
@@ -104,10 +138,21 @@ class Lane:
         self.signature = signature
         self.row_shapes = row_shapes
         self.batch_rows = batch_size if signature.batched else 1
-        self.batch_bytes = 0
+        self.row_memory = 0
+        self.room = self.batch_rows
         self.spare: list[Batch] = []
         self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
         self.wall_ns = [0] * (batch_size.bit_length() + 1)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Memory of a batch that has room for as many rows as one takes."""
+        return self.batch_rows * self.row_memory
+
+    def widen(self, rows: int) -> None:
+        """Batches to come shall have room for ``rows`` rows, at least twice as many as now, and none is spare."""
+        self.room = min(self.batch_rows, max(2 * self.room, rows))
+        self.spare = []
 
     def note_run(self, rows: int, duration_ns: int) -> None:
         """A batch of ``rows`` rows took so long. Falls at once, rises slowly: what takes long may be the scheduler."""
@@ -125,8 +170,8 @@ class Lane:
         """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; no, if there was none yet."""
         return self.run_ns[rows.bit_length()] < limit_ns
 
-    def new_batch(self, workers: int) -> Batch:
-        """A batch with memory of its own."""
+    def new_batch(self, workers: int, room: int) -> Batch:
+        """A batch with memory of its own for ``room`` rows."""
         raise NotImplementedError
 
     def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
@@ -172,9 +217,8 @@ class PackedLane(Lane):
         if signature.batched:
             self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
         self._known_outputs = self._read_known_outputs()
-        self.batch_bytes = self.batch_rows * (
-            row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ())
-        )
+        self.row_memory = row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ())
+        self.room = self.batch_rows
 
     def _read_known_outputs(self) -> Outputs | None:
         """The form of the outputs where the graph fixes them and they are small; None leaves them to ONNX Runtime."""
@@ -188,17 +232,17 @@ class PackedLane(Lane):
             return None
         return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
 
-    def new_batch(self, workers: int) -> Batch:
-        batch = Batch(self, workers)
+    def new_batch(self, workers: int, room: int) -> Batch:
+        batch = Batch(self, workers, room)
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for index, shape in self.row_shapes:
-            array = np.empty((self.batch_rows, *shape), inputs[index].datatype.numpy)
+            array = np.empty((room, *shape), inputs[index].datatype.numpy)
             if self._pinned is not None:
                 self._pinned.pin(array)
             batch.arrays.append(array)
         if self._known_outputs is not None:
             batch.outputs = [
-                np.empty((self.batch_rows, *shape), tensor.datatype.numpy)
+                np.empty((room, *shape), tensor.datatype.numpy)
                 for tensor, shape in zip(outputs, self._known_outputs.row_shapes, strict=True)
             ]
         batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(workers)]
@@ -256,8 +300,8 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 class GatheredLane(Lane):
     """See the module. BYTES come as StringRows, other inputs as arrays."""
 
-    def new_batch(self, workers: int) -> Batch:
-        return Batch(self, workers)
+    def new_batch(self, workers: int, room: int) -> Batch:
+        return Batch(self, workers, room)
 
     def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
         # By row: workers append their pieces without a lock, after the rows were reserved in some other order.

@@ -42,17 +42,17 @@ class LaneWriter:
 
     Attributes:
         lane: whose rows are written.
-        batch_rows: the lane's.
         row_bytes: the lane's.
         large_rows: from so many rows on, contents are copied from a view of the message.
         batch: the open batch that holds rows of this worker alone, if there is one.
+        limit: rows that this one may get.
     """
 
     lane: PackedLane
-    batch_rows: int
     row_bytes: list[int]
     large_rows: int
     batch: Batch | None = None
+    limit: int = 0
 
 
 class Submitter:
@@ -78,6 +78,7 @@ class Submitter:
         supertensor.connect(worker, finish)
         self._supertensor = supertensor
         self._lock = supertensor.lock
+        self._room = supertensor.room
         self._open = supertensor.open_batches
         self._worker = worker
         self._finish_here = finish_here
@@ -95,7 +96,7 @@ class Submitter:
         writer = self._writers.get(lane)
         if writer is None:
             large_rows = -(-LARGE_CONTENT_BYTES // lane.row_bytes[0])
-            writer = self._writers[lane] = LaneWriter(lane, lane.batch_rows, list(lane.row_bytes), large_rows)
+            writer = self._writers[lane] = LaneWriter(lane, list(lane.row_bytes), large_rows)
         return writer
 
     def add_packed(self, writer: LaneWriter, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
@@ -110,11 +111,11 @@ class Submitter:
                 their lengths are ``rows`` x ``row_bytes``.
 
         Raises:
-            Overloaded: the ring is full; nothing was reserved.
+            Overloaded: too much is under way; nothing was reserved.
             ModelNotReady: the model version is being unloaded.
         """
         batch = writer.batch
-        if batch is not None and (end := batch.rows + rows) <= writer.batch_rows:
+        if batch is not None and (end := batch.rows + rows) <= writer.limit:
             first = batch.rows
             batch.rows = end
         else:
@@ -136,8 +137,8 @@ class Submitter:
             self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
             raise
         batch.waiters[self._worker].append((ticket, first, rows, None))
-        if not self._commit_asked or end == writer.batch_rows:
-            self._after_adding(full=end == writer.batch_rows)
+        if not self._commit_asked or end == batch.room:
+            self._after_adding(full=end == batch.room)
 
     def _reserve_whole(self, writer: LaneWriter, rows: int) -> tuple[Batch, int] | None:
         """Reserve rows in one batch; returns it and the first of them, or None if they do not fit into what is open."""
@@ -146,16 +147,23 @@ class Submitter:
             self.commit()  # the own batch has no room for these rows, and can run meanwhile
         with self._lock:
             batch = self._open.get(lane)
-            if batch is None and rows <= lane.batch_rows:
+            if batch is None:
+                if rows > lane.batch_rows:
+                    return None
                 batch = self._supertensor.open_own_batch(lane, rows)
                 if batch is not None:
                     writer.batch = batch
+                    # What it gets is counted at the commit: others may have taken the rest by then, which does no harm.
+                    limit = rows + self._room.most_rows - self._room.rows
+                    writer.limit = limit if limit < batch.room else batch.room
                     self._own.append(writer)
                     self._touched.add(batch)
                     return batch, 0
-                batch = self._supertensor.open_batch(lane)
-            if batch is None or batch.rows + rows > lane.batch_rows:
-                return None
+                batch = self._supertensor.open_batch(lane, rows, new_request=True)
+            elif batch.rows + rows > batch.counted:
+                if batch.rows + rows > batch.room:
+                    return None
+                self._supertensor.join(batch, rows)
             first = batch.rows
             self._reserve(batch, first + rows)
             return batch, first
@@ -169,10 +177,21 @@ class Submitter:
         finally:
             self._after_adding(full=True)
 
-    def add_gathered(self, lane: GatheredLane, rows: int, ticket: Any, arrays: Sequence[Piece]) -> None:
-        """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run."""
+    def add_gathered(
+        self,
+        lane: GatheredLane,
+        rows: int,
+        ticket: Any,
+        arrays: Sequence[Piece],
+        held_bytes: int = 0,
+    ) -> None:
+        """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run.
+
+        Args:
+            held_bytes: that they keep.
+        """
         try:
-            parts = self._reserve_parts(lane, rows)
+            parts = self._reserve_parts(lane, rows, held_bytes)
             for part in parts:
                 # Appended without the lock: a list takes appends of several threads on every build of CPython.
                 whole = part.rows == rows
@@ -211,7 +230,7 @@ class Submitter:
         ``batch.rows`` is read without the lock. This worker's own rows are in it; what another one adds at this moment
         may be missed, and then the batch waits for the end of the round.
         """
-        if full and any(batch.rows >= batch.lane.batch_rows for batch in self._touched):
+        if full and any(batch.rows >= batch.room for batch in self._touched):
             self.commit()
         if not self._commit_asked and self._touched:
             self._commit_asked = True
@@ -223,22 +242,28 @@ class Submitter:
         if batch not in self._touched:
             self._touched.add(batch)
             batch.busy += 1
-        if end >= batch.lane.batch_rows:
+        if end >= batch.room:
             self._supertensor.seal(batch)
 
-    def _reserve_parts(self, lane: Lane, rows: int) -> list[Part]:
+    def _reserve_parts(self, lane: Lane, rows: int, held_bytes: int = 0) -> list[Part]:
         """Reserve rows in as many batches as it takes, all or none unless memory runs out."""
         parts: list[Part] = []
+        supertensor = self._supertensor
         with self._lock:
-            self._supertensor.check_room(lane, rows)
+            supertensor.check_fit(lane, rows, held_bytes)
             offset = 0
             while offset < rows or not parts:
-                batch = self._open.get(lane) or self._supertensor.open_batch(lane)
+                batch = self._open.get(lane)
+                if batch is None:
+                    batch = supertensor.open_batch(lane, min(rows - offset, lane.batch_rows))
                 first = batch.rows
-                taken = min(rows - offset, lane.batch_rows - first)
+                taken = min(rows - offset, batch.room - first)
+                if first + taken > batch.counted:
+                    self._room.count_more(batch, taken)
                 self._reserve(batch, first + taken)
                 parts.append(Part(batch, first, taken, offset))
                 offset += taken
+            supertensor.note_request(parts[0].batch, parts[-1].batch, held_bytes)
         return parts
 
     def _enter(self, parts: Sequence[Part], ticket: Any) -> None:

@@ -6,8 +6,10 @@ executor is free, and under load batches grow by themselves while the executors 
 
     open ──(full, or an executor is free)──▶ sealed ──(every worker has committed)──▶ running ──▶ spare
 
-One lock guards the states; it is held for constant time, never while rows are copied. At most ``capacity`` batches are
-open, sealed or running; then ``Overloaded`` is raised at once, never a hidden queue.
+One lock guards the states; it is held for constant time, never while rows are copied. At most ``batch_size`` x
+``capacity`` rows are reserved, waiting or running, of all shapes together; then ``Overloaded`` is raised at once, never
+a hidden queue (``room``). The next batch to run is the one that was sealed first, or an open one that was opened before
+it: no shape waits for ever behind another that fills batch after batch.
 
 An open batch is not taken from a worker in the middle of its round: the rows that are about to come are better run
 together. Only when another worker commits while an executor idles is the batch sealed over the first one's head, so
@@ -33,7 +35,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from queue import Empty
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
@@ -41,7 +43,8 @@ from weakref import WeakValueDictionary
 from toutates.batching.lane import Batch, GatheredLane, Lane, PackedLane, RowShapes
 from toutates.batching.pinned import PinnedMemory
 from toutates.batching.result import BatchResult
-from toutates.errors import InvalidRequest, ModelNotReady, Overloaded
+from toutates.batching.room import YAML_KEYS, Bounds, Keys, Room
+from toutates.errors import ModelNotReady, Overloaded
 from toutates.protocol.signature import Signature
 
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ MAX_LANES: Final = 256
 MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
 
 
+#: More than there is.
+NO_BOUND_BYTES: Final = 2**62
 #: In an executor's inbox: no batch, but a reason to look again. Never run.
 LOOK: Final = Batch.__new__(Batch)
 
@@ -71,13 +76,16 @@ class Occupancy:
     Attributes:
         in_flight: batches open, sealed or running.
         running: those of them that an executor has, or is about to have.
-        capacity: the most there can be.
+        capacity: how many there can be if all are full.
         waiting: requests whose batch is not running; one whose rows were split counts in each of its batches.
         rows: of all batches in flight.
+        row_capacity: the most there can be.
+        in_flight_bytes: memory of the batches in flight, and of arrays that are kept for them.
+        capacity_bytes: the most there can be.
         idle_executors: executors that wait for a batch.
         lanes: shapes of rows that have a lane.
         spare_bytes: memory of batches that wait to be used again.
-        buffer_bytes: memory of these and of the batches in flight.
+        buffer_bytes: memory of buffers, of these and of the batches in flight.
     """
 
     in_flight: int
@@ -85,6 +93,9 @@ class Occupancy:
     capacity: int
     waiting: int
     rows: int
+    row_capacity: int
+    in_flight_bytes: int
+    capacity_bytes: int
     idle_executors: int
     lanes: int
     spare_bytes: int
@@ -97,8 +108,9 @@ class LaneState:
 
     Attributes:
         row_shapes: of its rows, by input.
-        batch_rows: rows that one batch takes.
-        batch_bytes: memory of one batch.
+        batch_rows: rows that one batch takes at most.
+        room: rows that the next one will have room for.
+        batch_bytes: memory of such a batch.
         spare: batches that wait to be used again.
         open_rows: rows in the batch that still takes some; None if there is none.
         writing: workers that have not committed to that one.
@@ -107,6 +119,7 @@ class LaneState:
 
     row_shapes: RowShapes
     batch_rows: int
+    room: int
     batch_bytes: int
     spare: int
     open_rows: int | None
@@ -121,8 +134,11 @@ class SuperTensor:
         name: the model's, for errors.
         signature: the model's tensors.
         batch_size: most rows that are run together.
-        capacity: most batches in flight.
+        capacity: full batches that may be in flight; so many times ``batch_size`` rows may.
         workers: how many workers there will be.
+        capacity_bytes: memory that batches in flight may take.
+        max_queue_size: requests that may wait; 0 for as many as there are rows.
+        keys: what sets these, for errors.
         pinned: pins the memory of batches (``allocator: cuda_pinned``); None for ordinary memory.
         quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
         delay_ns: how long an open batch may wait for more rows; 0 for not at all.
@@ -137,6 +153,9 @@ class SuperTensor:
         batch_size: int,
         capacity: int,
         workers: int,
+        capacity_bytes: int = NO_BOUND_BYTES,
+        max_queue_size: int = 0,
+        keys: Keys = YAML_KEYS,
         pinned: PinnedMemory | None = None,
         quick_ns: int = QUICK_NS,
         delay_ns: int = 0,
@@ -151,6 +170,8 @@ class SuperTensor:
         self._quick_ns = quick_ns
         self._delay_ns = delay_ns
         self._enough_rows = enough_rows
+        #: whether workers may have batches of their own
+        self._lends = not delay_ns and not max_queue_size
         #: the idle executor that wakes up by itself, and when it will
         self._timekeeper: Executor | None = None
         self._wakes_ns = 0
@@ -162,10 +183,17 @@ class SuperTensor:
         self._last_lane: Lane | None = None
         #: batches that still take rows, the one opened first first; used with the lock held
         self.open_batches: dict[Lane, Batch] = {}
+        #: used with the lock held
+        self.room = Room(
+            name,
+            Bounds((batch_size if signature.batched else 1) * capacity, capacity_bytes, max_queue_size, keys),
+            self.open_batches,
+        )
         self._sealed: deque[Batch] = deque()
         self._running: set[Batch] = set()
         self._idle: list[Executor] = []
         self._in_flight = 0
+        self._opened = 0
         self._spare_bytes = 0
         self._finish: dict[int, Callable[[BatchResult], None]] = {}
         self._closed = False
@@ -188,7 +216,7 @@ class SuperTensor:
         self._lanes.move_to_end(lane.row_shapes)
         if len(self._lanes) > MAX_LANES:
             _, forgotten = self._lanes.popitem(last=False)
-            self._spare_bytes -= forgotten.batch_bytes * len(forgotten.spare)
+            self._spare_bytes -= sum(batch.memory_bytes for batch in forgotten.spare)
             forgotten.spare = []
 
     def _make_lane(self, row_shapes: RowShapes) -> Lane:
@@ -197,84 +225,149 @@ class SuperTensor:
                 return GatheredLane(self.signature, row_shapes, self.batch_size)
         if not row_shapes:
             return GatheredLane(self.signature, row_shapes, self.batch_size)
-        return PackedLane(self.signature, row_shapes, self.batch_size, self._pinned)
+        lane = PackedLane(self.signature, row_shapes, self.batch_size, self._pinned)
+        if not self._delay_ns:  # which a batch would not wait for once it is full
+            lane.room = max(1, min(lane.batch_rows, self.room.share_bytes // lane.row_memory))
+        return lane
 
     # --- rows in -----------------------------------------------------------------------------------------------------
 
-    def open_batch(self, lane: Lane) -> Batch:
-        """A batch of ``lane`` that takes any worker's rows. Call with the lock held.
+    def open_batch(self, lane: Lane, rows: int, *, new_request: bool = False) -> Batch:
+        """A batch of ``lane`` that takes any worker's rows, with ``rows`` counted. Call with the lock held.
+
+        Args:
+            lane: which has no open batch.
+            rows: that are about to be reserved; no more than a batch takes.
+            new_request: whether they are all of a request, for which nothing was looked at yet.
 
         Raises:
-            Overloaded: ``capacity`` batches are in flight.
+            Overloaded: too much is under way.
             ModelNotReady: the model version is being unloaded.
         """
-        batch = self.open_batches[lane] = self._new_batch(lane)
+        if new_request and self.room.bounds.waiting:
+            self.room.check_waiting(self._starting())
+        batch = self._new_batch(lane, rows)
+        self.room.count_new(batch, rows)
+        self.open_batches[lane] = batch
+        if new_request and self.room.bounds.waiting:
+            self.room.count_waiting(batch)
         if self._delay_ns:
             batch.due_ns = time.monotonic_ns() + self._delay_ns
         return batch
 
+    def join(self, batch: Batch, rows: int) -> None:
+        """Count ``rows`` more rows, one whole request, of an open batch that has room for them. With the lock held.
+
+        Raises:
+            Overloaded: too much is under way.
+        """
+        if self.room.bounds.waiting:
+            self.room.check_waiting(self._starting())
+            self.room.count_more(batch, rows)
+            self.room.count_waiting(batch)
+        else:
+            self.room.count_more(batch, rows)
+
     def open_own_batch(self, lane: Lane, rows: int) -> Batch | None:
         """A batch for the rows of one worker alone, who has reserved ``rows`` of it and is to commit it.
 
-        Call with the lock held. None where a shared one is better: runs take long, or executors are busy.
+        Call with the lock held. None where a shared one is better: runs take long, executors are busy, or requests
+        that wait are to be counted.
 
         Raises:
-            Overloaded: ``capacity`` batches are in flight.
+            Overloaded: too much is under way.
             ModelNotReady: the model version is being unloaded.
         """
-        if not self._idle or self._delay_ns or not lane.is_quick(rows, self._quick_ns):
+        if not self._idle or not self._lends or not lane.is_quick(rows, self._quick_ns):
             return None
-        batch = self._new_batch(lane)
-        batch.rows = rows
+        batch = self._new_batch(lane, rows)
+        batch.rows = batch.counted = rows
         batch.busy = 1
+        self.room.rows += rows
         self._sealed.append(batch)
         return batch
 
-    def _new_batch(self, lane: Lane) -> Batch:
-        if self._closed:
-            raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        if self._in_flight >= self.capacity:
-            raise self._overloaded(lane)
-        if lane.spare:
-            batch = lane.spare.pop()
-            self._spare_bytes -= lane.batch_bytes
+    def _new_batch(self, lane: Lane, rows: int) -> Batch:
+        room, spare = self.room, lane.spare
+        if (
+            spare
+            and rows <= lane.room
+            and room.rows + rows <= room.most_rows
+            and room.memory_bytes + spare[-1].memory_bytes <= room.easy_bytes
+            and not self._closed
+        ):
+            batch = spare.pop()  # what ``_find_memory`` comes to, without its calls
+            self._spare_bytes -= batch.memory_bytes
         else:
-            try:
-                batch = lane.new_batch(self.workers)
-            except MemoryError:
-                raise Overloaded(
-                    f"model '{self.name}': no memory for one more batch of {lane.batch_rows} rows, which takes "
-                    f"{lane.batch_bytes} bytes; try again later, or lower 'batch_size' or 'capacity' in its config.yaml"
-                ) from None
+            batch = self._find_memory(lane, rows)
+        room.memory_bytes += batch.memory_bytes
+        self._opened = batch.order = self._opened + 1
         self._in_flight += 1
         return batch
 
-    def check_room(self, lane: Lane, rows: int) -> None:
-        """See that ``rows`` rows fit into the ring now. Call with the lock held.
+    def _find_memory(self, lane: Lane, rows: int) -> Batch:
+        if self._closed:
+            raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        self.room.check_rows(rows)
+        if rows > lane.room:
+            self._widen(lane, rows)
+        room = self.room.buffer_rows(lane, rows)
+        if room == lane.room and lane.spare:
+            batch = lane.spare.pop()
+            self._spare_bytes -= batch.memory_bytes
+            return batch
+        try:
+            return lane.new_batch(self.workers, room)
+        except MemoryError:
+            raise Overloaded(
+                f"model '{self.name}': no memory for one more batch of {room} rows, which takes "
+                f"{room * lane.row_memory} bytes; try again later, or lower 'batch_size' or 'capacity' in its "
+                f"{self.room.bounds.keys.file}"
+            ) from None
+
+    def _widen(self, lane: Lane, rows: int) -> None:
+        self._spare_bytes -= sum(batch.memory_bytes for batch in lane.spare)
+        lane.widen(rows)
+
+    def check_fit(self, lane: Lane, rows: int, held_bytes: int) -> None:
+        """See that one request that may need several batches fits in now. Call with the lock held.
+
+        Args:
+            lane: of its rows.
+            rows: how many.
+            held_bytes: of arrays that are kept for it.
 
         Raises:
-            InvalidRequest: they never will.
+            InvalidRequest: it never will.
             Overloaded: not now.
         """
-        if rows > lane.batch_rows * self.capacity:
-            raise InvalidRequest(
-                f"inference request batch-size must be <= {lane.batch_rows * self.capacity} for '{self.name}'"
-            )
-        batch = self.open_batches.get(lane)
-        left = lane.batch_rows - batch.rows if batch is not None else 0
-        if rows > left + (self.capacity - self._in_flight) * lane.batch_rows:
-            raise self._overloaded(lane)
+        if self.room.bounds.waiting:
+            self.room.check_waiting(self._starting())
+        self.room.check_fit(lane, rows, held_bytes)
 
-    def _overloaded(self, lane: Lane) -> Overloaded:
-        return Overloaded(
-            f"model '{self.name}' has all {self.capacity} batches of up to {lane.batch_rows} rows in flight; "
-            "try again later, or raise 'capacity' or 'num_executors' in its config.yaml"
-        )
+    def note_request(self, first: Batch, last: Batch, held_bytes: int) -> None:
+        """A request that ``check_fit`` let in has its rows reserved from the first to the last of these batches.
+
+        Call with the lock held.
+        """
+        last.held_bytes += held_bytes
+        self.room.memory_bytes += held_bytes
+        if self.room.bounds.waiting:
+            self.room.count_waiting(first)
+
+    def _starting(self) -> int:
+        """Requests of batches that idle executors will take as soon as they are committed."""
+        ready = (batch for batch in self.open_batches.values() if not self._delay_ns or self._is_due(batch))
+        return sum(batch.requests for batch in islice(chain(self._sealed, ready), len(self._idle)))
 
     def seal(self, batch: Batch) -> None:
         """Take no more rows. Call with the lock held."""
-        del self.open_batches[batch.lane]
+        lane = batch.lane
+        del self.open_batches[lane]
         self._sealed.append(batch)
+        self.room.settle(batch)
+        if batch.rows >= batch.room >= lane.room < lane.batch_rows:
+            self._widen(lane, 0)
 
     def commit(self, batches: Collection[Batch]) -> Loan | None:
         """A worker's rows in these batches are written.
@@ -285,6 +378,8 @@ class SuperTensor:
         with self.lock:
             for batch in batches:
                 batch.busy -= 1
+                if batch.rows > batch.counted:  # a worker's own
+                    self.room.settle(batch)
             return self._employ_executors(lend=True)
 
     def _employ_executors(self, *, lend: bool) -> Loan | None:
@@ -306,21 +401,42 @@ class SuperTensor:
     # --- batches out -------------------------------------------------------------------------------------------------
 
     def _next(self, *, seal_busy: bool) -> Batch | None:
+        """The batch to run next: the first that was sealed, or the first that is open if it was opened before."""
+        found = None
         for batch in self._sealed:
             if not batch.busy:
-                self._sealed.remove(batch)
-                self._running.add(batch)
-                return batch
-        for batch in list(self.open_batches.values()):
+                found = batch
+                break
+        first = self._next_open(found, seal_busy=seal_busy) if self.open_batches else None
+        if first is not None:
+            found = first
+            del self.open_batches[found.lane]
+        elif found is not None:
+            self._sealed.remove(found)
+        else:
+            return None
+        if first is not None or found.requests:
+            self.room.start(found)
+        self._running.add(found)
+        return found
+
+    def _next_open(self, sealed: Batch | None, *, seal_busy: bool) -> Batch | None:
+        """The first open batch that may run, if it was opened before ``sealed``."""
+        busy = []
+        found = None
+        for batch in self.open_batches.values():
+            if sealed is not None and sealed.order < batch.order:
+                break
             if self._delay_ns and not self._is_due(batch):
                 continue
             if not batch.busy:
-                del self.open_batches[batch.lane]
-                self._running.add(batch)
-                return batch
-            if seal_busy:
-                self.seal(batch)
-        return None
+                found = batch
+                break
+            if seal_busy and sealed is None:
+                busy.append(batch)
+        for batch in busy:
+            self.seal(batch)
+        return found
 
     def take(self, executor: Executor) -> Batch | None:
         """The next batch for an executor; blocks until there is one. None: the executor ends.
@@ -449,24 +565,30 @@ class SuperTensor:
     def _release(self, batch: Batch) -> None:
         lane = batch.lane
         self._running.discard(batch)
+        room = self.room
+        room.rows -= batch.counted
+        room.memory_bytes -= batch.memory_bytes
+        if batch.rows >= batch.room >= lane.room < lane.batch_rows:
+            self._widen(lane, 0)
         batch.rows = 0
-        if batch.pieces:
+        if batch.pieces or batch.held_bytes:
             batch.pieces = []
+            room.memory_bytes -= batch.held_bytes
+            batch.held_bytes = 0
         self._in_flight -= 1
         if lane is not self._last_lane:
             self._note_use(lane)  # plans look a lane up only once, so what counts is that its batches run
-        if lane.batch_bytes <= MAX_SPARE_BYTES:
-            if self._spare_bytes + lane.batch_bytes > MAX_SPARE_BYTES:
-                self._make_room_for_spare(lane)
+        if batch.room == lane.room and batch.memory_bytes <= MAX_SPARE_BYTES:
+            if self._spare_bytes + batch.memory_bytes > MAX_SPARE_BYTES:
+                self._make_room_for_spare(batch.memory_bytes)
             lane.spare.append(batch)
-            self._spare_bytes += lane.batch_bytes
+            self._spare_bytes += batch.memory_bytes
 
-    def _make_room_for_spare(self, keeper: Lane) -> None:
+    def _make_room_for_spare(self, memory_bytes: int) -> None:
         """Drop spare batches of the lanes not used for longest until one more fits."""
         for lane in list(self._lanes.values()):
-            while self._spare_bytes + keeper.batch_bytes > MAX_SPARE_BYTES and lane.spare:
-                lane.spare.pop()
-                self._spare_bytes -= lane.batch_bytes
+            while self._spare_bytes + memory_bytes > MAX_SPARE_BYTES and lane.spare:
+                self._spare_bytes -= lane.spare.pop().memory_bytes
 
     def deliver(self, worker: int, result: BatchResult) -> None:
         """Hand a batch's outcome to a worker that has rows in it, from any thread."""
@@ -531,10 +653,13 @@ class SuperTensor:
                 # Workers may add more at this moment; a list's length can be read in any thread.
                 waiting=sum(len(own) for batch in waiting for own in batch.waiters),
                 rows=sum(batch.rows for batch in in_flight),
+                row_capacity=self.room.bounds.rows,
+                in_flight_bytes=self.room.memory_bytes,
+                capacity_bytes=self.room.bounds.memory_bytes,
                 idle_executors=len(self._idle),
                 lanes=len(self._lanes),
                 spare_bytes=self._spare_bytes,
-                buffer_bytes=self._spare_bytes + sum(batch.lane.batch_bytes for batch in in_flight),
+                buffer_bytes=self._spare_bytes + sum(batch.memory_bytes for batch in in_flight),
             )
 
     def lane_states(self, most: int) -> list[LaneState]:
@@ -547,7 +672,8 @@ class SuperTensor:
                     LaneState(
                         row_shapes=lane.row_shapes,
                         batch_rows=lane.batch_rows,
-                        batch_bytes=lane.batch_bytes,
+                        room=lane.room,
+                        batch_bytes=lane.room * lane.row_memory,
                         spare=len(lane.spare),
                         open_rows=batch.rows if batch is not None else None,
                         writing=batch.busy if batch is not None else 0,

@@ -66,7 +66,7 @@ _HISTOGRAMS: Final[Mapping[str, Callable[[Counts], Distribution]]] = {
 
 _MODEL_GAUGES: Final[Mapping[str, Callable[[Sequence[VersionSnapshot]], int]]] = {
     "inference_inflight": lambda versions: sum(one.occupancy.rows for one in versions),
-    "inference_capacity": lambda versions: sum(one.batch_size * one.occupancy.capacity for one in versions),
+    "inference_capacity": lambda versions: sum(one.occupancy.row_capacity for one in versions),
     "inference_executors_in_use": lambda versions: sum(_executors_in_use(one) for one in versions),
     "inference_configured_batch_size": lambda versions: versions[-1].batch_size,
 }

@@ -184,7 +184,7 @@ OWN: Final = (
         _VERSION,
         "batches",
         "Batches that are open, wait or run.",
-        "At `toutates_batches_capacity` requests are refused.",
+        "At `toutates_batches_capacity` requests are refused if all are full; of many shapes there may be more.",
     ),
     of_models(
         "toutates_batches_capacity",

@@ -20,6 +20,7 @@ from toutates.protocol.model_config_pb2 import (
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
+    ModelQueuePolicy,
     ModelTensorReshape,
     ModelVersionPolicy,
     ModelWarmup,
@@ -184,6 +185,8 @@ def _parameters(session: SessionSettings) -> dict[str, str]:
 def _own_parameters(settings: ModelSettings) -> dict[str, str]:
     """What Triton has no field for."""
     parameters = {"toutates.capacity": str(settings.capacity), "toutates.allocator": settings.allocator}
+    if settings.capacity_bytes is not None:
+        parameters["toutates.capacity_bytes"] = str(settings.capacity_bytes)
     if settings.profiling is not None:
         parameters["toutates.profiling.file_prefix"] = settings.profiling.file_prefix
         if settings.profiling.stop_after_batches is not None:
@@ -257,11 +260,13 @@ def _instance_group(name: str, count: int, device: str, gpu: bool | None) -> Mod
 
 
 def _dynamic_batching(signature: Signature, settings: ModelSettings) -> ModelDynamicBatching | None:
-    """None, which leaves the field out, where requests are never put together."""
+    """None, which leaves the field out, where requests are never put together and their queue is not bounded."""
+    policy = ModelQueuePolicy(max_queue_size=settings.max_queue_size) if settings.max_queue_size else None
     if not signature.batched or settings.batch_size == 1:
-        return None
+        return ModelDynamicBatching(default_queue_policy=policy) if policy is not None else None
     return ModelDynamicBatching(
         preferred_batch_size=settings.preferred_batch_sizes or [settings.batch_size],
         max_queue_delay_microseconds=settings.max_queue_delay_us,
         preserve_ordering=settings.preserve_ordering,
+        default_queue_policy=policy,
     )

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from toutates.batching.lane import PackedLane
 from toutates.batching.session import ModelSession, Provider, SessionOptions, load_session
 from toutates.errors import ModelLoadError
+from toutates.models.capacity import capacity_bytes, whole_batch
 from toutates.models.configuration import VersionConfiguration
 from toutates.models.labels import read_labels, shortfalls
 from toutates.models.preparing import check_graph, explained, prepare
@@ -42,17 +42,13 @@ class InspectedVersion:
 
     @property
     def batch(self) -> tuple[int, int] | None:
-        """Rows of one batch of the SuperTensor, and the bytes of its buffers; None where a row has an open size."""
-        settings, tensors = self.configuration.settings, self.signature.inputs
-        given = [(at, tensor) for at, tensor in enumerate(tensors) if not tensor.optional]
-        # BYTES and rows without elements are kept as they come, and have no buffers.
-        if not given or any(not tensor.datatype.size or 0 in tensor.graph_shape for _, tensor in given):
-            return settings.batch_size if self.signature.batched else 1, 0
-        if any(-1 in tensor.graph_shape for _, tensor in given):
-            return None
-        shapes = tuple((at, tensor.graph_shape) for at, tensor in given)
-        lane = PackedLane(self.signature, shapes, settings.batch_size)
-        return lane.batch_rows, lane.batch_bytes
+        """See ``whole_batch``."""
+        return whole_batch(self.configuration.settings, self.signature)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory that its batches may take."""
+        return capacity_bytes(self.configuration.settings, self.signature)
 
 
 def inspect_version(

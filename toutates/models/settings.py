@@ -27,6 +27,7 @@ __all__ = [
     "CONFIG_NAME",
     "MAX_BATCH_SIZE",
     "MAX_CAPACITY",
+    "MAX_CAPACITY_BYTES",
     "MAX_DELAY_US",
     "MAX_EXECUTORS",
     "MAX_PROBLEMS",
@@ -57,10 +58,12 @@ _DEVICE: Final = re.compile(r"auto|cpu|gpu:[0-9]{1,3}")
 #: Execution providers that a model may ask for beside the server's, in the order in which ONNX Runtime tries them.
 ACCELERATORS: Final = ("tensorrt", "cuda")
 
-# Upper bounds catch typing errors before they become an allocation: a batch buffer takes batch_size x row bytes, and
-# capacity of them may be in flight; each executor is a thread and an ONNX Runtime session.
+# Upper bounds catch typing errors before they become an allocation: batch_size x capacity rows may be in flight; each
+# executor is a thread and an ONNX Runtime session.
 MAX_BATCH_SIZE: Final = 2**20
 MAX_CAPACITY: Final = 2**16
+MAX_CAPACITY_BYTES: Final = 2**50
+MAX_QUEUE_SIZE: Final = 2**32 - 1  # Triton's field has 32 bits
 MAX_EXECUTORS: Final = 2**10
 _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
@@ -159,7 +162,10 @@ class ModelSettings:
 
     Attributes:
         batch_size: most rows put together for one run.
-        capacity: batches that may be open, queued or running at once; beyond them requests are turned away.
+        capacity: ``batch_size`` times so many rows may be reserved, queued or running at once, of all shapes together;
+            beyond them requests are turned away.
+        capacity_bytes: memory that batches with these rows may take; None for ``models.capacity``'s default.
+        max_queue_size: requests that may wait, those of batches that run not among them; 0 for any number.
         num_executors: ONNX Runtime sessions running in parallel.
         allocator: memory of the batch buffers: ordinary, or page-locked for faster copies to a CUDA device.
         input_shapes: shapes by input name, the batch dimension included as -1; they narrow what the graph leaves open.
@@ -187,6 +193,8 @@ class ModelSettings:
 
     batch_size: int = 64
     capacity: int = 16
+    capacity_bytes: int | None = None
+    max_queue_size: int = 0
     num_executors: int = 1
     allocator: Allocator = "cpu"
     input_shapes: Shapes = field(default_factory=_no_shapes)
@@ -280,6 +288,8 @@ def _model_settings(section: Section) -> ModelSettings:
     settings = ModelSettings(
         batch_size=section.integer("batch_size", MAX_BATCH_SIZE, defaults.batch_size),
         capacity=section.integer("capacity", MAX_CAPACITY, defaults.capacity),
+        capacity_bytes=section.optional_integer("capacity_bytes", MAX_CAPACITY_BYTES, 2**30),
+        max_queue_size=section.optional_integer("max_queue_size", MAX_QUEUE_SIZE, 100, lowest=0) or 0,
         num_executors=section.integer("num_executors", MAX_EXECUTORS, defaults.num_executors),
         allocator=cast(Allocator, section.choice("allocator", _ALLOCATORS)),
         input_shapes=section.shapes("input_shapes"),

@@ -26,6 +26,7 @@ from toutates.models.settings import (
     ACCELERATORS,
     MAX_BATCH_SIZE,
     MAX_CAPACITY,
+    MAX_CAPACITY_BYTES,
     MAX_DELAY_US,
     MAX_EXECUTORS,
     MODEL_FILENAME,
@@ -157,7 +158,7 @@ class _Reader:
         self._check_identity()
         inputs = self._tensors("input", config.input)
         outputs = self._tensors("output", config.output)
-        settings = self._with_instances(self._with_batching(ModelSettings()))
+        settings = self._with_queue(self._with_instances(self._with_batching(ModelSettings())))
         settings = self._with_parameters(settings)
         settings = self._with_optimization(settings)
         settings = replace(
@@ -335,18 +336,24 @@ class _Reader:
                 batching.max_queue_delay_microseconds,
                 "write microseconds that a client would wait for, such as 500",
             )
-        queue_size = batching.default_queue_policy.max_queue_size
-        rows = queue_size or _DEFAULT_ROWS
         return replace(
             settings,
             batching=most > 0 or not complete,
             batch_size=batch_size,
-            capacity=min(max(-(-rows // batch_size), 1 if queue_size else settings.capacity), MAX_CAPACITY),
+            capacity=max(-(-_DEFAULT_ROWS // batch_size), settings.capacity),
             max_queue_delay_us=batching.max_queue_delay_microseconds,
             # The greatest alone is what there is without the field.
             preferred_batch_sizes=() if preferred == (batch_size,) else preferred,
             preserve_ordering=batching.preserve_ordering,
         )
+
+    def _with_queue(self, settings: ModelSettings) -> ModelSettings:
+        """Where the queue is bounded, by requests, there is room for the rows of all of them beside those that run."""
+        queue_size = self._config.dynamic_batching.default_queue_policy.max_queue_size
+        if not queue_size:
+            return settings
+        capacity = min(max(settings.capacity, queue_size + settings.num_executors), MAX_CAPACITY)
+        return replace(settings, capacity=capacity, max_queue_size=queue_size)
 
     def _with_instances(self, settings: ModelSettings) -> ModelSettings:
         devices: list[str] = []
@@ -422,11 +429,13 @@ class _Reader:
             profiling = ProfilingSettings(values["toutates.profiling.file_prefix"], batches or None)
         allocators: Mapping[str, Literal["cpu", "cuda_pinned"]] = {"cpu": "cpu", "cuda_pinned": "cuda_pinned"}
         capacity = read("toutates.capacity", _number, settings.capacity, numbers)
+        capacity_bytes = read("toutates.capacity_bytes", _number, 0, numbers)
         return replace(
             settings,
             session=session,
             profiling=profiling,
             capacity=min(max(capacity, 1), MAX_CAPACITY),
+            capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
             allocator=read("toutates.allocator", allocators.get, settings.allocator, "cpu or cuda_pinned"),
         )
 

@@ -134,6 +134,7 @@ PARAMETERS: Final = (
     "cudnn_conv_algo_search",
     "gpu_mem_limit",
     "toutates.capacity",
+    "toutates.capacity_bytes",
     "toutates.allocator",
     "toutates.profiling.file_prefix",
     "toutates.profiling.stop_after_batches",

@@ -11,12 +11,15 @@ from typing import Final
 
 from toutates.batching.counters import ExecutorCounters, VersionCounters, WorkerCounters
 from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
+from toutates.batching.room import PBTXT_KEYS, YAML_KEYS
 from toutates.batching.session import ModelSession, SessionOptions, load_session
 from toutates.batching.supertensor import SuperTensor
 from toutates.errors import ConfigurationError
+from toutates.models.capacity import capacity_bytes
 from toutates.models.configuration import VersionConfiguration
 from toutates.models.describe import model_config
 from toutates.models.labels import read_labels, shortfalls
+from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
@@ -148,6 +151,9 @@ class VersionLoader:
                 batch_size=settings.batch_size,
                 capacity=settings.capacity,
                 workers=workers,
+                capacity_bytes=capacity_bytes(settings, signature),
+                max_queue_size=settings.max_queue_size,
+                keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
                 pinned=_pinned_memory(configuration.source) if settings.allocator == "cuda_pinned" else None,
                 delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
                 enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),

@@ -20,6 +20,8 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("backend", "supertensor"),
         _line("batch_size", settings.batch_size),
         _line("capacity", settings.capacity),
+        _line("capacity_bytes", settings.capacity_bytes, "64 MiB x capacity, half of the memory at most"),
+        _line("max_queue_size", settings.max_queue_size, "as many requests as there are rows"),
         _line("num_executors", settings.num_executors),
         _line("allocator", settings.allocator),
         _line("batching", settings.batching),

@@ -152,8 +152,9 @@ def _models(table: ModelTable) -> Sequence[list[str]]:
 def _supertensor(supertensor: SuperTensor) -> list[str]:
     occupancy = supertensor.occupancy()
     lines = [
-        f"  {occupancy.in_flight} of {occupancy.capacity} batches in flight, {occupancy.running} running, "
-        f"{occupancy.rows} rows in them; {occupancy.waiting} requests wait; {occupancy.idle_executors} executors idle; "
+        f"  {occupancy.in_flight} batches in flight, {occupancy.running} running; {occupancy.rows} of "
+        f"{occupancy.row_capacity} rows, {occupancy.in_flight_bytes} of {occupancy.capacity_bytes} bytes; "
+        f"{occupancy.waiting} requests wait; {occupancy.idle_executors} executors idle; "
         f"{occupancy.lanes} lanes, {occupancy.spare_bytes} bytes of spare batches"
     ]
     lines += [f"  {_lane(state)}" for state in supertensor.lane_states(MAX_LANES)]
@@ -167,6 +168,7 @@ def _lane(state: LaneState) -> str:
     known = [f"{ns / 1000:.0f} us" for ns in state.run_ns if ns < 2**62]
     waiting = "" if state.open_rows is None else f"; {state.open_rows} rows wait, {state.writing} workers are writing"
     return (
-        f"lane of {shapes or 'no inputs'}: batches of {state.batch_rows} rows, {state.batch_bytes} bytes each, "
+        f"lane of {shapes or 'no inputs'}: batches of up to {state.batch_rows} rows, the next of "
+        f"{state.room} and {state.batch_bytes} bytes, "
         f"{state.spare} spare; runs take {', '.join(known) or 'nobody knows how long'}{waiting}"
     )

@@ -328,7 +328,7 @@ class InferService:
         else:
             arrays = _arrays(plan, contents, identifier)
             with self._refusals_as_statuses(plan, id_field):
-                plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, arrays)
+                plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, arrays, sum(map(len, contents)))
 
     def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
         """A kind of request that is known, and whose inputs are arrays."""
@@ -364,7 +364,7 @@ class InferService:
     def _refusal(self, error: RequestError, version: ServedVersion, id_field: bytes) -> GrpcError:
         """What a SuperTensor, which knows no ids, refuses. Triton names the request but where its queue is full."""
         self._count_refusal(error, version)
-        prefix = "" if isinstance(error, Overloaded) else request_prefix(_identifier(id_field))
+        prefix = "" if type(error) is Overloaded else request_prefix(_identifier(id_field))
         return GrpcError(STATUSES[type(error)], prefix + str(error))
 
     def _refuse_above_limit(self, call: Call, refusal: RequestError, chosen: Sampling | None) -> GrpcError:

@@ -8,6 +8,7 @@ from toutates.errors import (
     ModelNotReady,
     NotInRepository,
     Overloaded,
+    QueueFull,
     RequestError,
     TooLate,
     UnknownModel,
@@ -23,6 +24,7 @@ STATUSES: dict[type[RequestError], Status] = {
     ModelNotReady: Status.UNAVAILABLE,
     NotInRepository: Status.INTERNAL,
     Overloaded: Status.RESOURCE_EXHAUSTED,
+    QueueFull: Status.UNAVAILABLE,  # as Triton has it
     TooLate: Status.DEADLINE_EXCEEDED,
     Unsupported: Status.UNIMPLEMENTED,
     ExecutionFailed: Status.INTERNAL,
