@@ -193,13 +193,13 @@ class ModelSettings:
 
     batch_size: int = 64
     capacity: int = 16
-    capacity_bytes: int | None = None
-    max_queue_size: int = 0
     num_executors: int = 1
     allocator: Allocator = "cpu"
     input_shapes: Shapes = field(default_factory=_no_shapes)
     output_shapes: Shapes = field(default_factory=_no_shapes)
     profiling: ProfilingSettings | None = None
+    capacity_bytes: int | None = None
+    max_queue_size: int = 0
     batching: bool = True
     max_queue_delay_us: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
