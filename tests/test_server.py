@@ -335,11 +335,9 @@ def test_ipv6_is_served_and_the_address_of_all_takes_ipv4_too(repository: Path, 
     run(main)
 
 
-def test_a_repository_that_cannot_be_used_is_said_before_the_address_is(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        options = options_of(tmp_path / "missing", grpc_addr=Address("127.0.0.1", other.getsockname()[1]))
-        with pytest.raises(ConfigurationError, match=r"--model-repository: there is no such directory"):
-            server_module.run(options)
+def test_a_repository_that_cannot_be_used_is_refused_where_errors_end_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--model-repository: there is no such directory"):
+        server_module.run(options_of(tmp_path / "missing", exit_on_error=True))
 
 
 def test_a_model_that_the_repository_lacks_is_said_before_anything_is_loaded(repository: Path) -> None:

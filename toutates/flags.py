@@ -128,7 +128,8 @@ def server_parser() -> Parser:
         type=positive,
         default=15,
         metavar="SECONDS",
-        help="between two looks into the repositories, in the mode poll (default: 15)",
+        help="between two looks into the repositories, in the mode poll; in all modes between two questions to a "
+        "repository that did not answer at the start (default: 15)",
     )
     models.add_argument(
         "--load-model",

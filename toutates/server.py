@@ -4,13 +4,13 @@
     executors      threads of the manager, one per session
     workers        threads of the server, each with a Trio run and an epoll of its own
 
-Start: look through the repository and bind (so that a wrong path and a port in use fail at once), load every model,
-listen, serve. Ports open only after the initial load, as with Triton: until then a client is refused, not told "not
-ready".
+Start: bind (so that a port in use fails at once), open the HTTP side, look through the repositories, load every model,
+listen, serve. The gRPC port opens only after the initial load, as with Triton: until then a client is refused, not told
+"not ready".
 
 Meanwhile SIGHUP has the TLS certificate read again, for connections to come; SIGUSR1 has everything logged, or no
-longer; and SIGUSR2 logs what the server is at. The HTTP side (``monitoring``) is there from before the models are
-loaded until the last worker has ended, to tell of both.
+longer; and SIGUSR2 logs what the server is at. The HTTP side (``monitoring``) is there from before anybody is asked
+for models until the last worker has ended, to tell of both.
 
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
 then the executors end. A second signal ends the grace.
@@ -33,13 +33,12 @@ import trio
 
 from toutates.batching.session import SessionOptions
 from toutates.certificates import ServerTls, load_server_tls
-from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.errors import ConfigurationError, ToutatesError
 from toutates.h2grpc import Worker
 from toutates.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.logs.setup import Logs, start_logs
 from toutates.memory import available_memory
 from toutates.models.manager import LoadOptions, ModelManager
-from toutates.models.repository import ModelFolder
 from toutates.monitoring.debug_dump import dump, this_run
 from toutates.monitoring.view import ServerView
 from toutates.options import EXIT_FAILURE, EXIT_OK, Address, Options
@@ -47,8 +46,9 @@ from toutates.placement import Placement, default_processing_cores, doubts, plac
 from toutates.providers import choose_providers
 from toutates.repositories.control import ModelControl
 from toutates.repositories.fetching import fetch_all
+from toutates.repositories.first_look import FirstLook, Waiting, look_first
 from toutates.repositories.interface import Repository
-from toutates.repositories.opening import find_models, open_repositories
+from toutates.repositories.opening import open_repositories
 from toutates.repositories.passed_over import PassedOver
 from toutates.service.answers import is_wanted
 from toutates.service.infer import InferService
@@ -190,6 +190,11 @@ class Server:
         self._http_listener: list[socket.socket] = []
         self._dumping = False
         self._passed_over = PassedOver()
+        #: once they are opened
+        self._repositories: list[Repository] = []
+        #: what the start is waiting for
+        self.waiting = Waiting()
+        self._get_repositories_reason: Callable[[], str] = str
 
     def stop(self) -> None:
         """Begin the shutdown; the second call ends its grace. On the main thread."""
@@ -231,16 +236,6 @@ class Server:
             return await self._run(task_status)
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> int:
-        options = self._options
-        repositories = open_repositories(
-            options.model_repositories, cache_root=options.model_cache_dir, cache_size=options.model_cache_size
-        )
-        try:
-            asked_by = dict.fromkeys(options.load_model, "--load-model")
-            found = find_models(repositories, options.load_models, asked_by, self._passed_over)
-        except RepositoryError as error:
-            # Whoever starts servers is told at once, rather than by a server that stays without models.
-            raise ConfigurationError(str(error)) from error
         for doubt in doubts(self._placement, gil=gil_enabled()):
             logger.warning("%s", doubt)
         self._warn_of_gil()
@@ -252,12 +247,12 @@ class Server:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._heed, signals, nursery)
                     async with self._exporting_traces():
-                        await self._serve(repositories, found, listeners, task_status)
+                        await self._serve(listeners, task_status)
                     nursery.cancel_scope.cancel()
         finally:
             for listener in (*listeners, *self._http_listener):
                 listener.close()
-            for repository in repositories:
+            for repository in self._repositories:
                 repository.stop()
         return EXIT_FAILURE if self._failed or self._cut_off_calls else EXIT_OK
 
@@ -287,13 +282,7 @@ class Server:
             logger.info("%s: %s", signal.Signals(number).name, how)
             self.stop()
 
-    async def _serve(
-        self,
-        repositories: Sequence[Repository],
-        found: Sequence[tuple[Repository, ModelFolder]],
-        listeners: list[socket.socket],
-        task_status: trio.TaskStatus[None],
-    ) -> None:
+    async def _serve(self, listeners: list[socket.socket], task_status: trio.TaskStatus[None]) -> None:
         options = self._options
         async with trio.open_nursery() as executors:
             load_options = LoadOptions(
@@ -313,19 +302,21 @@ class Server:
                 # Whoever may not list the models shall not be told their names.
                 suggests_names=not any("model-repository" in one.protocols for one in options.restricted_protocols),
             )
-            self.view = self._view(manager, repositories)
             control = ModelControl(
-                repositories,
+                self._repositories,
                 manager,
                 options.model_control_mode,
                 only=options.load_models,
                 poll_s=options.repository_poll_s,
                 cpus=self._placement.anywhere,
                 passed_over=self._passed_over,
+                on_change=lambda: self._show_readiness(manager),
             )
+            self._get_repositories_reason = lambda: control.unready_reason
+            self.view = self._view(manager)
             try:
                 async with self._watched():
-                    if await self._load(manager, control, found):
+                    if await self._load(manager, control):
                         async with trio.open_nursery() as changes:
                             desk = await changes.start(self._change_models, control)
                             await self._run_workers(manager, desk, listeners, task_status)
@@ -429,10 +420,35 @@ class Server:
             finally:
                 self._dumping = False
 
-    async def _load(
-        self, manager: ModelManager, control: ModelControl, found: Sequence[tuple[Repository, ModelFolder]]
-    ) -> bool:
-        """Load the models, unless a signal comes first; returns whether to go on."""
+    async def _look(self) -> FirstLook:
+        """Find out which models there are. Takes as long as a repository takes to answer.
+
+        Raises:
+            ConfigurationError: see ``open_repositories`` and ``look_first``.
+        """
+        options = self._options
+        self.waiting.begin([str(one) for one in options.model_repositories])
+        # For boto3, which may look for credentials in the network, and a cache that others use.
+        open_them = partial(
+            open_repositories,
+            options.model_repositories,
+            cache_root=options.model_cache_dir,
+            cache_size=options.model_cache_size,
+        )
+        async with self.waiting.logged():
+            self._repositories += await trio.to_thread.run_sync(open_them, abandon_on_cancel=True)
+        return await look_first(
+            self._repositories,
+            options.load_models,
+            dict.fromkeys(options.load_model, "--load-model"),
+            all_must_answer=options.exit_on_error,
+            waiting=self.waiting,
+            passed_over=self._passed_over,
+            cpus=self._placement.anywhere,
+        )
+
+    async def _load(self, manager: ModelManager, control: ModelControl) -> bool:
+        """Find and load the models, unless a signal comes first; returns whether to go on."""
         started = time.monotonic()
         async with trio.open_nursery() as nursery:
 
@@ -441,13 +457,14 @@ class Server:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(cancel_when_stopping)
-            folders = await fetch_all(found, self._placement.anywhere)
+            seen = await self._look()
+            folders = await fetch_all(seen.found, self._placement.anywhere)
             await manager.load_all(folders, _log_progress)
-            control.begin(found, folders)
+            control.begin(seen.found, folders, seen.late)
             nursery.cancel_scope.cancel()
         if self._stopping.is_set():
             return False
-        if not manager.table.models and self._options.load_models is None:
+        if not manager.table.models and self._options.load_models is None and not control.late:
             assert self.view is not None
             await self._warn_of_no_models(self.view.repositories, may_be_empty=manager.table.may_be_empty)
         providers = [name for name, _ in self._providers]
@@ -473,7 +490,7 @@ class Server:
         until = "" if may_be_empty else "; the server is not ready until it has one"
         for repository in repositories:
             try:
-                advice = await trio.to_thread.run_sync(repository.advice)
+                advice = await trio.to_thread.run_sync(repository.advice, abandon_on_cancel=True)
             except ToutatesError:
                 advice = ""  # it was listed a moment ago, and what is wrong now is told elsewhere
             advice = f": {advice}" if advice else ""
@@ -596,20 +613,22 @@ class Server:
         statistics = self._exporter.statistics()
         return statistics.sent, statistics.dropped + statistics.failed
 
-    def _view(self, manager: ModelManager, repositories: Sequence[Repository]) -> ServerView:
+    def _view(self, manager: ModelManager) -> ServerView:
         return ServerView(
             identity=self._identity,
             started_s=self._started_s,
             workers=self._workers,
             infer=self._infer,
             get_table=lambda: manager.table,
-            repositories=repositories,
+            repositories=self._repositories,
             loading=manager.counters,
             dropped_log_lines=lambda: self._logs.lost + sum(worker.log_lines_dropped for worker in self._workers),
             traces=self._count_traces,
             is_live=lambda: not self._stopping.is_set(),
             unready_reason=lambda: (
-                "the server is shutting down" if self._stopping.is_set() else self._unready_reason(manager)
+                "the server is shutting down"
+                if self._stopping.is_set()
+                else str(self.waiting) or self._unready_reason(manager)
             ),
         )
 
@@ -617,8 +636,10 @@ class Server:
         return not self._unready_reason(manager)
 
     def _unready_reason(self, manager: ModelManager) -> str:
-        """Why the models keep the server from being ready; "" if they do not."""
-        return manager.table.unready_reason if self._options.strict_readiness else ""
+        """Why the models and their repositories keep the server from being ready; "" if they do not."""
+        if not self._options.strict_readiness:
+            return ""
+        return self._get_repositories_reason() or manager.table.unready_reason
 
     async def _settle(self) -> None:
         """Wait until every worker has let go of what the table of models no longer has."""

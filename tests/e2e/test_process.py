@@ -77,7 +77,10 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
     ("arguments", "words"),
     [
         ([], ["--model-repository"]),
-        (["--model-repository", "/nowhere/at/all"], ["--model-repository", "there is no such directory", "/nowhere"]),
+        (
+            ["--model-repository", "/nowhere/at/all", "--exit-on-error", "true"],
+            ["--model-repository", "there is no such directory", "/nowhere"],
+        ),
         (["--model-repository", "REPOSITORY", "--unknown"], ["unrecognized arguments: --unknown"]),
         (["--model-repository", "REPOSITORY", "stray"], ["unrecognized arguments: stray"]),
         (["--model-repository", "REPOSITORY", "--grpc-addr", "x"], ["--grpc-addr", "is not an address", "'x'"]),

@@ -177,7 +177,7 @@ def fail_to_start(*arguments: str) -> str:
 
 
 def test_a_start_without_the_service_or_the_bucket_says_what_is_wrong(moto_service: S3Service, tmp_path: Path) -> None:
-    cache = ["--model-cache-dir", str(tmp_path)]
+    cache = ["--model-cache-dir", str(tmp_path), "--exit-on-error", "true"]
     said = fail_to_start("--model-repository", "s3://bucket/m", "--s3-endpoint", "http://127.0.0.1:9", *cache)
     assert said.startswith("toutates: error: --model-repository s3://bucket/m at http://127.0.0.1:9: cannot be listed")
     assert "check --s3-endpoint" in said

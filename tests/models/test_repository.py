@@ -47,10 +47,8 @@ def test_files_and_hidden_directories_are_no_models(tmp_path: Path) -> None:
     hidden, model = scan(tmp_path)
     assert (hidden.name, hidden.passed_over, hidden.versions) == (".git", True, ())
     assert (model.name, model.passed_over) == ("m", False)
-    expected = (
-        f"'{tmp_path}/.git' is passed over, because it does not look like a model: hidden directories hold no models"
-    )
-    assert say_passed_over(hidden) == expected
+    reason = "it does not look like a model: hidden directories hold no models"
+    assert say_passed_over(hidden) == f"'{tmp_path}/.git' is passed over, because {reason}"
 
 
 @pytest.mark.parametrize("name", ["lost+found", "__pycache__", "@eaDir"])

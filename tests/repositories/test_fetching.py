@@ -13,7 +13,7 @@ import trio
 from toutates.errors import RepositoryError
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.repositories.fetching import DownloadLine, fetch_all
-from toutates.repositories.interface import Progress, RepositoryStatistics
+from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics
 
 
 class Stubborn:
@@ -27,6 +27,9 @@ class Stubborn:
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         return []
+
+    def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
+        return None
 
     def advice(self) -> str:
         return ""

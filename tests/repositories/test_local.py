@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
 from toutates.errors import ConfigurationError
+from toutates.models.repository import ModelFolder
+from toutates.repositories.first_look import look_first
+from toutates.repositories.interface import Repository
 from toutates.repositories.local import LocalRepository
-from toutates.repositories.opening import find_models, open_repositories
+from toutates.repositories.opening import open_repositories
 
 
 @pytest.fixture
@@ -26,6 +30,15 @@ def replace(path: Path) -> None:
     path.with_name("new").write_bytes(path.read_bytes())
     os.utime(path.with_name("new"), ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     path.with_name("new").replace(path)
+
+
+def find_models(
+    repositories: Sequence[Repository], only: Collection[str] | None = None, asked_by: Mapping[str, str] = {}
+) -> Sequence[tuple[Repository, ModelFolder]]:
+    """The first look of a server, which all repositories answer."""
+    seen = trio.run(look_first, repositories, only, asked_by)
+    assert not seen.late
+    return seen.found
 
 
 CHANGES: list[tuple[str, Callable[[Path], object], set[int]]] = [

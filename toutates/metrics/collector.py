@@ -180,7 +180,17 @@ class ServerCollector(Collector):
         yield "toutates_model_reloads_total", [((), loading.reloads)]
         yield "toutates_model_unloads_total", [((), loading.unloads)]
         yield "toutates_model_load_seconds_total", [((), loading.load_ns / _NS)]
-        repositories = [repository.statistics() for repository in self._view.repositories]
+        named = [(repository.name, repository.statistics()) for repository in list(self._view.repositories)]
+        yield (
+            "toutates_repository_answers",
+            [((name,), int(one.answers)) for name, one in named if one.answers is not None],
+        )
+        now = time.time()
+        yield (
+            "toutates_repository_listing_age_seconds",
+            [((name,), max(0.0, now - one.listed_s)) for name, one in named if one.listed_s is not None],
+        )
+        repositories = [one for _, one in named]
         yield "toutates_s3_downloads_total", [((), sum(one.objects for one in repositories))]
         yield "toutates_s3_download_bytes_total", [((), sum(one.bytes for one in repositories))]
         yield "toutates_s3_download_failures_total", [((), sum(one.failures for one in repositories))]

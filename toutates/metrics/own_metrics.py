@@ -251,6 +251,25 @@ OWN: Final = (
         "Divided by loads and failures, the mean. See `nv_model_load_duration_secs` for each version.",
     ),
     MetricSpec(
+        "toutates_repository_answers",
+        Kind.GAUGE,
+        ("repository",),
+        "0 or 1",
+        "Whether the model repository could be read when it was last asked for its models.",
+        "0: S3, the network or a disk is broken, or access is refused: the log says which. What is served from there "
+        "is served on.",
+    ),
+    MetricSpec(
+        "toutates_repository_listing_age_seconds",
+        Kind.GAUGE,
+        ("repository",),
+        "s",
+        "How long ago the repository listed the models that are served from it.",
+        "With `poll`, more than a few times `--repository-poll-secs`: changes are not seen, because the repository "
+        "does not answer. In the other modes it is the time since the start, or since the listing in the cache that "
+        "a start without S3 took.",
+    ),
+    MetricSpec(
         "toutates_s3_downloads_total",
         Kind.COUNTER,
         (),

@@ -5,6 +5,7 @@
     <root>/views/<view>/files/      a model as a directory, of hard links to objects
     <root>/views/<view>/lock        locked, shared, by every server that uses the view
     <root>/views/<view>/manifest    the names of the view's objects; its time is the last use
+    <root>/listings/                what S3 has listed, see ``listings``
     <root>/lock                     held briefly, by whoever makes a view, begins a file, or removes anything
 
 An object's name is its MD5 and size where its ETag is an MD5 that was found to be right: then it is the same file in
@@ -40,7 +41,7 @@ from toutates.errors import ConfigurationError, RepositoryError
 from toutates.repositories.file_lock import lock_of, try_lock
 from toutates.repositories.interface import fingerprint_of
 
-__all__ = ["CachedFile", "ModelCache", "ObjectIdentity", "Partial", "default_cache_root"]
+__all__ = ["CachedFile", "ModelCache", "ObjectIdentity", "Partial", "default_cache_root", "write_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class ModelCache:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
                 for folder in (self._objects, self._partials, self._views):
-                    _write(folder / ".probe", b"")
+                    write_file(folder / ".probe", b"")
                     (folder / ".probe").unlink()
                 self.used_bytes = sum(size for size, _ in self._sizes().values())
         except OSError as error:
@@ -188,7 +189,9 @@ class ModelCache:
                     assert locked is not None
                     descriptor = locked
                     try:
-                        _write(folder / "manifest", "\n".join(name for one in objects for name in one.names).encode())
+                        write_file(
+                            folder / "manifest", "\n".join(name for one in objects for name in one.names).encode()
+                        )
                     except BaseException:
                         os.close(descriptor)
                         raise
@@ -347,7 +350,7 @@ class ModelCache:
             os.fsync(partial._descriptor)
             record = json.dumps({"size": identity.size, "sha256": sha256}).encode()
             with self._locked():
-                _write(self._objects / f"{name}.json", record)
+                write_file(self._objects / f"{name}.json", record)
                 partial.path.replace(target)
                 os.fchmod(partial._descriptor, 0o400)  # not before: others open what they find in `partial` for writing
                 _sync_directory(self._objects)
@@ -474,7 +477,7 @@ def _heed(stop: threading.Event) -> None:
         raise RepositoryError("the server is stopping")
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Write a small file so that others, and those after a crash, see all of it or none."""
     temporary = path.with_name(f".{uuid.uuid4().hex}")
     try:

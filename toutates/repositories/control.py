@@ -8,6 +8,9 @@ A poll looks twice, a moment apart, and leaves what differs in the two for the n
 What failed to load is tried again when it has changed, or when its repository could not be reached. A repository that
 cannot be read changes nothing of what is served from it.
 
+A repository that did not answer at the start is asked again in every mode until it has; then what is served is what it
+has, as if it had answered at once.
+
 All methods are for the thread of the manager; whatever blocks is done in others.
 """
 
@@ -39,6 +42,7 @@ from toutates.models.repository import ModelFolder
 from toutates.models.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.placement import running_on
 from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.repositories.first_look import Late
 from toutates.repositories.interface import Repository
 from toutates.repositories.modes import ControlMode
 from toutates.repositories.obtaining import obtain
@@ -77,10 +81,12 @@ class _View:
     Attributes:
         models: by name; None for a name that two repositories have.
         unreadable: names of repositories that could not be looked at.
+        read: names of those that could.
     """
 
     models: dict[str, _Found | None] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -109,9 +115,10 @@ class ModelControl:
         manager: that serves.
         mode: see ControlMode.
         only: names of the models to poll for; None for all.
-        poll_s: seconds between two polls.
+        poll_s: seconds between two polls, and between two questions to a repository that has not answered.
         cpus: where threads run, see ``placement.running_on``.
         passed_over: which has told the log of directories that are no models, at the start.
+        on_change: called when ``unready_reason`` may have changed.
     """
 
     def __init__(
@@ -124,7 +131,13 @@ class ModelControl:
         poll_s: float = 15.0,
         cpus: tuple[int, ...] = (),
         passed_over: PassedOver | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_change = on_change
+        #: repositories that have not answered since the start, by name; replaced as a whole, since others read it
+        self._late: Mapping[str, Late] = {}
+        #: models that were loaded or unloaded on request, which a late repository leaves as they are
+        self._requested: set[str] = set()
         self._repositories = repositories
         self._manager = manager
         self._mode = mode
@@ -146,13 +159,37 @@ class ModelControl:
         """Whether models are loaded and unloaded by request."""
         return self._mode == "explicit"
 
-    def begin(self, found: Sequence[tuple[Repository, ModelFolder]], fetched: Sequence[ModelFolder]) -> None:
+    @property
+    def late(self) -> Collection[str]:
+        """Names of the repositories that have not answered since the start."""
+        return self._late.keys()
+
+    @property
+    def unready_reason(self) -> str:
+        """Why the repositories keep the server from being ready, a sentence without a full stop; "" if they do not."""
+        unknown = [one for one in self._late.values() if one.listed_s is None]
+        if not unknown:
+            return ""
+        more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        return f"the model repository '{unknown[0].repository.name}' cannot be read: {unknown[0].problem}{more}"
+
+    def begin(
+        self,
+        found: Sequence[tuple[Repository, ModelFolder]],
+        fetched: Sequence[ModelFolder],
+        late: Sequence[Late] = (),
+    ) -> None:
         """Take note of what the initial load has loaded.
 
         Args:
             found: what was to be loaded, from a scan.
             fetched: the same models in the same order, as they were loaded.
+            late: repositories that have not answered.
         """
+        self._late = {one.repository.name: one for one in late}
+        for one in late:
+            self._said[f"repository {one.repository.name}"] = (one.problem, time.monotonic())
+        self._names = sorted(folder.name for _, folder in found)
         for (repository, folder), own in zip(found, fetched, strict=True):
             if own.problem:
                 # What a scan could not see may have been the repository's fault, and worth another try.
@@ -169,17 +206,21 @@ class ModelControl:
     # --- poll --------------------------------------------------------------------------------------------------------
 
     async def poll_for_ever(self) -> None:
-        """Poll again and again; returns at once in the other modes. No failure ends it."""
-        while self._mode == "poll":
+        """Poll again and again; in the other modes, until every repository has answered once. No failure ends it."""
+        while self._mode == "poll" or self._late:
             await trio.sleep(self._poll_s)
             try:
-                await self.poll()
+                await (self.poll() if self._mode == "poll" else self.catch_up())
             except Exception:
                 logger.exception("a poll of the model repositories failed; there will be others")
 
     async def poll(self) -> None:
         """Look for changes, and make those that have settled."""
         first = await self._look(self._only)
+        await self._follow(first)
+        self._have_answered(first)
+
+    async def _follow(self, first: _View) -> None:
         suspects = {name for name, one in first.models.items() if self._differs(name, one)}
         suspects |= {name for name in self._known if self._is_gone(name, first)}
         if not suspects:
@@ -195,6 +236,32 @@ class ModelControl:
                     nursery.start_soon(self._remove, name)
                 else:
                     logger.debug("model '%s' is still changing; it is looked at again with the next poll", name)
+
+    async def catch_up(self) -> None:
+        """Ask the repositories that have not answered since the start, and serve what those have that do now."""
+        view = await self._look(self._only, [one.repository for one in self._late.values()])
+        async with trio.open_nursery() as nursery:
+            for name, one in view.models.items():
+                known = self._known.get(name)
+                if one is None or name in self._requested or not self._differs(name, one):
+                    continue
+                if known is not None and known.tried is not None and known.tried[0] not in self._late:
+                    self._say_two_have_it(name, f"{known.tried[0]}/{name}", one.folder.source)
+                else:
+                    nursery.start_soon(self._apply, name, one)
+            for name, known in self._known.items():
+                is_gone = known.tried is not None and known.tried[0] in view.read and name not in view.models
+                if is_gone and name not in self._requested:
+                    nursery.start_soon(self._remove, name)
+        self._have_answered(view)
+
+    def _have_answered(self, view: _View) -> None:
+        """What these repositories have is served, as far as it can be."""
+        if view.read & self._late.keys():
+            self._late = {name: one for name, one in self._late.items() if name not in view.read}
+            if not self._late:
+                self._requested.clear()
+            self._on_change()
 
     def _differs(self, name: str, one: _Found | None) -> bool:
         return one is not None and (name not in self._known or self._known[name].tried != one.identity)
@@ -223,9 +290,13 @@ class ModelControl:
 
     async def _remove(self, name: str) -> None:
         async with self._alone(name):
+            known = self._known.pop(name)
+            if known.held is None and name in (self._only or ()):
+                self._manager.refuse(name, "no model repository has it")  # and somebody has asked for it
+                return
             logger.info("model '%s' is no longer in its repository, and is unloaded", name, extra={"model": name})
             await self._manager.unload(name, forget=True)
-            self._release(self._known.pop(name))
+            self._release(known)
 
     # --- on request --------------------------------------------------------------------------------------------------
 
@@ -261,6 +332,7 @@ class ModelControl:
             finally:
                 if known == _Known():
                     del self._known[name]
+            self._note_request(name)
             logger.info("model '%s' is loaded, as was asked for", name, extra={"model": name})
 
     async def _load_files(
@@ -296,7 +368,12 @@ class ModelControl:
             await self._manager.unload(name)
             known = self._known.pop(name, None)
             if known is not None:
+                self._note_request(name)
                 self._release(known)
+
+    def _note_request(self, name: str) -> None:
+        if self._late:
+            self._requested.add(name)
 
     async def names(self) -> Sequence[str]:
         """Names of the models in the repositories, sorted; as far as these can be read, from before otherwise."""
@@ -347,20 +424,33 @@ class ModelControl:
             elif not folder.problem:
                 found.repository.release(folder)
 
-    async def _look(self, only: Collection[str] | None) -> _View:
-        """Look into all repositories. What is wrong with one is logged, and costs the others nothing."""
+    async def _look(self, only: Collection[str] | None, repositories: Sequence[Repository] | None = None) -> _View:
+        """Look into all repositories, or some. What is wrong with one is logged, and costs the others nothing."""
+        if repositories is None:
+            repositories = self._repositories
         view = _View()
-        for repository in self._repositories:
+        found: dict[Repository, list[ModelFolder]] = {}
+
+        async def look_into(repository: Repository) -> None:
             try:
-                folders = await self._in_thread(partial(repository.scan, only))
+                found[repository] = await self._in_thread(partial(repository.scan, only), abandon_on_cancel=True)
+                view.read.add(repository.name)
             except ToutatesError as error:
                 view.unreadable.add(repository.name)
-                self._say(f"repository {repository.name}", f"{error}; what is served from there is served on")
+                self._say(
+                    f"repository {repository.name}", str(error), f"{error}; what is served from there is served on"
+                )
+
+        async with trio.open_nursery() as nursery:
+            for repository in repositories:
+                nursery.start_soon(look_into, repository)
+        for repository in repositories:
+            if repository not in found:
                 continue
             if self._said.pop(f"repository {repository.name}", None) is not None:
                 logger.info("the model repository '%s' can be read again", repository.name)
             known = [name for name, one in self._known.items() if one.tried and one.tried[0] == repository.name]
-            for folder in self._passed_over.models(repository.name, folders, only=only, known=known):
+            for folder in self._passed_over.models(repository.name, found[repository], only=only, known=known):
                 self._enter(view, _Found(repository, folder))
         return view
 
@@ -371,8 +461,11 @@ class ModelControl:
             view.models[name] = one
         elif other is not None:
             view.models[name] = None
-            text = f"it is in two repositories: '{other.folder.source}' and '{one.folder.source}'"
-            self._say(f"model {name}", text, f"model '{name}' is left as it is: {text}; rename or remove one of them")
+            self._say_two_have_it(name, other.folder.source, one.folder.source)
+
+    def _say_two_have_it(self, name: str, one: str, other: str) -> None:
+        text = f"it is in two repositories: '{one}' and '{other}'"
+        self._say(f"model {name}", text, f"model '{name}' is left as it is: {text}; rename or remove one of them")
 
     def _say(self, about: str, text: str, line: str = "") -> None:
         """Log an error that may come again and again: once, and when it changes, and once in a while."""
@@ -400,12 +493,12 @@ class ModelControl:
             if not turn.statistics().tasks_waiting and not turn.locked() and self._turns.get(name) is turn:
                 del self._turns[name]
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         def run() -> T:
             with running_on(self._cpus, self._cpus):
                 return work()
 
-        return await trio.to_thread.run_sync(run)
+        return await trio.to_thread.run_sync(run, abandon_on_cancel=abandon_on_cancel)
 
 
 def _failed(name: str) -> str:

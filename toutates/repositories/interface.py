@@ -10,7 +10,7 @@ from typing import Protocol
 from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.repository import ModelFolder, is_version
 
-__all__ = ["Progress", "Repository", "RepositoryStatistics", "fingerprint_of", "version_fingerprints"]
+__all__ = ["Progress", "Recalled", "Repository", "RepositoryStatistics", "fingerprint_of", "version_fingerprints"]
 
 #: Called with the bytes of a model that are here and those it has in all, in whatever thread has got some more of them.
 Progress = Callable[[int, int], None]
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class RepositoryStatistics:
-    """What a repository has downloaded since the start; all zero for one that downloads nothing.
+    """What is known of a repository, and what it has downloaded since the start: zero for one that downloads nothing.
 
     Attributes:
         objects: downloaded.
@@ -27,6 +27,8 @@ class RepositoryStatistics:
         duration_ns: of all downloads of models, failed ones too.
         cache: the directory where the objects are kept, what it holds and what it may, in bytes; None without one.
             Repositories that share a cache say the same of it.
+        answers: whether it could be read when it was last asked for its models; None if it never was.
+        listed_s: Unix time of the listing that its models are known by; None before there is one.
     """
 
     objects: int = 0
@@ -34,6 +36,21 @@ class RepositoryStatistics:
     failures: int = 0
     duration_ns: int = 0
     cache: tuple[str, int, int] | None = None
+    answers: bool | None = None
+    listed_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a repository that does not answer had when it last did.
+
+    Attributes:
+        folders: as ``Repository.scan`` gave them.
+        listed_s: Unix time of then.
+    """
+
+    folders: list[ModelFolder]
+    listed_s: float
 
 
 class Repository(Protocol):
@@ -54,6 +71,17 @@ class Repository(Protocol):
         Raises:
             ConfigurationError: the repository cannot be used until an operator mends something.
             RepositoryError: it cannot be reached now.
+        """
+        ...
+
+    def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
+        """Models as they were when the repository last answered, for one that does not; None if nobody knows.
+
+        Until ``scan`` succeeds, their files are taken from what is here, and nothing is downloaded.
+
+        Args:
+            only: as for ``scan``.
+            reason: why it does not answer, for those whose files are not here.
         """
         ...
 
@@ -97,7 +125,7 @@ class Repository(Protocol):
         ...
 
     def statistics(self) -> RepositoryStatistics:
-        """What it has done so far. Does not block."""
+        """What is known of it, and what it has done so far. Does not block."""
         ...
 
     def stop(self) -> None:

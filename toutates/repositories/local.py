@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from toutates.errors import ToutatesError
 from toutates.models.misplaced import loose_graphs
 from toutates.models.repository import ModelFolder, scan
-from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of, version_fingerprints
+from toutates.repositories.interface import (
+    Progress,
+    Recalled,
+    RepositoryStatistics,
+    fingerprint_of,
+    version_fingerprints,
+)
 
 __all__ = ["LocalRepository"]
 
@@ -33,6 +41,7 @@ class LocalRepository:
         self._tells_log = tells_log
         #: what the log has of graphs that lie in no model, which is not said again at every poll
         self._said: list[str] = []
+        self._statistics = RepositoryStatistics()
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``. Graphs that lie in no model's directory are said in the log, once."""
@@ -41,7 +50,17 @@ class LocalRepository:
             for problem in loose if loose != self._said else ():
                 logger.warning("%s", problem)
             self._said = loose
-        return [_with_fingerprints(folder) for folder in scan(self._root, only, asked_by=self._asked_by)]
+        try:
+            found = [_with_fingerprints(folder) for folder in scan(self._root, only, asked_by=self._asked_by)]
+        except ToutatesError:
+            self._statistics = replace(self._statistics, answers=False)
+            raise
+        self._statistics = RepositoryStatistics(answers=True, listed_s=time.time())
+        return found
+
+    def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
+        """See ``Repository.recall``: what cannot be read now is not here."""
+        return None
 
     def advice(self) -> str:
         """See ``Repository.advice``."""
@@ -63,8 +82,8 @@ class LocalRepository:
         """See ``Repository.release``."""
 
     def statistics(self) -> RepositoryStatistics:
-        """See ``Repository.statistics``: nothing."""
-        return RepositoryStatistics()
+        """See ``Repository.statistics``: nothing is downloaded."""
+        return self._statistics
 
     def stop(self) -> None:
         """See ``Repository.stop``."""

@@ -10,10 +10,9 @@ from toutates.errors import ConfigurationError
 from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local import LocalRepository
-from toutates.repositories.passed_over import PassedOver
 from toutates.repositories.specification import Specification
 
-__all__ = ["find_models", "open_repositories", "refuse_duplicates"]
+__all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
 
 
 def open_repositories(
@@ -44,41 +43,17 @@ def open_repositories(
     return repositories
 
 
-def find_models(
-    repositories: Sequence[Repository],
-    only: Collection[str] | None = None,
-    asked_by: Mapping[str, str] = {},
-    passed_over: PassedOver | None = None,
-) -> list[tuple[Repository, ModelFolder]]:
-    """The models of all repositories, sorted by name, each with the repository it is in.
+def refuse_unknown(only: Collection[str], names: Sequence[str], asked_by: Mapping[str, str]) -> None:
+    """See that every model asked for is there.
 
     Args:
-        repositories: where to look.
-        only: names of the models wanted; None for all.
+        only: the models asked for.
+        names: those there are, sorted.
         asked_by: the flag that wants a model, by its name; --load-models those that are left out.
-        passed_over: tells the log of what is no model.
 
     Raises:
-        ConfigurationError: a repository cannot be used, none has a model named in ``only``, or two have one of the
-            same name.
-        RepositoryError: a repository cannot be reached now.
+        ConfigurationError: one is not there.
     """
-    passed_over = passed_over or PassedOver()
-    found = [
-        (repository, folder)
-        for repository in repositories
-        for folder in passed_over.models(repository.name, repository.scan(only), only=only, known=())
-    ]
-    if only is not None and not {folder.name for _, folder in found}.issuperset(only):
-        everything = [folder for repository in repositories for folder in repository.scan()]
-        names = sorted({folder.name for folder in everything if not folder.passed_over})
-        _refuse_unknown(only, names, asked_by)
-    found.sort(key=lambda pair: pair[1].name)
-    refuse_duplicates(folder for _, folder in found)
-    return found
-
-
-def _refuse_unknown(only: Collection[str], names: Sequence[str], asked_by: Mapping[str, str]) -> None:
     for name in sorted(only):
         if name not in names:
             near = get_close_matches(name, names, n=1)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from toutates.errors import ConfigurationError, RepositoryError
+from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.repository import ModelFolder
 from toutates.models.triton_configuration import read_triton_configuration
 from toutates.repositories.cache import ModelCache
-from toutates.repositories.interface import Progress, RepositoryStatistics, fingerprint_of
+from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
+from toutates.repositories.listings import KeptListing, Listings
 from toutates.repositories.looking import as_found
 from toutates.repositories.s3_client import ObjectChanged, S3Client
 from toutates.repositories.s3_download import THREADS, Downloads
-from toutates.repositories.s3_keys import ModelFiles, few, models_among
+from toutates.repositories.s3_keys import ModelFiles, S3Object, few, models_among
 from toutates.repositories.s3_misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.specification import S3Specification
 
@@ -49,6 +51,11 @@ class S3Repository:
         self._client = S3Client(specification, THREADS, cache.stopping)
         self._place = f"s3://{specification.bucket} at {self._client.endpoint}"
         self._downloads = Downloads(self._client, cache, self._place)
+        self._listings = Listings(cache.root, self._place)
+        self._answers: bool | None = None
+        self._listed_s: float | None = None
+        #: why nothing is downloaded, while models are served as they were last listed; "" otherwise
+        self._unreachable = ""
         #: what the last scan saw; replaced as a whole
         self._seen: dict[str, ModelFiles] = {}
         #: oddities that the log has, which are not said again at every poll
@@ -56,9 +63,50 @@ class S3Repository:
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``: one listing of everything, or one for each of the models wanted."""
-        prefixes = [self._prefix] if only is None else [f"{self._prefix}{name}/" for name in sorted(only)]
-        found = (each for prefix in prefixes for each in self._client.objects(prefix))
-        models, odd = models_among(found, self.name, self._prefix)
+        listed: dict[str, list[S3Object]] = {}
+        for prefix in self._prefixes(only):
+            self._answers = self._answers or False
+            try:
+                listed[prefix] = list(self._client.objects(prefix))
+            except ToutatesError:
+                self._answers = False
+                raise
+        models = self._models_in([found for objects in listed.values() for found in objects], only)
+        problem, _, remedy = wrong_prefix(models, self.name).partition("; ") if only is None else ("", "", "")
+        if problem:
+            self._answers = False
+            raise ConfigurationError(problem, key=self._asked_by, value=self.name, remedy=remedy)
+        for prefix, objects in listed.items():
+            self._listings.keep(prefix, objects, if_empty=only is None)
+            self._answers, self._unreachable, self._listed_s = True, "", time.time()
+        return [self._describe(files) for files in models.values()]
+
+    def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
+        """See ``Repository.recall``: from the listing of the whole repository, or those of the models wanted."""
+        whole = self._listings.recall(self._prefix)
+        if only is None:
+            kept = [] if whole is None else [whole]
+        else:
+            kept = []
+            for prefix in self._prefixes(only):
+                own = self._listings.recall(prefix)
+                if whole is not None and (own is None or own.time_s < whole.time_s):
+                    own = KeptListing(tuple(one for one in whole.objects if one.key.startswith(prefix)), whole.time_s)
+                kept += [] if own is None else [own]
+        if not kept:
+            return None
+        listed_s = min(one.time_s for one in kept)
+        self._unreachable, self._listed_s = reason, listed_s
+        models = self._models_in([found for one in kept for found in one.objects], only)
+        return Recalled([self._describe(files) for files in models.values()], listed_s)
+
+    def _prefixes(self, only: Collection[str] | None) -> list[str]:
+        """What the keys begin with of everything, or of each of the models wanted."""
+        return [self._prefix] if only is None else [f"{self._prefix}{name}/" for name in sorted(only)]
+
+    def _models_in(self, objects: Iterable[S3Object], only: Collection[str] | None) -> Mapping[str, ModelFiles]:
+        """What these objects are, which is what ``fetch`` knows from now on."""
+        models, odd = models_among(objects, self.name, self._prefix)
         if only is not None:
             # A name with a slash in it would have been looked for in another model.
             models = {name: files for name, files in models.items() if name in only}
@@ -67,10 +115,7 @@ class S3Repository:
             for problem in few(odd):
                 logger.warning("%s", problem)
         self._seen = models if only is None else {**self._seen, **models}
-        problem, _, remedy = wrong_prefix(models, self.name).partition("; ") if only is None else ("", "", "")
-        if problem:
-            raise ConfigurationError(problem, key=self._asked_by, value=self.name, remedy=remedy)
-        return [self._describe(files) for files in models.values()]
+        return models
 
     def advice(self) -> str:
         """See ``Repository.advice``."""
@@ -84,6 +129,8 @@ class S3Repository:
         beside: Collection[str] = (),
     ) -> ModelFolder:
         """See ``Repository.fetch``. Only what the cache does not have is downloaded."""
+        if folder.problem:
+            return folder
         files = self._seen.get(folder.name)
         if files is None or files.fingerprint != folder.fingerprint:
             files = self._list(folder)
@@ -117,6 +164,8 @@ class S3Repository:
             done.failures,
             done.duration_ns,
             (str(cache.root), cache.used_bytes, cache.bound),
+            self._answers,
+            self._listed_s,
         )
 
     def stop(self) -> None:
@@ -177,7 +226,7 @@ class S3Repository:
         view = _view_of(folder)
         self._cache.hold(view, [self._downloads.identify(found) for found in wanted.values()])
         try:
-            cached, downloaded = self._downloads.bring(list(wanted.values()), on_progress)
+            cached, downloaded = self._downloads.bring(list(wanted.values()), on_progress, self._unreachable)
             # Another file of the model may have been replaced after it was read: half a model is no model.
             if downloaded and self._list(folder).fingerprint != files.fingerprint:
                 raise ObjectChanged(f"'{files.source}' has changed while it was downloaded")

@@ -86,8 +86,15 @@ class Downloads:
         """What the object is called in the cache."""
         return ObjectIdentity.of(self._place, found.key, found.etag, found.size)
 
-    def bring(self, wanted: Sequence[S3Object], on_progress: Progress) -> tuple[dict[str, CachedFile], int]:
+    def bring(
+        self, wanted: Sequence[S3Object], on_progress: Progress, unreachable: str = ""
+    ) -> tuple[dict[str, CachedFile], int]:
         """Have all of these objects in the cache, in a view that is held.
+
+        Args:
+            wanted: the objects.
+            on_progress: see Progress.
+            unreachable: why nothing is to be downloaded; "" if it is.
 
         Returns:
             The files by key; and the bytes that were downloaded.
@@ -107,6 +114,11 @@ class Downloads:
                 progress.add(found.size)
         if not missing:
             return files, 0
+        if unreachable:
+            raise RepositoryError(
+                f"{len(missing)} of its {len(wanted)} files are not in the cache '{self._cache.root}', such as "
+                f"{next(iter(missing))!r}, and cannot be downloaded: {unreachable}"
+            )
         began_ns = time.monotonic_ns()
         failures = 1
         try:

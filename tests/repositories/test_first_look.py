@@ -1,0 +1,176 @@
+"""The first look: what is served when repositories answer, fail, or do neither."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.models.repository import ModelFolder
+from toutates.repositories import first_look
+from toutates.repositories.first_look import FirstLook, Waiting, look_first
+from toutates.repositories.interface import Recalled
+from toutates.repositories.local import LocalRepository
+
+
+class Remote(LocalRepository):
+    """A directory that behaves like S3: ``error`` is raised, ``hold`` waited for; ``known`` is what it had before."""
+
+    def __init__(self, root: Path, *names: str) -> None:
+        for name in names:
+            (root / name / "1").mkdir(parents=True)
+        root.mkdir(exist_ok=True)
+        super().__init__(root)
+        self.error: ToutatesError | None = None
+        self.hold: threading.Event | None = None
+        self.known = False
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        if self.hold is not None:
+            self.hold.wait(30)
+        if self.error is not None:
+            raise self.error
+        return super().scan(only)
+
+    def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
+        return Recalled(super().scan(only), 1_000.0) if self.known else None
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Remote:
+    return Remote(tmp_path / "one", "a")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Remote]:
+    remote = Remote(tmp_path / "other", "b")
+    yield remote
+    if remote.hold is not None:
+        remote.hold.set()  # no thread outlives its test for long
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_look, "PATIENCE_S", 0.05)
+
+
+def look(
+    *repositories: LocalRepository, only: Collection[str] | None = None, all_must_answer: bool = False
+) -> FirstLook:
+    return trio.run(partial(look_first, repositories, only, all_must_answer=all_must_answer))
+
+
+def names(seen: FirstLook) -> list[str]:
+    return [folder.name for _, folder in seen.found]
+
+
+def late(seen: FirstLook) -> list[tuple[str, str, float | None]]:
+    return [(one.repository.name, one.problem, one.listed_s) for one in seen.late]
+
+
+def test_repositories_that_answer_are_all_there_is(one: Remote, other: Remote) -> None:
+    seen = look(one, other)
+    assert (names(seen), late(seen)) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("error", [RepositoryError("unreachable"), ConfigurationError("refused")])
+def test_one_that_fails_is_late_and_the_others_are_found(
+    one: Remote, other: Remote, error: ToutatesError, caplog: pytest.LogCaptureFixture
+) -> None:
+    other.error = error
+    seen = look(one, other)
+    assert (names(seen), late(seen)) == (["a"], [(other.name, str(error), None)])
+    assert f"the model repository '{other.name}' cannot be read: {error}" in caplog.text
+    with pytest.raises(ConfigurationError, match=str(error)):
+        look(one, other, all_must_answer=True)
+
+
+@pytest.mark.parametrize("all_must_answer", [False, True])
+def test_one_that_cannot_be_reached_is_served_as_it_was_known(
+    one: Remote, other: Remote, all_must_answer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    other.error, other.known = RepositoryError("unreachable"), True
+    seen = look(one, other, all_must_answer=all_must_answer)
+    assert (names(seen), late(seen)) == (["a", "b"], [(other.name, "unreachable", 1_000.0)])
+    assert "listed 2" in caplog.text  # some twenty thousand days ago
+    assert "(1970-01-01 00:16:40 UTC)" in caplog.text
+
+
+def test_one_that_refuses_is_not_served_as_it_was_known(other: Remote) -> None:
+    other.error, other.known = ConfigurationError("refused"), True
+    seen = look(other)
+    assert (names(seen), late(seen)) == ([], [(other.name, "refused", None)])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_one_that_does_not_answer_is_not_waited_for_for_ever(one: Remote, other: Remote, known: bool) -> None:
+    other.hold, other.known = threading.Event(), known
+    seen = look(one, other)
+    assert names(seen) == (["a", "b"] if known else ["a"])
+    assert late(seen) == [(other.name, "it has not answered for 0 s", 1_000.0 if known else None)]
+
+
+def test_where_there_is_nothing_else_to_serve_it_is_waited_for(tmp_path: Path, other: Remote) -> None:
+    other.hold = threading.Event()
+    for repositories, must in (
+        ([other, Remote(tmp_path / "empty")], False),
+        ([other, Remote(tmp_path / "c", "c")], True),
+    ):
+        other.hold.clear()
+
+        async def main() -> FirstLook | None:
+            with trio.move_on_after(0.5):  # ten times its patience
+                await look_first(repositories, all_must_answer=must)  # noqa: B023
+                pytest.fail("it was not waited for")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer)
+                return await look_first(repositories, all_must_answer=must)  # noqa: B023
+
+        async def answer() -> None:
+            await trio.sleep(0.2)
+            assert other.hold is not None
+            other.hold.set()
+
+        seen = trio.run(main)
+        assert seen is not None
+        assert "b" in names(seen)
+        assert not seen.late
+
+
+def test_a_model_that_was_asked_for_may_be_where_nobody_answers(one: Remote, other: Remote) -> None:
+    other.error = RepositoryError("unreachable")
+    seen = look(one, other, only=["a", "b"])
+    [(_, a), (repository, b)] = seen.found
+    assert (a.problem, repository) == ("", other)
+    assert b.problem == f"no model repository that answers has it; '{other.name}' could not be asked"
+    other.error = None
+    with pytest.raises(ConfigurationError, match=r"no such model in the repository \(got 'c'\).*has: a, b"):
+        look(one, other, only=["a", "c"])
+
+
+def test_what_is_waited_for_is_said_again_and_again(
+    other: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(first_look, "_FIRST_LINE_S", 0.01)
+    monkeypatch.setattr(first_look, "_LINES_S", 0.01)
+    other.hold = threading.Event()
+    waiting = Waiting(clock=lambda: 7.0)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(look_first, [other], waiting=waiting))
+            with trio.fail_after(30):
+                while caplog.text.count("the first listing, 0 s so far") < 3:  # noqa: ASYNC110  # lines of a log
+                    await trio.sleep(0.01)
+            assert str(waiting) == f"waiting for {other.name}: the first listing, 0 s so far"
+            assert other.hold is not None
+            other.hold.set()
+
+    with caplog.at_level("INFO"):
+        trio.run(main)
+    assert str(waiting) == ""
