@@ -273,6 +273,8 @@ class ModelControl:
 
     async def _apply(self, name: str, found: _Found) -> None:
         async with self._alone(name):
+            if name in self._requested:  # while this one waited
+                return
             known = self._known.setdefault(name, _Known())
             known.tried = found.identity
             try:
@@ -290,7 +292,9 @@ class ModelControl:
 
     async def _remove(self, name: str) -> None:
         async with self._alone(name):
-            known = self._known.pop(name)
+            known = self._known.pop(name, None)
+            if known is None:  # somebody has unloaded it on request meanwhile
+                return
             if known.held is None and name in (self._only or ()):
                 self._manager.refuse(name, "no model repository has it")  # and somebody has asked for it
                 return
