@@ -283,7 +283,7 @@ def test_a_repository_without_models_is_warned_of_with_the_path_that_would_be_ri
 
 def test_a_models_own_directory_is_refused_as_the_repository(repository: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"name '{repository}'$"):
-        server_module.run(options_of(repository / "m"))
+        server_module.run(options_of(repository / "m", exit_on_error=True))
 
 
 def test_an_empty_repository_does_not_end_a_server_that_ends_on_errors(tmp_path: Path) -> None:
