@@ -260,8 +260,9 @@ def test_an_uploaded_model_brings_its_labels(client: Any) -> None:
         (b"caf\xe9\n", "line 1: is not UTF-8; save it as UTF-8"),
         (b"x\n" * 1_000_001, "it has 1000001 lines, and no more than 1000000 values can be classified"),
         (b"x" * (2**24 + 1), "is larger than 16777216 bytes"),
+        (b"a\nb\n" + b"x" * 1_025, "it has a line of 1025 bytes; write labels of at most 1024"),
     ],
-    ids=["missing", "another encoding", "too many lines", "too large"],
+    ids=["missing", "another encoding", "too many lines", "too large", "a line too long"],
 )
 def test_labels_that_cannot_be_read_fail_the_load_and_say_why(
     client: Any, root: Path, content: bytes | None, problem: str
@@ -290,6 +291,11 @@ def test_a_changed_file_of_labels_loads_the_model_anew(root: Path, tmp_path: Pat
         (own / "yaml" / "names").write_text("\n".join("vwxyz"))
         for model in ("image", "yaml"):
             wait_until(lambda model=model: classes(client, model, 1) == [["48.000000:4:z"]])  # type: ignore[misc]
+        # What cannot be read changes nothing of what is served.
+        (own / "image" / "labels.txt").unlink()
+        wait_until(lambda: "failed to open text file for read" in process.log)
+        assert classes(client, "image", 1) == [["48.000000:4:z"]]
+        assert client.is_server_ready()
 
 
 # --- scalars

@@ -35,8 +35,16 @@ SIGNATURE = Signature(
 )
 def test_every_line_is_the_label_of_a_class(data: bytes, labels: list[str]) -> None:
     read = Labels(data)
-    assert [read[number] for number in range(len(read))] == labels
-    assert (read[len(labels)], read[10**9]) == ("", "")
+    assert (len(read), read.longest) == (len(labels), max(map(len, data.split(b"\n"))))
+    assert read.of([*range(len(read)), len(read), 10**9]) == [*labels, "", ""]
+
+
+def test_one_of_many_labels_is_the_same_as_all_of_them() -> None:
+    labels = Labels(b"".join(b"label %d\r\n" % number for number in range(1_000)))
+    every = labels.of(range(1_000))
+    assert every == [f"label {number}" for number in range(1_000)]
+    assert [labels.of([number]) for number in range(1_000)] == [[label] for label in every]
+    assert labels.of([1_000]) == [""]
 
 
 def test_labels_are_known_by_the_index_of_their_output(tmp_path: Path) -> None:
@@ -46,7 +54,7 @@ def test_labels_are_known_by_the_index_of_their_output(tmp_path: Path) -> None:
     settings = ModelSettings(labels={"b": "b.txt", "c": "1/c.txt", "not offered": "nowhere"})
     source = tmp_path / "config.pbtxt"
     labels = read_labels(settings, SIGNATURE, tmp_path, source)
-    assert {at: [own[0], own[1]] for at, own in labels.items()} == {1: ["one", "two"], 2: ["one", "two"]}
+    assert {at: own.of([0, 1]) for at, own in labels.items()} == {1: ["one", "two"], 2: ["one", "two"]}
     assert shortfalls(labels, SIGNATURE, settings, source) == [
         f"'{source}': output 'c' has 3 values, and '1/c.txt' 2 labels"
     ]

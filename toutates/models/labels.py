@@ -6,7 +6,7 @@ once, when its version is loaded. Carriage returns at the ends of lines, which T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,8 @@ from toutates.protocol.signature import Signature
 __all__ = ["Labels", "read_labels", "shortfalls"]
 
 _MAX_FILE_BYTES: Final = 2**24
+#: One request may ask for a million labels.
+_MAX_LABEL_BYTES: Final = 1_024
 
 
 class Labels:
@@ -41,10 +43,21 @@ class Labels:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, number: int) -> str:
-        """The label of a class, by its number from 0; "" for one that has none."""
-        if number >= len(self._ends):
-            return ""
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest line."""
+        return int(np.diff(self._ends, prepend=-1).max(initial=1)) - 1
+
+    def of(self, numbers: Sequence[int]) -> list[str]:
+        """The labels of classes, by their numbers from 0; "" for those that have none."""
+        count = len(self._ends)
+        if len(numbers) * 16 < count:
+            return [self._one(number) if number < count else "" for number in numbers]
+        # All lines at once take a tenth of the time for each.
+        lines = self._data.decode().replace("\r\n", "\n").split("\n")
+        return [lines[number] if number < count else "" for number in numbers]
+
+    def _one(self, number: int) -> str:
         start = int(self._ends[number - 1]) + 1 if number else 0
         return self._data[start : int(self._ends[number])].removesuffix(b"\r").decode()
 
@@ -59,7 +72,7 @@ def read_labels(settings: ModelSettings, signature: Signature, model_dir: Path, 
         source: the configuration to name in errors.
 
     Raises:
-        ConfigurationError: a file is missing, too large, or not UTF-8.
+        ConfigurationError: a file is missing, not UTF-8, or too large, or one of its lines is too long.
     """
     return MappingProxyType(
         {
@@ -94,6 +107,8 @@ def _read(path: Path, output: str, source: Path) -> Labels:
     if len(labels) > MAX_CLASSIFIED_ELEMENTS:
         problem = f"it has {len(labels)} lines, and no more than {MAX_CLASSIFIED_ELEMENTS} values can be classified"
         raise refused(problem, "keep one line for each class")
+    if labels.longest > _MAX_LABEL_BYTES:
+        raise refused(f"it has a line of {labels.longest} bytes", f"write labels of at most {_MAX_LABEL_BYTES}")
     return labels
 
 

@@ -147,8 +147,8 @@ def write_response(
 class ClassLabels(Protocol):
     """Names of classes by their numbers."""
 
-    def __getitem__(self, number: int) -> str:
-        """ "" for a class without a name."""
+    def of(self, numbers: Sequence[int]) -> Sequence[str]:
+        """The names; "" for a class without one."""
         ...
 
 
@@ -190,7 +190,7 @@ def classify(values: npt.NDArray[Any], count: int, labels: ClassLabels | None = 
     pairs = tuple([part for pair in zip(chosen, order.ravel().tolist(), strict=True) for part in pair])
     texts = (form * len(chosen) % pairs).splitlines()
     if labels is not None:
-        names = [labels[at] for row in order.tolist() for at in row]
+        names = labels.of(order.ravel().tolist())
         texts = [f"{text}:{name}" if name else text for text, name in zip(texts, names, strict=True)]
     result = np.empty(len(texts), np.object_)
     result[:] = texts
