@@ -533,9 +533,9 @@ MODEL_CASES: list[Case] = [
     ),
     (
         "shape_of_a_scalar",
-        request("scalar", Tensor("INPUT", "FP32", [1], bytes(4))),
+        request("scalar", Tensor("INPUT", "FP32", [1, 1], bytes(4))),
         INVALID,
-        NO_ID + "unexpected shape for input 'INPUT' for model 'scalar'. Expected [], got [1]. ",
+        NO_ID + "unexpected shape for input 'INPUT' for model 'scalar'. Expected [1], got [1,1]. ",
     ),
     (
         "rows_without_dimensions_in_one_dimension",

@@ -96,7 +96,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'input [ { name: "sr" data_type: TYPE_INT64 dims: [ 1 ] },'
         '        { name: "input" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]'
         'output [ { name: "rate" data_type: TYPE_INT64 dims: [ 1 ] },'
-        '         { name: "output" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]',
+        '         { name: "output" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]'
+        + "".join(
+            f'model_warmup {{ name: "{name}"'
+            f'  inputs {{ key: "sr" value {{ data_type: TYPE_INT64 {dims} zero_data: true }} }}'
+            '  inputs { key: "input" value { data_type: TYPE_FP32 dims: [ 1, 4 ] zero_data: true } } }'
+            for name, dims in (("one dimension", "dims: [ 1 ]"), ("none", ""))
+        ),
     )
     return root
 

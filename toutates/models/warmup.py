@@ -65,7 +65,7 @@ def _check_sample(
             continue
         if own.datatype != tensor.datatype.name:
             refuse(f"{where} datatype", "is not the model's", own.datatype, f"write {tensor.datatype.name}")
-        if not _fits(own.shape, tensor.shape):
+        if not _fits(own.shape, tensor.shape) and not (tensor.is_scalar and own.shape == ()):
             refuse(f"{where} shape", "is not the model's", list(own.shape), f"write a shape like {list(tensor.shape)}")
         if own.data == "file":
             path = model_dir / WARMUP_FOLDER / own.file
