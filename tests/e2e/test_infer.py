@@ -301,7 +301,9 @@ def test_versions_answer_side_by_side(channel: Any) -> None:
 def test_scalars_go_in_and_out(channel: Any) -> None:
     for value in (1.5, [2.5]):
         response = infer(channel, request("scalar", Tensor.of("INPUT", "FP32", value)))
-        np.testing.assert_array_equal(outputs_of(response)["OUTPUT"], -np.ravel(np.float32(value)), strict=True)
+        np.testing.assert_array_equal(
+            outputs_of(response)["OUTPUT"], -np.array(value, np.float32).reshape(1), strict=True
+        )
 
 
 def test_models_without_a_batch_dimension_take_whole_shapes(channel: Any) -> None:
