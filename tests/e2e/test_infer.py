@@ -114,6 +114,27 @@ def test_typed_contents_of_every_datatype_come_back_raw(channel: Any, datatype: 
             )
 
 
+def test_large_typed_contents_come_back_raw(channel: Any) -> None:
+    """Which are read without protobuf: numbers of fixed size have no limit of their own, others one that is named."""
+    rows = 2_000
+    numbers = np.arange(rows, dtype=np.float32)
+    message = request("dynamic", Tensor("INPUT", "FP32", [1, 500_000], None))
+    message.inputs[0].contents.fp32_contents.extend(np.tile(numbers, 250).tolist())
+    np.testing.assert_array_equal(outputs_of(infer(channel, message))["OUTPUT"][0], -np.tile(numbers, 250))
+    message = request("open", Tensor("INPUT", "INT32", [2, 10_000], None))
+    message.inputs[0].contents.int_contents.extend(range(-10_000, 10_000))
+    answer = outputs_of(infer(channel, message))["OUTPUT"]
+    np.testing.assert_array_equal(answer.ravel(), -np.arange(-10_000, 10_000))
+    message.inputs[0].contents.int_contents.extend([-1] * 100_000)
+    status, text = refused(channel, message)
+    assert status == "INVALID_ARGUMENT"
+    assert "at most 524288 bytes of integers are taken in one request; send raw_input_contents instead" in text
+    elements = [bytes([at % 256]) * 200 for at in range(240)]
+    message = request("identity_BYTES", Tensor("INPUT", "BYTES", [60, 4], None))
+    message.inputs[0].contents.bytes_contents.extend(elements)
+    assert infer(channel, message).raw_output_contents[0] == bytes_tensor(*elements)
+
+
 DTYPES = {"BOOL": "?", "UINT8": "u1", "UINT16": "u2", "UINT32": "u4", "UINT64": "u8", "INT8": "i1", "INT16": "i2"}
 DTYPES |= {"INT32": "i4", "INT64": "i8", "FP32": "f4", "FP64": "f8"}
 

@@ -571,7 +571,8 @@ MODEL_CASES: list[Case] = [
         "no_rows_and_one_row_of_bytes",
         dynamic((0, 3), 12),
         INVALID,
-        NO_ID + "input byte size mismatch for input 'INPUT' for model 'dynamic'. Expected 12, got 12",
+        NO_ID + "input byte size mismatch for input 'INPUT' for model 'dynamic'. Its batch dimension is 0, so "
+        "expected 0, got 12; send 1 row or more",
     ),
     (
         "dimensions_overflow",

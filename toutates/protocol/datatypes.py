@@ -27,8 +27,10 @@ from toutates.protocol.grpc_service_pb2 import InferTensorContents
 __all__ = [
     "BY_NAME",
     "BY_ORT_TYPE",
+    "NATURAL_DATATYPES",
     "Datatype",
     "encode_bytes_tensor",
+    "join_strings",
     "typed_contents_to_raw",
 ]
 
@@ -94,7 +96,7 @@ BY_NAME: Mapping[str, Datatype] = MappingProxyType({datatype.name: datatype for 
 BY_ORT_TYPE: Mapping[str, Datatype] = MappingProxyType({datatype.ort_type: datatype for datatype in _DATATYPES})
 
 # The type whose elements a contents field holds without loss: what Triton calls the field's type in its refusals.
-_NATURAL_DATATYPE = {
+NATURAL_DATATYPES = {
     "bool_contents": BY_NAME["BOOL"],
     "int_contents": BY_NAME["INT32"],
     "int64_contents": BY_NAME["INT64"],
@@ -120,10 +122,10 @@ def encode_bytes_tensor(array: npt.NDArray[Any]) -> bytes:
     Raises:
         TypeError: an element is neither ``str`` nor ``bytes``; our own mistake, not a caller's.
     """
-    return _join(element.encode() if isinstance(element, str) else element for element in array.ravel().tolist())
+    return join_strings(element.encode() if isinstance(element, str) else element for element in array.ravel().tolist())
 
 
-def _join(elements: Iterable[bytes]) -> bytes:
+def join_strings(elements: Iterable[bytes | memoryview]) -> bytes:
     """Each element after its length.
 
     Some of them at a time: the objects to be joined take 50 times the memory of short elements.
@@ -158,7 +160,7 @@ def typed_contents_to_raw(contents: InferTensorContents, datatype: Datatype, *, 
     if field.name != datatype.contents_field:
         raise InvalidRequest(
             f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}' "
-            f"of type '{_NATURAL_DATATYPE[field.name].name}', expected datatype '{datatype.name}'"
+            f"of type '{NATURAL_DATATYPES[field.name].name}', expected datatype '{datatype.name}'"
         )
     if len(filled) > 1:
         raise InvalidRequest(
@@ -166,6 +168,6 @@ def typed_contents_to_raw(contents: InferTensorContents, datatype: Datatype, *, 
             "binary data was already supplied."
         )
     if datatype.size == 0:
-        return _join(values)
-    natural = np.fromiter(values, _NATURAL_DATATYPE[field.name].numpy, count=len(values))
+        return join_strings(values)
+    natural = np.fromiter(values, NATURAL_DATATYPES[field.name].numpy, count=len(values))
     return natural.astype(datatype.numpy, copy=False).tobytes()

@@ -26,6 +26,7 @@ from toutates.protocol.infer_structure import check_structure
 from toutates.protocol.infer_validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.protocol.signature import TensorSpec
 from toutates.protocol.strings import StringRows
+from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES, CutRequest, TypedReader, cut_contents
 from toutates.service.answers import Answers, Ticket
 from toutates.service.infer_counters import InferCounters
 from toutates.service.inflight import Inflight
@@ -38,8 +39,6 @@ from toutates.service.unary import parse
 
 __all__ = ["InferService"]
 
-#: In shorter messages there is no room for more fields than may be (``check_structure``).
-LARGE_MESSAGE_BYTES: Final = 32_768
 #: No round's time.
 _NEVER_LOOKED: Final = -1
 
@@ -258,20 +257,25 @@ class InferService:
         the plan from all who send the same without.
         """
         self.counters.parsed += 1
+        cut: CutRequest | None = None
         try:
-            request = parse(ModelInferRequest, call.message)
+            if call.end - call.start > LARGE_MESSAGE_BYTES:
+                cut = cut_contents(memoryview(call.buffer)[call.start : call.end])
+                if cut is None:
+                    raise GrpcError(Status.INTERNAL, "the message is not a ModelInferRequest: it is malformed")
+            request = parse(ModelInferRequest, call.message if cut is None else cut.rest)
         except GrpcError:
             self.counters.invalid += 1
             raise
         with self._request_errors_as_statuses():
             version = self._table.find(request.model_name, request.model_version)
         with self._request_errors_as_statuses(version):
-            raws = request.raw_input_contents
+            raws: Sequence[Buffer] = request.raw_input_contents if cut is None else cut.raws
             validated = validate(request, [len(raw) for raw in raws], version.signature, version.model)
             if request.parameters:
                 self._notices.note(version.model, request.parameters)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
-            contents = self._contents(request, validated, version)
+            contents = self._contents(request, cut, validated, version)
             plan = Plan(version, validated, self._submitter(version))
             if key and None not in validated.sources and len(raws) == len(validated.sources):
                 self._cache.remember(key, plan)
@@ -295,18 +299,26 @@ class InferService:
         """A batch has run; called by its executor."""
         self._worker.call_soon(partial(finish, result))
 
-    def _contents(self, request: ModelInferRequest, validated: ValidatedRequest, version: ServedVersion) -> list[bytes]:
+    def _contents(
+        self, request: ModelInferRequest, cut: CutRequest | None, validated: ValidatedRequest, version: ServedVersion
+    ) -> list[Buffer]:
         """The bytes of each input, by position in the lane; typed contents as the raw ones they stand for."""
-        tensors = {tensor.name: tensor for tensor in request.inputs}
-        contents: list[bytes] = []
+        positions = {tensor.name: at for at, tensor in enumerate(request.inputs)}
+        reader = TypedReader(version.model)
+        contents: list[Buffer] = []
         for index, source, size in zip(validated.inputs, validated.sources, validated.sizes, strict=True):
             spec = version.signature.inputs[index]
             if source is not None:
-                contents.append(request.raw_input_contents[source])
+                contents.append(request.raw_input_contents[source] if cut is None else cut.raws[source])
                 continue
-            raw = typed_contents_to_raw(
-                tensors[spec.name].contents, spec.datatype, tensor=spec.name, model=version.model
-            )
+            at = positions[spec.name]
+            raw: Buffer
+            if cut is not None:
+                raw = reader.read(cut.typed[at], spec.datatype, spec.name)
+            else:
+                raw = typed_contents_to_raw(
+                    request.inputs[at].contents, spec.datatype, tensor=spec.name, model=version.model
+                )
             if size is not None and (len(raw) != size or (validated.rows == 0 and raw)):
                 raise size_mismatch(request.id, spec.name, version.model, size, len(raw))
             contents.append(raw)
