@@ -235,6 +235,8 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
         report.buffer_bytes += size
         shown = f"SuperTensor {_size(size)} ({size} bytes, {settings.capacity} batches of {batch[0]})"
     report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")
+    if inspected.advice:
+        report.facts.append(f"{folder.name} {version.number}: {inspected.advice}")
 
 
 #: What ONNX Runtime's reasons mean, and what to do.

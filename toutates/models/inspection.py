@@ -10,10 +10,12 @@ from toutates.batching.session import ModelSession, Provider, SessionOptions, lo
 from toutates.errors import ModelLoadError
 from toutates.models.capacity import capacity_bytes, whole_batch
 from toutates.models.configuration import VersionConfiguration
+from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.labels import read_labels, shortfalls
 from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
-from toutates.models.warming import warm_up
+from toutates.models.warming import time_row, warm_up
+from toutates.placement import Placement
 from toutates.protocol.signature import Signature
 
 __all__ = ["ALL_DEVICES", "InspectedVersion", "inspect_version"]
@@ -34,11 +36,13 @@ class InspectedVersion:
         configuration: what its files say.
         signature: what they and the graph come to.
         warnings: what its files ask for and will not have, or may not mean so, one sentence each.
+        advice: what would make it use cores that have nothing to do, as far as the graph was run; "" for nothing.
     """
 
     configuration: VersionConfiguration
     signature: Signature
     warnings: tuple[str, ...] = ()
+    advice: str = ""
 
     @property
     def batch(self) -> tuple[int, int] | None:
@@ -66,7 +70,7 @@ def inspect_version(
         folder: what ``repository.scan`` has found.
         server: how the server would make its sessions; None for one that has every device.
         device_problem: tells why there can be no session with some execution providers; "" if there can.
-        try_warmup: whether the warm-up samples are run, once each.
+        try_warmup: whether the warm-up samples are run, once each; or a row of zeros, if it would run on the CPU.
 
     Raises:
         ConfigurationError: a file cannot be used, or says otherwise than the graph; with a line for each problem.
@@ -94,10 +98,17 @@ def inspect_version(
     signature = check_graph(session, prepared, served_by, folder.path.parent)
     labels = read_labels(settings, signature, folder.path.parent, configuration.source)
     warnings = (*prepared.warnings, *shortfalls(labels, signature, settings, configuration.source))
+    run_ns = 0
     if try_warmup and settings.warmup:
         once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-        warm_up([ModelSession(session, signature, model)], once, signature, model, folder.path.parent)
-    return InspectedVersion(configuration, signature, warnings)
+        run_ns = warm_up([ModelSession(session, signature, model)], once, signature, model, folder.path.parent)
+    elif try_warmup and served_by[0] == "CPUExecutionProvider":
+        run_ns = time_row(ModelSession(session, signature, model), signature)
+    advice = ""
+    if served_by[0] == "CPUExecutionProvider":
+        threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
+        advice = idle_cores_advice(run_ns, settings, threads, cores, configuration.source.name)
+    return InspectedVersion(configuration, signature, warnings, advice)
 
 
 def _hashable(providers: Sequence[Provider]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

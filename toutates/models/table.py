@@ -49,6 +49,7 @@ class ServedVersion:
         supertensor: where its requests go.
         load_ns: how long loading it took.
         labels: of classes, by the index of the output.
+        advice: what would make it use cores that have nothing to do; "" for nothing.
     """
 
     model: str
@@ -60,6 +61,7 @@ class ServedVersion:
     counters: VersionCounters
     load_ns: int = 0
     labels: Mapping[int, Labels] = field(default_factory=dict)
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from toutates.errors import ConfigurationError
 from toutates.models.capacity import capacity_bytes
 from toutates.models.configuration import VersionConfiguration
 from toutates.models.describe import model_config
+from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.labels import read_labels, shortfalls
 from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.preparing import check_graph, explained, prepare
@@ -114,7 +115,13 @@ class VersionLoader:
         ]
         served = self._describe(model, version.number, configuration, signature, sessions, first.get_providers())
         served = replace(served, labels=labels)
-        warm_up(sessions, settings, signature, model, version.path.parent)
+        run_ns = warm_up(sessions, settings, signature, model, version.path.parent)
+        if all(session.on_cpu for session in sessions):
+            cores = usable_cores(self._options.placement)
+            advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)
+            if advice:
+                logger.info("model '%s' version %d: %s", model, version.number, advice)
+                served = replace(served, advice=advice)
         return served, sessions
 
     def _placed(self, options: SessionOptions) -> SessionOptions:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,23 @@ import numpy.typing as npt
 from toutates.batching.lane import MAX_BATCH_BYTES
 from toutates.batching.session import ModelSession
 from toutates.errors import ModelLoadError, RequestError
+from toutates.models.idle_cores import SLOW_RUN_NS
 from toutates.models.settings import ModelSettings
 from toutates.models.warmup import warmup_arrays
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 
-__all__ = ["warm_up"]
+__all__ = ["time_row", "warm_up"]
 
 logger = logging.getLogger(__name__)
+
+#: A run that takes longer is not done twice, to know how long it takes.
+LONG_RUN_NS: Final = 1_000_000_000
 
 
 def warm_up(
     sessions: Sequence[ModelSession], settings: ModelSettings, signature: Signature, model: str, model_dir: Path
-) -> None:
+) -> int:
     """Run what the version is to be warmed up with, in each of its sessions. Blocks.
 
     Args:
@@ -40,20 +44,27 @@ def warm_up(
         model: its name.
         model_dir: the model's directory, which holds the samples' files.
 
+    Returns:
+        How long a run of one row takes, nanoseconds: of zeros, or of a sample, whose rows are taken to cost the same.
+        0 if there was none.
+
     Raises:
         ModelLoadError: a sample failed.
         ConfigurationError: a sample's file cannot be used.
     """
+    times: list[int] = []
     for sample in settings.warmup:
         arrays = warmup_arrays(sample, signature, model, model_dir)
         for session in sessions:
             try:
                 for _ in range(sample.count):
                     session.run_arrays(arrays)
+                    times.append((session.ended_ns - session.started_ns) // sample.batch_size)
             except RequestError as error:
                 raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
     # What is profiled shall be the clients' batches.
     if not settings.warmup and settings.profiling is None:
+        times.append(time_row(sessions[0], signature))
         for rows in sorted({1, _most_rows(settings, signature)}):
             arrays = _zeros(signature, rows)
             for session in sessions:
@@ -61,6 +72,26 @@ def warm_up(
                     session.run_arrays(arrays)
                 except RequestError as error:
                     logger.debug("model '%s' does not run on %d rows of zeros: %s", model, rows, error)
+
+    return min(filter(None, times), default=0)
+
+
+def time_row(session: ModelSession, signature: Signature) -> int:
+    """How long a run of one row of zeros takes, nanoseconds; 0 where the model does not run on that.
+
+    The first run makes what later ones find, so one that is neither quick nor very long is done again.
+    """
+    arrays = _zeros(signature, 1)
+    taken_ns = 0
+    try:
+        session.run_arrays(arrays)
+        taken_ns = session.ended_ns - session.started_ns
+        if SLOW_RUN_NS <= taken_ns < LONG_RUN_NS:
+            session.run_arrays(arrays)
+            taken_ns = min(taken_ns, session.ended_ns - session.started_ns)
+    except RequestError:
+        pass  # ``warm_up`` says so
+    return taken_ns
 
 
 def _most_rows(settings: ModelSettings, signature: Signature) -> int:

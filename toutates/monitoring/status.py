@@ -207,6 +207,7 @@ class Status:
             "in_flight": occupancy.rows,
             "capacity": occupancy.row_capacity,
             "executors": sample.executors,
+            "advice": version.served.advice,
             "busy": round(sample.busy, 2),
             "history": sample.history.last(points),
         }
