@@ -213,6 +213,20 @@ BAD_LOADS: Final = {
         "load failed for model 'n': at least one version must be available under the version policy of model 'n': no",
     ),
     "unknown": ("n", None, {}, "INTERNAL", POLL_FAILED.format("n") + ": no model repository has it"),
+    "an end of a line": (
+        "two\nlines",
+        "{}",
+        {},
+        "INVALID_ARGUMENT",
+        r"invalid model name 'two\nlines', a model's name has no control characters",
+    ),
+    "a terminal's escape in a file's name": (
+        "m",
+        "{}",
+        {"file:1/\x1b[2J": b""},
+        "INVALID_ARGUMENT",
+        r"load parameter 'file:1/\x1b[2J' must name a file in the model's directory, such as 'file:1/model.onnx'",
+    ),
     "no model": (" ", None, {}, "INVALID_ARGUMENT", "Model name cannot be empty. Please enter a valid name to deploy."),
     "path": ("../second", None, {}, "INVALID_ARGUMENT", "invalid model name '../second', model name must not contain"),
 }

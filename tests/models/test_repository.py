@@ -84,6 +84,24 @@ def test_any_directory_name_that_is_utf8_names_a_model(tmp_path: Path, name: str
     assert only_model(tmp_path).name == name
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param("two\nlines", r"two\nlines", id="end of a line"),
+        pytest.param("\x1b[2Jgone", r"\x1b[2Jgone", id="escape of a terminal"),
+        pytest.param("a\u202eb", r"a\u202eb", id="change of direction"),
+        pytest.param("a\u2028b", r"a\u2028b", id="line separator"),
+    ],
+)
+def test_a_directory_name_with_control_characters_is_shown_escaped_with_the_problem(
+    tmp_path: Path, name: str, shown: str
+) -> None:
+    add(tmp_path, f"{name}/1/model.onnx")
+    model = only_model(tmp_path)
+    assert (model.name, model.versions) == (shown, ())
+    assert model.problem == "the name of the model's directory has control characters"
+
+
 def test_a_directory_name_that_is_not_utf8_is_shown_escaped_with_the_problem(tmp_path: Path) -> None:
     try:
         os.mkdir(os.fsencode(tmp_path) + b"/caf\xe9")

@@ -20,6 +20,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unicodedata import category
 
 from toutates.errors import ConfigurationError
 from toutates.models.misplaced import near_directory, right_path_for_file, wrong_root
@@ -33,7 +34,9 @@ __all__ = [
     "RESERVED",
     "ModelFolder",
     "VersionFolder",
+    "escaped",
     "found_instead",
+    "has_control_characters",
     "is_version",
     "not_a_model_name",
     "say_passed_over",
@@ -163,8 +166,10 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     numbers = sorted(int(entry) for entry in entries if is_version(entry))
     is_meant = bool(numbers or override) or os.path.lexists(path / PBTXT_NAME)
     if _shown(name) != name:
-        # Clients name models in protobuf strings, which are UTF-8. Shown escaped, so that it can be found and renamed.
-        problem = "the name of the model's directory is not UTF-8"
+        # Clients name models in protobuf strings, which are UTF-8, and names stand in logs, pages and metrics, where
+        # control characters do harm. Shown escaped, so that it can be found and renamed.
+        what = "has control characters" if has_control_characters(name) else "is not UTF-8"
+        problem = f"the name of the model's directory {what}"
         return ModelFolder(_shown(name), path, problem=problem, passed_over=not is_meant)
     warnings = [
         f"'{path / entry}' is passed over: a version's directory is named by a positive integer without leading zeros"
@@ -210,13 +215,27 @@ def say_passed_over(folder: ModelFolder) -> str:
     return f"'{where}' is passed over, because it does not look like a model: {folder.problem}{missing}"
 
 
+def has_control_characters(name: str) -> bool:
+    """Whether a name holds what is no letter: ends of lines, escapes of terminals, changes of direction."""
+    return any(category(letter) in _CONTROL for letter in name)
+
+
+#: Unicode's categories: control, format, line and paragraph separator.
+_CONTROL: Final = frozenset(("Cc", "Cf", "Zl", "Zp"))
+
+
 def _shown(name: str) -> str:
-    """The name of a directory in UTF-8, escaped where it is not."""
+    """The name of a directory in UTF-8, escaped where it is not, or where it has control characters."""
     try:
         name.encode()
     except UnicodeEncodeError:
-        return os.fsencode(name).decode(errors="backslashreplace")
-    return name
+        name = os.fsencode(name).decode(errors="backslashreplace")
+    return "".join(escaped(letter) if category(letter) in _CONTROL else letter for letter in name)
+
+
+def escaped(text: str) -> str:
+    """Text in ASCII, with what is not as in Python's literals."""
+    return text.encode("unicode_escape").decode("ascii")
 
 
 def is_version(name: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from toutates.errors import NotInRepository
-from toutates.models.repository import ModelFolder, scan_model
+from toutates.models.repository import ModelFolder, escaped, has_control_characters, scan_model
 from toutates.models.settings import is_inside
 from toutates.models.triton_configuration import TritonConfiguration
 
@@ -23,10 +23,16 @@ def misplaced(files: Iterable[str]) -> str:
     """What is wrong with the first of these paths that does not stay in the model's directory; "" if all do."""
     for name in files:
         # A backslash is a letter of a name here, and nobody means it.
-        if not is_inside(name) or "\\" in name or len(name) > _MAX_PATH or name.endswith("/"):
+        if (
+            not is_inside(name)
+            or "\\" in name
+            or len(name) > _MAX_PATH
+            or name.endswith("/")
+            or has_control_characters(name)
+        ):
+            shown = escaped(name[:80]) if has_control_characters(name) else name[:80]
             return (
-                f"load parameter 'file:{name[:80]}' must name a file in the model's directory, such as "
-                "'file:1/model.onnx'"
+                f"load parameter 'file:{shown}' must name a file in the model's directory, such as 'file:1/model.onnx'"
             )
     return ""
 

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from toutates.errors import InvalidRequest, ModelLoadError, ModelNotReady, RequestError, Unsupported
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler, Worker
+from toutates.models.repository import escaped, has_control_characters
 from toutates.models.table import ModelTable
 from toutates.protocol.grpc_service_pb2 import (
     ModelRepositoryParameter,
@@ -202,6 +203,8 @@ def _read_load(message: bytes) -> tuple[str, str | None, dict[str, bytes]]:
     name = _name(request.repository_name, request.model_name)
     if name in (".", "..") or "/" in name or "\0" in name:
         raise InvalidRequest(f"invalid model name '{name[:80]}', model name must not contain path traversal characters")
+    if has_control_characters(name):
+        raise InvalidRequest(f"invalid model name '{escaped(name[:80])}', a model's name has no control characters")
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, parameter in request.parameters.items():
