@@ -29,7 +29,7 @@ _DEBIAN_LIBRARIES = {"libb64.so.0d": "libb64-0d"}
 
 
 # What Toutates imports, sooner or later.
-_IMPORTS = "import google.protobuf, h2, hpack, numpy, onnxruntime, trio, trio_util, yaml; print(1)"
+_IMPORTS = "import google.protobuf, h2, hpack, numpy, onnxruntime, trio, yaml; print(1)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -662,12 +662,10 @@ class Server:
         serving = not reason
         for worker, readiness in zip(self._workers, self._readiness, strict=True):
             worker.call_soon(partial(readiness.update, serving=serving))
-            worker.call_soon(worker.task_woken)
 
     def _drain(self, grace_s: float) -> None:
         for worker, readiness in zip(self._workers, self._readiness, strict=True):
             worker.call_soon(readiness.begin_exit)
-            worker.call_soon(worker.task_woken)  # those who watch the server's health
             worker.call_soon(partial(worker.drain, grace_s))
 
     async def _end_grace_early(self) -> None:

@@ -11,6 +11,7 @@ from fuzz.attacks import (
     floods_of_connections,
     header_bombs,
     http_floods,
+    open_calls,
     rapid_reset,
     slow_peers,
 )
@@ -43,6 +44,8 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     slow_peers.SlowHeaders,
     slow_peers.SlowBody,
     slow_peers.OpenStreams,
+    open_calls.WatchFlood,
+    open_calls.KeptReads,
     slow_peers.UnfinishedUploads,
     slow_peers.Vanished,
     bombs.GzipBomb,

@@ -37,6 +37,7 @@ _SLOW: Final = (
     "tiny-window",
     "closed-window",
     "open-streams",
+    "kept-reads",
 )
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
 _DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}

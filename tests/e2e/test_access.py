@@ -141,7 +141,7 @@ def test_a_restricted_stream_ends_before_it_is_read(guarded: ServerProcess, path
 def test_a_watch_of_somebody_who_knows_the_secret_is_answered(guarded: ServerProcess) -> None:
     with client_of(guarded.port) as client:
         stream = client.start(WATCH, [USER])
-        client.send(stream, framed(b""), end=False)
+        client.send(stream, framed(b""))
         while not client.answers[stream].data:
             assert client.receive()
         assert client.answers[stream].data == framed(b"\x08\x01")

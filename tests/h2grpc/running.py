@@ -28,7 +28,7 @@ class Running:
     """A worker in a thread, with the methods of ``/test.Echo``; ``stop`` drains it and checks that nothing is left.
 
     Attributes:
-        held: calls of ``/test.Echo/Hold``, which nobody answers.
+        held: calls of ``/test.Echo/Hold``, which nobody answers; their messages are in ``context``.
         cut_off: what ``Worker.run`` returned, once stopped.
     """
 
@@ -55,7 +55,7 @@ class Running:
             [
                 Method("/test.Echo/Unary", unary=lambda call: call.reply(call.message)),
                 Method("/test.Echo/Compressible", unary=lambda call: call.reply(call.message), compressible=True),
-                Method("/test.Echo/Hold", unary=self.held.append),
+                Method("/test.Echo/Hold", unary=self._hold),
                 Method("/test.Echo/Raise", unary=_raise),
                 Method("/test.Echo/RaiseGrpc", unary=_raise_grpc),
                 Method("/test.Echo/Stream", stream=self._echo_stream),
@@ -75,6 +75,10 @@ class Running:
             self.cut_off = trio.run(self.worker.run, self.listener)
         except BaseException as error:
             self.error = error
+
+    def _hold(self, call: Call) -> None:
+        call.context = call.message
+        self.held.append(call)
 
     async def _echo_stream(self, stream: ServerStream) -> None:
         try:

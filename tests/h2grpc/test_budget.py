@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 
 import pytest
@@ -12,6 +13,7 @@ from tests.h2grpc.support import (
     END_STREAM,
     HEADERS,
     REQUEST_BLOCK,
+    RST_STREAM,
     STREAM_BLOCK,
     UNARY,
     Server,
@@ -24,7 +26,8 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from toutates.h2grpc import Allowance, Limits
+from toutates.h2grpc import Allowance, Limits, StreamOpened
+from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, TASK_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.shared import Shared
 
 
@@ -45,7 +48,7 @@ def test_requests_under_way_are_counted_until_they_are_whole() -> None:
     server = Server.opened()
     budget = server.connection._budget
     server.receive(started(1, 50_000, 40_000))
-    assert (budget.used, server.connection.held_bytes) == (40_000, 40_000 + 1_024)
+    assert (budget.used, server.connection.held_bytes) == (50_005, 50_005 + 1_024)  # what it will take
     assert server.connection.awaits_request
     server.call(data(1, bytes(10_005), END_STREAM)).reply(b"answer")
     assert (budget.used, server.connection.held_bytes) == (0, 0)
@@ -57,7 +60,7 @@ def test_requests_that_never_become_whole_are_given_back(end: str) -> None:
     server = Server.opened()
     timed = headers(1, block(request(UNARY, ("grpc-timeout", "1S"))))
     server.receive(timed + data(1, message(bytes(9_000))[:5_000]))
-    assert server.connection._budget.used == 5_000
+    assert server.connection._budget.used == 9_005
     if end == "reset":
         server.receive(rst_stream(1))
     elif end == "loss":
@@ -75,9 +78,9 @@ def test_connection_that_uploads_too_much_at_once_loses_the_call_and_lives() -> 
     server.receive(started(3, 90_000, 30_000))
     [(stream_id, trailers)] = statuses(server)
     assert stream_id == 3
-    assert b"the connection has 110000 bytes of requests under way, and 100000 is the most" in trailers
+    assert b"the connection has 180010 bytes of requests under way, and 100000 is the most" in trailers
     assert server.connection._limit_hits == {"connection_buffer": 1}
-    assert server.connection._budget.used == 80_000
+    assert server.connection._budget.used == 90_005
     assert server.call(data(1, bytes(10_005), END_STREAM)).end == 90_000
     assert server.alive
 
@@ -92,11 +95,11 @@ def two_connections(limit: int) -> tuple[Server, Server]:
 
 
 def test_server_that_holds_too_much_refuses_large_requests_of_all_connections_but_no_small_ones() -> None:
-    one, other = two_connections(100_000)
+    one, other = two_connections(200_000)
     one.receive(started(1, 2_000_000, 90_000))
     other.receive(started(1, 2_000_000, 30_000))
     [(_, trailers)] = statuses(other)
-    assert b"the server holds 120000 bytes for slow peers, and 100000 is the most" in trailers
+    assert b"the server holds 239970 bytes for slow peers, and 200000 is the most" in trailers
     assert other.connection._limit_hits == {"server_buffer": 1}
     one.receive(data(1, bytes(9_000)))
     one.call(unary(3)).reply(b"answer")
@@ -124,9 +127,9 @@ def test_messages_of_streams_are_counted_until_their_handler_has_them() -> None:
     server = Server.opened()
     call = server.call(headers(1, STREAM_BLOCK))
     server.receive(data(1, message(bytes(995))) + data(1, message(bytes(995)) + b"\0"))
-    assert server.connection._budget.used == 2_001
+    assert server.connection._budget.used == TASK_BYTES + 2 * MESSAGE_BYTES + 2_001
     server.connection.message_read(call, 995)
-    assert server.connection._budget.used == 1_001
+    assert server.connection._budget.used == TASK_BYTES + MESSAGE_BYTES + 1_001
     assert not server.connection.awaits_request  # a stream may be silent as long as it likes
     server.receive(rst_stream(1))
     assert server.connection._budget.used == 0
@@ -156,3 +159,78 @@ def test_bombs_of_all_clients_are_bounded_together() -> None:
     assert [bool(statuses(server)) for server in servers] == [False, True, True]
     assert servers[2].connection._limit_hits == {"inflation": 1}
     assert servers[2].alive
+
+
+def test_a_message_that_is_whole_is_counted_until_the_request_has_ended() -> None:
+    server = Server.opened()
+    server.receive(headers(1, REQUEST_BLOCK) + data(1, message(bytes(9_000))))
+    assert server.connection._budget.used == 9_000
+    assert server.call(data(1, b"", END_STREAM)).end == 9_000
+    assert server.connection._budget.used == 0
+
+
+def test_frames_and_header_blocks_that_are_not_whole_are_counted() -> None:
+    for begun in (data(1, bytes(9_000))[:5_009], headers(1, bytes(5_000), 0), headers(1, bytes(5_000))[:5_000]):
+        server = Server.opened()
+        for at in range(0, len(begun), 7):
+            server.receive(begun[at : at + 7])
+        assert 4_990 < server.connection._budget.used < 5_020
+        server.connection.connection_lost()
+        assert server.connection._budget.used == 0
+
+
+def opened(count: int, first: int = 1) -> bytes:
+    """Calls that are begun and left at that."""
+    return b"".join(headers(stream_id, REQUEST_BLOCK) for stream_id in range(first, first + 2 * count, 2))
+
+
+def test_records_of_open_calls_are_counted_and_given_back() -> None:
+    server = Server.opened()
+    budget = server.connection._budget
+    server.receive(opened(UNCOUNTED_CALLS))
+    assert budget.used == 0
+    server.receive(opened(100, 2 * UNCOUNTED_CALLS + 1))
+    assert budget.used == budget.call_bytes == (UNCOUNTED_CALLS + 100) * CALL_BYTES
+    server.receive(b"".join(rst_stream(stream_id) for stream_id in range(1, 101, 2)))
+    assert budget.used == (UNCOUNTED_CALLS + 50) * CALL_BYTES
+    server.connection.connection_lost()
+    assert (budget.used, budget.call_bytes) == (0, 0)
+
+
+def test_open_calls_fill_half_of_the_memory_and_every_connection_may_have_a_few() -> None:
+    one, other = two_connections(400 * CALL_BYTES)
+    one.receive(opened(300))
+    refused = [f for f in one.frames() if f.type == RST_STREAM]
+    assert len(refused) == 100
+    assert one.connection._limit_hits["server_buffer"] == 100
+    other.receive(opened(UNCOUNTED_CALLS + 10))
+    assert len([f for f in other.frames() if f.type == RST_STREAM]) == 10
+    other.receive(rst_stream(1) + started(2 * UNCOUNTED_CALLS + 21, 50_000, 50_000))  # half is there for requests
+    assert other.connection._budget.used == 200 * CALL_BYTES + 50_005
+    one.receive(b"".join(rst_stream(stream_id) for stream_id in range(1, 301, 2)))
+    other.receive(opened(10, 2 * UNCOUNTED_CALLS + 23))
+    assert not [f for f in other.frames() if f.type == RST_STREAM]
+
+
+def test_streaming_calls_are_refused_when_there_is_no_memory_for_their_tasks() -> None:
+    server = Server.opened()
+    server.connection._budget = Shared(5 * TASK_BYTES).budget
+    server.receive(b"".join(headers(stream_id, STREAM_BLOCK) for stream_id in (1, 3, 5)))
+    [(stream_id, trailers)] = statuses(server)
+    assert stream_id == 5
+    assert b"for open calls" in trailers
+    assert len([event for event in server.events if isinstance(event, StreamOpened)]) == 2
+    server.receive(rst_stream(1))
+    assert server.connection._budget.used == TASK_BYTES
+    server.receive(headers(7, STREAM_BLOCK))
+    assert not statuses(server)
+
+
+def test_a_response_that_waits_keeps_no_more_than_itself() -> None:
+    """A view of a batch's output would keep what others were answered with, uncounted."""
+    server = Server.opened()
+    batch = bytearray(10_000_000)
+    server.call(unary(1)).reply_parts([memoryview(batch)[:200_000]], 200_000)
+    server.frames()
+    assert server.connection._budget.used == 200_005 - 65_535
+    assert sys.getrefcount(batch) <= 2

@@ -652,7 +652,7 @@ def test_callback_answers_requests_that_wait_for_it_while_others_come_in() -> No
             busy.start(b"x")
             server.until(lambda: server.held)
             call = server.held.pop()
-            server.worker.call_soon(lambda call=call: call.reply(call.message))  # type: ignore[misc]
+            server.worker.call_soon(lambda call=call: call.reply(call.context))  # type: ignore[misc]
             assert client.wait(waiting).messages == [b"%d" % number]
 
 

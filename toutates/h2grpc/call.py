@@ -35,7 +35,8 @@ class Call:
         open: whether an answer can still reach the caller; False once it was sent, or the call cancelled or expired.
         state: the stream's, a number of ``streams.State``.
         buffer, start, end: the request message of a unary call is ``buffer[start:end]``, once the call is handed to
-            its handler. The buffer is the received data itself: copy what outlives the handler.
+            its handler. The buffer is the received data itself, a megabyte perhaps of which the message is a small
+            part: the call lets it go when its handler returns. Copy what outlives that.
         send_window: bytes of DATA the peer accepts on this stream.
         receive_window: bytes of DATA the peer may still send on this stream.
         deadline_ns: when the call expires, on the driver's monotonic clock.
@@ -50,12 +51,15 @@ class Call:
     #: how many DATA octets arrived, padding left out
     received: int = 0
     assembler: MessageAssembler | None = None
-    #: the complete messages of a unary call that took the long way; there should be one
+    #: the complete messages of a unary call that took the long way; there should be one. Of a stream, those that its
+    #: handler has not taken yet
     messages: int = 0
     #: bytes of complete messages of a stream that its handler has not taken yet
     unread_bytes: int = 0
     #: bytes of the request that count as buffered
     held_bytes: int = 0
+    #: bytes that count for the task of a streaming call
+    task_bytes: int = 0
     headers_sent: bool = False
     #: DATA that waits for window, and the trailers that follow it
     outbox: deque[memoryview] | None = None
@@ -65,6 +69,8 @@ class Call:
     context: Any = None
     #: called when a streaming call's outbox has emptied
     on_drained: Callable[[], None] | None = None
+    #: called with the call once its stream is closed, however that came; not for calls that were answered by ``reply``
+    on_closed: Callable[[Call], None] | None = None
 
     def __init__(
         self, connection: Sender, stream_id: int, head: RequestHead, send_window: int, receive_window: int
@@ -98,6 +104,14 @@ class Call:
         messages above the peer's frame size or window, until they are sent, of which there is no notice.
         """
         self.connection.reply(self, parts, length)
+
+    def send(self, message: Buffer) -> None:
+        """Send one message of an answer of many. The call goes on until ``fail``, or until its caller ends it.
+
+        A unary handler answers so where the call is a stream in the server's direction alone, and needs no task.
+        """
+        self.connection.send_headers(self)
+        self.connection.send_message(self, (message,))
 
     def fail(self, status: Status, text: str, metadata: Metadata = ()) -> None:
         """End the call with a status other than OK. Does nothing once the call is no longer open."""

@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.call import NEVER, Call
-from toutates.h2grpc.events import ConnectionTerminated, Event, StreamOpened
+from toutates.h2grpc.events import ConnectionTerminated, Event
 from toutates.h2grpc.faults import ConnectionFault, StreamFault
 from toutates.h2grpc.frames import (
     ACK,
@@ -72,8 +73,6 @@ SHUTDOWN_PING = b"goodbye!"
 KEEPALIVE_PING = b"are you?"
 #: SETTINGS may change the window of every stream; with this many more, one costs a millisecond more and counts twice.
 STREAMS_PER_SETTINGS = 2_048
-#: What the record of a call takes, about.
-CALL_BYTES = 1_024
 #: Received bytes whose frames are handled in one go, where they are those of plain calls, or large. The dearest such
 #: bytes take 0.08 us each (on 3.14t 0.15), so that this takes 5 ms (10).
 BYTES_AT_ONCE = 65_536
@@ -84,6 +83,8 @@ EVENT_BYTES = 24
 DECODING_BYTES = 8
 #: Calls that are ended in one go, by their deadline or with their connection. Each takes 1 to 5 us.
 ENDED_AT_ONCE = 512
+#: Reads that are held as they came: those of a byte or two take twenty times their size.
+MOST_PIECES_HELD = 64
 
 
 class ServerConnection(Receiver):
@@ -102,6 +103,7 @@ class ServerConnection(Receiver):
         "_goodbye",
         "_held",
         "_held_bytes",
+        "_held_joined",
         "_needed_bytes",
         "_preface_seen",
         "_preface_sent",
@@ -132,6 +134,8 @@ class ServerConnection(Receiver):
         self._expired: list[Call] = []
         #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
         self.behind = False
+        #: pieces that were joined from several reads
+        self._held_joined = 0
         self._preface_seen = False
         self._preface_sent = False
         #: why the peer was told to leave; "" as long as it was not
@@ -157,13 +161,9 @@ class ServerConnection(Receiver):
             start = 0
             self._rest = b""
         if self._held:
-            self._held.append(data)
-            self._held_bytes += len(data)
-            if self._held_bytes < self._needed_bytes:
+            data = self._join_held(data)
+            if not data:
                 return []
-            data = b"".join(self._held)
-            self._held = []
-            self._held_bytes = 0
         events: list[Event] = []
         try:
             at = start if self._preface_seen else self._receive_preface(data, events)
@@ -181,6 +181,8 @@ class ServerConnection(Receiver):
             # one go, costs less than looking at every call's ``open`` before its handler: 4 % of a request on 3.14t.
             self._cancelled = False
             events = [event for event in events if event.__class__ is not Call or event.open]
+        if self._counted_calls or len(self.streams) > UNCOUNTED_CALLS:
+            self._count_calls()
         return events
 
     def go_on(self, now_ns: int) -> list[Event]:
@@ -245,8 +247,9 @@ class ServerConnection(Receiver):
     def message_read(self, call: Call, size: int) -> None:
         """The handler of a streaming call has taken a message of ``size`` bytes: its window goes back to the peer."""
         call.unread_bytes -= size + PREFIX_SIZE
+        call.messages -= 1
         if call.held_bytes:
-            self._hold_request(call, call.held_bytes - size - PREFIX_SIZE)
+            self._hold_request(call, call.held_bytes - size - PREFIX_SIZE - MESSAGE_BYTES)
         if call.stream_id in self.streams and call.state is OPEN:
             self._return_stream_window(call)
 
@@ -375,6 +378,27 @@ class ServerConnection(Receiver):
         self._held = [rest]
         self._held_bytes = len(rest)
         self._needed_bytes = needed
+        self._held_joined = 0
+        self._budget.used += len(rest)
+
+    def _join_held(self, data: bytes) -> bytes:
+        """What was held with ``data`` behind it, once that is enough to go on; b"" before."""
+        self._held.append(data)
+        self._held_bytes += len(data)
+        self._budget.used += len(data)
+        if self._held_bytes < self._needed_bytes:
+            if len(self._held) - self._held_joined >= MOST_PIECES_HELD:
+                self._held[self._held_joined :] = [b"".join(self._held[self._held_joined :])]
+                self._held_joined += 1
+            return b""
+        data = b"".join(self._held)
+        self._drop_held()
+        return data
+
+    def _drop_held(self) -> None:
+        self._budget.used -= self._held_bytes
+        self._held = []
+        self._held_bytes = 0
 
     def _receive_frames(self, data: bytes, at: int, now_ns: int, events: list[Event]) -> None:
         """Walk the frames of ``data`` from ``at``, BYTES_AT_ONCE of them; keep what is left, or not whole.
@@ -459,7 +483,7 @@ class ServerConnection(Receiver):
                         if head.timeout_ns is not None:
                             self._set_deadline(call, now_ns)
                         if head.method.unary is None:
-                            events.append(StreamOpened(call))
+                            self._begin_stream(call, events)
                         elif end_of_data - at >= MESSAGE_HEAD_SIZE:
                             # Of nearly every call the whole request follows at once.
                             word, flags, data_id, compressed, size = unpack_message_head(data, at)
@@ -607,8 +631,8 @@ class ServerConnection(Receiver):
         """End the next ENDED_AT_ONCE calls of a connection that is over."""
         self.next_deadline_ns = NEVER
         self._short_reply_limit = -1  # calls that still wait for their end are not answered any more
-        self._held = []
-        self._held_bytes = 0
+        self._drop_held()
+        self._drop_open_block()
         self._rest = b""
         self._expired = []
         streams = self.streams
@@ -618,6 +642,7 @@ class ServerConnection(Receiver):
             cancel_stream(call, events)
             self._forget(call)
         self.behind = bool(streams)
+        self._count_calls()
 
 
 def _awaits_request(call: Call) -> bool:

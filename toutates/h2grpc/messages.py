@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from io import BytesIO
 from struct import Struct
 
 from toutates.h2grpc.allowances import Allowance, Meter
@@ -18,6 +19,9 @@ __all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Inflater", "MessageAssembler",
 #: (compressed flag, message length)
 PREFIX = Struct(">BI")
 PREFIX_SIZE = 5
+
+#: How much larger the memory of a message in pieces may be than what is here of it.
+GROWTH = 4
 
 #: ``deflate`` is the zlib format (RFC 1950), as every gRPC implementation has it. Values are zlib's ``wbits``.
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -84,25 +88,35 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
 class MessageAssembler:
     """Messages of one call, put together from DATA payloads cut anywhere.
 
+    A message that comes in pieces is written to its place in the bytes that are handed out in the end, so that it is
+    held once. Memory for it is taken as it comes, up to GROWTH times what is there: a length alone costs its sender
+    nothing.
+
     Args:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
         max_size: largest message, bytes, as sent.
         inflate: what a compressed message is, given its bytes.
     """
 
-    __slots__ = ("_buffer", "_encoding", "_inflate", "_max_size", "_needed")
+    __slots__ = ("_capacity", "_encoding", "_inflate", "_max_size", "_message", "_prefix", "_received", "_size")
 
     def __init__(self, encoding: str, max_size: int, inflate: Callable[[bytes], bytes]) -> None:
         self._encoding = encoding
         self._max_size = max_size
         self._inflate = inflate
-        self._buffer = bytearray()
-        self._needed = PREFIX_SIZE
+        #: the prefix of the message that is not complete yet, as far as it is here
+        self._prefix = b""
+        #: the length that the prefix names
+        self._size = 0
+        #: the message's bytes: how many are here, and there is room for
+        self._received = 0
+        self._capacity = 0
+        self._message: BytesIO | None = None
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes held of a message that is not complete yet."""
-        return len(self._buffer)
+        """Bytes that a message takes which is not complete yet; 0 where none has begun."""
+        return len(self._prefix) + self._capacity
 
     def feed(self, payload: memoryview) -> list[bytes]:
         """The messages that ``payload`` completes.
@@ -110,29 +124,59 @@ class MessageAssembler:
         Raises:
             GrpcError: the caller's fault; the call cannot go on.
         """
-        self._buffer += payload
         messages: list[bytes] = []
-        while len(self._buffer) >= self._needed:
-            message = self._next()
-            if message is not None:
-                messages.append(message)
+        at = 0
+        while at < len(payload):
+            if len(self._prefix) < PREFIX_SIZE:
+                missing = payload[at : at + PREFIX_SIZE - len(self._prefix)]
+                at += len(missing)
+                self._prefix += missing
+                if len(self._prefix) < PREFIX_SIZE:
+                    break
+                self._size = self._read_prefix()
+            part = payload[at : at + self._size - self._received]
+            at += len(part)
+            if self._received + len(part) == self._size:
+                messages.append(self._complete(part))
+            elif part:
+                self._add(part)
         return messages
 
-    def _next(self) -> bytes | None:
-        flag, length = PREFIX.unpack_from(self._buffer)
+    def _read_prefix(self) -> int:
+        """The length of the message."""
+        flag, length = PREFIX.unpack(self._prefix)
         if flag > 1:
             raise GrpcError(Status.INTERNAL, f"message prefix has flag {flag}, expected 0 or 1")
         if length > self._max_size:
             raise LimitExceeded("message_size", f"Received message larger than max ({length} vs. {self._max_size})")
         if flag and self._encoding == "identity":
             raise GrpcError(Status.INTERNAL, "message is marked compressed, but the call names no grpc-encoding")
-        total = PREFIX_SIZE + length
-        if len(self._buffer) < total:
-            self._needed = total
-            return None
-        # A view is released before the buffer shrinks: a bytearray with a live view cannot be resized.
-        with memoryview(self._buffer) as view:
-            message = bytes(view[PREFIX_SIZE:total])
-        del self._buffer[:total]
-        self._needed = PREFIX_SIZE
-        return self._inflate(message) if flag else message
+        assert isinstance(length, int)
+        return length
+
+    def _add(self, part: memoryview) -> None:
+        received = self._received + len(part)
+        if received > self._capacity:
+            capacity = min(self._size, GROWTH * received)
+            # Zeros that nobody has touched take no memory, if they are many. Nobody else refers to them, so that they
+            # are written in place, and ``getvalue`` hands them out as they are.
+            message = BytesIO(bytes(capacity))
+            if self._message is not None:
+                with self._message.getbuffer() as old:
+                    message.write(old[: self._received])
+            self._message, self._capacity = message, capacity
+        assert self._message is not None
+        self._message.write(part)
+        self._received = received
+
+    def _complete(self, part: memoryview) -> bytes:
+        if self._message is None:
+            message = bytes(part)
+        else:
+            self._add(part)
+            message = self._message.getvalue()
+            self._message = None
+        compressed = self._prefix[0]
+        self._prefix = b""
+        self._received = self._capacity = 0
+        return self._inflate(message) if compressed else message

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from toutates.h2grpc.allowances import Meter
+from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, TASK_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.call import NEVER, Call
 from toutates.h2grpc.events import CallCancelled, Event, MessageReceived, RequestEnded, StreamOpened
 from toutates.h2grpc.faults import ConnectionFault, StreamFault
@@ -72,6 +73,7 @@ class Receiver(Sender):
 
     __slots__ = (
         "_cancelled",
+        "_few_streams",
         "_header_reader",
         "_highest_accepted_id",
         "_last_stream_id",
@@ -100,6 +102,8 @@ class Receiver(Sender):
         self._settings_seen = False
         #: whether a call was cancelled that may be among the events of what is being received
         self._cancelled = False
+        #: streams that the peer may open whatever others do
+        self._few_streams = min(UNCOUNTED_CALLS, limits.max_concurrent_streams)
         #: the time of what is being received
         self._now_ns = 0
         #: what is left of the peer's allowances, by limit; of those that it has used
@@ -195,20 +199,27 @@ class Receiver(Sender):
             self._receive_block(flags, stream_id, block, now_ns, events)
         else:
             self._open_block = (stream_id, flags, [block])
+            self._budget.used += len(block)
 
     def _receive_continuation(self, flags: int, payload: bytes, now_ns: int, events: list[Event]) -> None:
         if self._open_block is None:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "CONTINUATION without a header block")
         stream_id, first_flags, fragments = self._open_block
         fragments.append(payload)
+        self._budget.used += len(payload)
         if len(fragments) > self._limits.max_continuations + 1:
             text = "header block in too many CONTINUATION frames"
             raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, text, "continuations")
         if sum(map(len, fragments)) > self._limits.max_header_block_size:
             raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block is too large", "header_block_size")
         if flags & END_HEADERS:
-            self._open_block = None
+            self._drop_open_block()
             self._receive_block(first_flags, stream_id, b"".join(fragments), now_ns, events)
+
+    def _drop_open_block(self) -> None:
+        if self._open_block is not None:
+            self._budget.used -= sum(map(len, self._open_block[2]))
+            self._open_block = None
 
     def _receive_block(self, flags: int, stream_id: int, block: bytes, now_ns: int, events: list[Event]) -> None:
         """A whole header block: a request, or the trailer section of one."""
@@ -237,10 +248,17 @@ class Receiver(Sender):
         self._complete_request(self.streams[stream_id], events)
 
     def _max_streams(self) -> int:
-        """How many streams the peer may have open now: none more while it leaves too many responses queued."""
+        """How many streams the peer may have open now.
+
+        None more while it leaves too many responses queued, and few while there is no memory for the records of more.
+        """
+        calls = len(self.streams)
+        if not self._queued_bytes and calls < self._few_streams:
+            return self._few_streams  # who opens more of them with one read is asked again
         if self._queued_bytes and (self._queued_bytes > self._limits.max_queued_bytes or self._budget.exceeded):
             return 0
-        return self._limits.max_concurrent_streams
+        most = self._counted_calls + self._budget.call_room // CALL_BYTES
+        return min(self._limits.max_concurrent_streams, max(self._few_streams, most))
 
     def _open_stream(self, flags: int, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
         if stream_id > self._last_stream_id + 2:
@@ -249,7 +267,10 @@ class Receiver(Sender):
         if stream_id > self._highest_accepted_id:
             return  # it crossed our last GOAWAY; its caller tries elsewhere (RFC 9113 section 6.8)
         if len(self.streams) >= self._max_streams():
-            limit = "unread_responses" if self._queued_bytes and not self._max_streams() else "streams"
+            if len(self.streams) >= self._limits.max_concurrent_streams:
+                limit = "streams"
+            else:
+                limit = "server_buffer" if self._max_streams() else "unread_responses"
             raise StreamFault(stream_id, ErrorCodes.REFUSED_STREAM, "too many concurrent streams", limit)
         if head.malformed:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, head.malformed)
@@ -257,13 +278,26 @@ class Receiver(Sender):
         self.streams[stream_id] = call
         if head.timeout_ns is not None:
             self._set_deadline(call, now_ns)
-        if head.method is not None and head.method.unary is None:
-            events.append(StreamOpened(call))
+        if head.method is not None and head.method.unary is None and not self._begin_stream(call, events):
+            return
         if flags & END_STREAM:
             self._half_close(call)
             self._complete_request(call, events)
         elif head.error is not None:
             self._refuse(call, head.error)
+
+    def _begin_stream(self, call: Call, events: list[Event]) -> bool:
+        """Have a streaming call's handler started, if there is memory for its task."""
+        budget = self._budget
+        if budget.call_room < TASK_BYTES:
+            text = f"the server holds {budget.call_bytes} bytes for open calls, and {budget.limit >> 1} is the most"
+            self._refuse(call, LimitExceeded("server_buffer", text))
+            return False
+        call.task_bytes = TASK_BYTES
+        budget.used += TASK_BYTES
+        budget.call_bytes += TASK_BYTES
+        events.append(StreamOpened(call))
+        return True
 
     # --- DATA --------------------------------------------------------------------------------------------------------
 
@@ -310,12 +344,16 @@ class Receiver(Sender):
                     # The prefix counts too, or messages of no bytes would pile up without bound.
                     call.unread_bytes += len(message) + PREFIX_SIZE
                     events.append(MessageReceived(call, message))
-            elif messages:
                 call.messages += len(messages)
-                call.buffer = messages[0]
-                if call.messages > 1:
-                    raise GrpcError(Status.INTERNAL, "a unary call takes one message, got more")
-            self._hold_request(call, call.assembler.pending_bytes + call.unread_bytes)
+                held = call.unread_bytes + MESSAGE_BYTES * call.messages
+            else:
+                if messages:
+                    call.messages += len(messages)
+                    call.buffer = messages[0]
+                    if call.messages > 1:
+                        raise GrpcError(Status.INTERNAL, "a unary call takes one message, got more")
+                held = len(call.buffer)  # which may be here long before END_STREAM
+            self._hold_request(call, call.assembler.pending_bytes + held)
         except GrpcError as error:
             self._refuse(call, error)
             cancel_stream(call, events)
@@ -373,6 +411,7 @@ class Receiver(Sender):
         else:
             call.end = len(call.buffer)
             events.append(call)
+            self._release_request(call)  # the handler has it now
 
     # --- flow control ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from toutates.h2grpc.budget import CALL_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.call import Buffer, Call
 from toutates.h2grpc.frames import (
     CONTINUATION,
@@ -32,10 +33,13 @@ from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import Metadata, Status
 from toutates.h2grpc.streams import CLOSED, HALF_CLOSED_REMOTE, TRANSITIONS, WE_RESET, Input
 
-__all__ = ["Sender"]
+__all__ = ["Sender", "part_of_its_own"]
 
 #: Buffers at least this long are worth handing to the kernel as they are, instead of joining them first.
 BULKY_BYTES = 65_536
+
+#: What a buffer that waits may keep besides itself.
+SMALL_PART_BYTES = 4_096
 
 _NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc.\n"
 
@@ -54,6 +58,7 @@ class Sender:
     __slots__ = (
         "_blocked",
         "_budget",
+        "_counted_calls",
         "_dirty",
         "_forgotten_id",
         "_inflater",
@@ -101,6 +106,8 @@ class Sender:
         self._blocked: OrderedDict[Call, None] = OrderedDict()
         #: bytes in all outboxes
         self._queued_bytes = 0
+        #: calls whose records are in the budget; see ``_count_calls``
+        self._counted_calls = 0
         #: bytes held of all calls' requests
         self._request_bytes = 0
         #: KiB of responses that were too large for the short way, sent so far
@@ -116,6 +123,8 @@ class Sender:
         """The bytes to send now, in order; the connection forgets them."""
         out, self._out = self._out, []
         self.bulky = False
+        if self._counted_calls:
+            self._count_calls()
         return out
 
     @property
@@ -234,6 +243,8 @@ class Sender:
         call.state = TRANSITIONS[call.state][Input.SEND_END_STREAM][1]
         if call.state is not CLOSED:
             self._send_reset(stream_id, ErrorCodes.NO_ERROR)
+        if call.on_closed is not None:
+            call.on_closed(call)
 
     def _send_reset(self, stream_id: int, code: ErrorCodes) -> None:
         self._write(pack_rst_stream(stream_id, code))
@@ -254,6 +265,8 @@ class Sender:
         call.trailers = None
         self._blocked.pop(call, None)
         self.streams.pop(call.stream_id, None)
+        if call.on_closed is not None:
+            call.on_closed(call)
 
     def _release_request(self, call: Call) -> None:
         """What was held of a call's request is of no more use."""
@@ -261,12 +274,30 @@ class Sender:
         self._request_bytes -= call.held_bytes
         self._budget.used -= call.held_bytes
         call.held_bytes = 0
+        if call.task_bytes:
+            self._budget.used -= call.task_bytes
+            self._budget.call_bytes -= call.task_bytes
+            call.task_bytes = 0
 
     def _empty_outbox(self, call: Call) -> None:
         self._queued_bytes -= call.outbox_bytes
         self._budget.used -= call.outbox_bytes
         call.outbox = None
         call.outbox_bytes = 0
+
+    def _count_calls(self) -> None:
+        """Account for the records of the calls that are open now.
+
+        That is done once per read that leaves more than UNCOUNTED_CALLS open, and then with all output, instead of with
+        each call.
+        """
+        calls = len(self.streams)
+        if calls <= UNCOUNTED_CALLS:
+            calls = 0
+        growth = CALL_BYTES * (calls - self._counted_calls)
+        self._counted_calls = calls
+        self._budget.used += growth
+        self._budget.call_bytes += growth
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -302,6 +333,8 @@ class Sender:
             self._queued_bytes += len(view)
             self._budget.used += len(view)
         self._pump(call)
+        if call.outbox:
+            call.outbox = deque(map(part_of_its_own, call.outbox))
 
     def _pump(self, call: Call, max_frames: int = MAX_WINDOW) -> None:
         """Send what the windows, and ``max_frames``, allow of a call's outbox, then its trailers."""
@@ -312,6 +345,7 @@ class Sender:
             if (room <= 0 and view) or max_frames == 0:
                 if call.send_window > 0:
                     self._blocked[call] = None
+                outbox[0] = part_of_its_own(view)
                 return
             max_frames -= 1
             chunk = view[:room]
@@ -321,6 +355,7 @@ class Sender:
                 outbox[0] = view[room:]
                 self.bulky = self.bulky or len(view) >= BULKY_BYTES
             self._send_data(call, chunk, end_stream=call.trailers == b"" and not outbox)
+        call.outbox = None  # an empty deque takes more memory than the rest of a call that stays open
         self._blocked.pop(call, None)
         if call.on_drained is not None:
             call.on_drained()
@@ -350,6 +385,20 @@ class Sender:
     def send_window(self) -> int:
         """Bytes of DATA the peer accepts on the whole connection; may be negative."""
         return self._send_window
+
+
+def part_of_its_own(view: memoryview, together: int = 0) -> memoryview:
+    """``view``, or a copy of it where it keeps much more memory than it shows, such as the outputs of a whole batch.
+
+    For what has to wait for a peer, who shall make us hold no more than is counted.
+
+    Args:
+        view: of some buffer.
+        together: bytes of all views of that buffer that wait; 0 where this is the only one.
+    """
+    whole: Any = view.obj
+    size: int = getattr(whole, "nbytes", 0) or len(whole)  # of an array or a memoryview; of bytes
+    return memoryview(bytes(view)) if size > 4 * (together or len(view)) + SMALL_PART_BYTES else view
 
 
 def _coalesce(buffers: Iterable[Buffer]) -> list[Buffer]:

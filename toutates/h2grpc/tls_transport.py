@@ -115,8 +115,11 @@ class TlsTransport(Transport):
         if engine.over:
             return True
         if bulky or self.unsent or self._ciphertext or not engine.established:
-            self._queue(out)
-            return self.send_unsent()
+            self._queue(out if bulky else (b"".join(out),))
+            working = self.send_unsent()
+            if bulky and self.unsent:
+                self._let_go_of_batches(len(out))
+            return working
         data = b"".join(out)
         if len(data) > CHUNK_BYTES:
             self._queue((data,))

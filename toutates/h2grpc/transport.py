@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import select
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
 from toutates.h2grpc.call import Buffer
 from toutates.h2grpc.connection import ServerConnection
+from toutates.h2grpc.sender import part_of_its_own
 
 __all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "Transport"]
 
@@ -138,8 +139,14 @@ class Transport:
         connection = self.connection
         bulky = connection.bulky
         out = connection.take_output()
-        if bulky or self.unsent:
+        if bulky:
             self._queue(out)
+            working = self.send_unsent()
+            if self.unsent:
+                self._let_go_of_batches(len(out))
+            return working
+        if self.unsent:
+            self._queue([b"".join(out)])
             return self.send_unsent()
         data = b"".join(out)
         if not data:
@@ -155,6 +162,15 @@ class Transport:
             self._queue([memoryview(data)[sent:]])
             self._watch(sending=True)
         return True
+
+    def _let_go_of_batches(self, count: int) -> None:
+        """Of the last ``count`` buffers that wait, copy those that are small parts of a large one."""
+        unsent = self.unsent
+        views = [unsent.pop() for _ in range(min(count, len(unsent)))]
+        together: Counter[int] = Counter()
+        for view in views:
+            together[id(view.obj)] += len(view)
+        unsent.extend([part_of_its_own(view, together[id(view.obj)]) for view in reversed(views)])
 
     def _queue(self, buffers: Iterable[Buffer]) -> None:
         for buffer in buffers:

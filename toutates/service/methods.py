@@ -14,7 +14,6 @@ from toutates.h2grpc import (
     Method,
     ServerStream,
     Status,
-    StreamHandler,
     UnaryHandler,
     Worker,
     method_table,
@@ -104,7 +103,7 @@ def build_methods(
 
     def server_ready(request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
         _refuse_when_exiting(readiness)
-        return pb.ServerReadyResponse(ready=readiness.serving.value)
+        return pb.ServerReadyResponse(ready=readiness.serving)
 
     def server_metadata(request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=EXTENSIONS)
@@ -146,14 +145,14 @@ def build_methods(
         traces.method(infer),
         *(Method(SERVICE + name, unary=handler) for name, handler in offered.items()),
         *(Method(SERVICE + name, unary=_not_offered(text)) for name, text in NOT_OFFERED.items()),
-        *(Method(SERVICE + name, stream=_not_offered_stream(text)) for name, text in NOT_OFFERED_STREAMS.items()),
-        *health_methods(readiness),
+        *(_not_offered_stream(name, text) for name, text in NOT_OFFERED_STREAMS.items()),
+        *health_methods(readiness, worker.call_soon),
     ]
     return method_table(restricted(methods, restrictions))
 
 
 def _refuse_when_exiting(readiness: Readiness) -> None:
-    if readiness.exiting.value:
+    if readiness.exiting:
         raise GrpcError(Status.UNAVAILABLE, "Server exiting")
 
 
@@ -173,10 +172,11 @@ def _not_offered(text: str) -> UnaryHandler:
     return handle
 
 
-def _not_offered_stream(text: str) -> StreamHandler:
-    """Ends the call at once: its caller may wait for an answer before it sends more, or ends its side."""
+def _not_offered_stream(name: str, text: str) -> Method:
+    """Refused by a guard, without a task: its caller may wait for an answer before it sends more, or ends its side."""
+    error = GrpcError(Status.UNIMPLEMENTED, text)
 
-    async def handle(stream: ServerStream) -> None:
-        raise GrpcError(Status.UNIMPLEMENTED, text)
+    async def handle(stream: ServerStream) -> None:  # for callers who pass the guard of a restricted protocol
+        raise error
 
-    return handle
+    return Method(SERVICE + name, stream=handle, guard=lambda fields: error)
