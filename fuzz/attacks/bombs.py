@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,6 +18,7 @@ __all__ = [
     "DeflateBomb",
     "EmptyContents",
     "GzipBomb",
+    "GzipFlood",
     "ManyDimensions",
     "NestedGroups",
     "PlanPollution",
@@ -79,6 +81,21 @@ class GzipBomb(_Bomb):
     @cached_property
     def body(self) -> bytes:
         return framed(gzip.compress(bytes(100_000_000), 6), 1)
+
+
+class GzipFlood(_Bomb):
+    """60 MB in 650 KB of gzip, like data that compresses well, as fast as it goes."""
+
+    name = "gzip-flood"
+    summary = "messages that decompress (gzip) to 93 times their size, 60 MB"
+    limit = "what a message becomes is charged to the worker's time; large ones are decompressed in a thread beside it"
+    stops = ("grpc-status 3", "grpc-status 8", "grpc-status 13")
+    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
+
+    @cached_property
+    def body(self) -> bytes:
+        noise = random.Random(1)
+        return framed(gzip.compress(b"".join(bytes(9_902) + noise.randbytes(98) for _ in range(6_000)), 1), 1)
 
 
 class DeflateBomb(_Bomb):

@@ -266,7 +266,7 @@ def test_parameters_that_triton_knows_are_accepted(channel: Any) -> None:
 # --- id
 
 
-@pytest.mark.parametrize("identifier", ["", "1", "ünïcode-模型", "x" * 127, "x" * 128, "é" * 100, "x" * 1_000_000])
+@pytest.mark.parametrize("identifier", ["", "1", "ünïcode-模型", "x" * 127, "x" * 128, "é" * 100, "x" * 65_000])
 def test_id_is_echoed(channel: Any, identifier: str) -> None:
     for message in (
         addsub_request(ints(1, 16), ints(1, 16), id=identifier),

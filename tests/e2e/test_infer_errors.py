@@ -532,6 +532,12 @@ MODEL_CASES: list[Case] = [
         NO_ID + "unexpected shape for input 'INPUT' for model 'fixed'. Expected [2,3], got [2,4]. ",
     ),
     (
+        "long_id",
+        request("mlp", Tensor.of("INPUT", "FP32", [[0.0] * 64]), id="x" * 65_537),
+        INVALID,
+        "the request's id has 65537 bytes, at most 65536 are taken",
+    ),
+    (
         "shape_of_a_scalar",
         request("scalar", Tensor("INPUT", "FP32", [1, 1], bytes(4))),
         INVALID,

@@ -28,6 +28,8 @@ from toutates.h2grpc import (
     StreamOpened,
     method_table,
 )
+from toutates.h2grpc.events import InflationDue
+from toutates.h2grpc.inflation import inflate
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -206,6 +208,9 @@ class Server:
         events = self.connection.receive_data(octets, self.now_ns)
         while self.connection.behind:
             events += self.connection.go_on(self.now_ns)
+        for at, event in enumerate(events):
+            if isinstance(event, InflationDue):
+                events[at : at + 1] = self.connection.inflated(event.call, inflate(event))
         self.events += events
         return events
 

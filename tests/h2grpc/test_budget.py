@@ -26,8 +26,9 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from toutates.h2grpc import Allowance, Limits, StreamOpened
+from toutates.h2grpc import Allowance, Call, Limits, StreamOpened
 from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, TASK_BYTES, UNCOUNTED_CALLS
+from toutates.h2grpc.events import InflationDue
 from toutates.h2grpc.shared import Shared
 
 
@@ -147,18 +148,21 @@ def test_decompressed_size_is_bounded_apart_from_the_size_as_sent() -> None:
     assert server.call(unary(1, bytes(20_000))).end
 
 
-def test_bombs_of_all_clients_are_bounded_together() -> None:
+def test_requests_beyond_what_a_worker_inflates_are_inflated_elsewhere_and_counted_meanwhile() -> None:
     limits = Limits(inflation=Allowance(burst=1_500, per_second=1, per_call=0))
-    shared = Shared(inflation=limits.inflation)
     compressed = block(request(COMPRESSIBLE, ("grpc-encoding", "deflate")))
-    bomb = headers(1, compressed) + data(1, message(zlib.compress(bytes(1_000_000)), 1), END_STREAM)
-    servers = [Server.opened(limits) for _ in range(3)]
-    for server in servers:
-        server.connection._inflater = shared.inflater
-        server.receive(bomb)
-    assert [bool(statuses(server)) for server in servers] == [False, True, True]
-    assert servers[2].connection._limit_hits == {"inflation": 1}
-    assert servers[2].alive
+    packed = zlib.compress(bytes(1_000_000))
+    server = Server.opened(limits)
+    [due] = server.connection.receive_data(headers(1, compressed) + data(1, message(packed, 1), END_STREAM), 0)
+    assert isinstance(due, InflationDue)
+    assert (due.message, due.encoding) == (packed, "deflate")
+    assert server.connection._budget.used == len(packed)
+    [call] = server.connection.inflated(due.call, bytes(1_000_000))
+    assert isinstance(call, Call)
+    assert call.message == bytes(1_000_000)
+    assert server.connection._budget.used == 0
+    server.receive(rst_stream(1))
+    assert not server.connection.inflated(due.call, bytes(1_000_000))  # too late for its caller
 
 
 def test_a_message_that_is_whole_is_counted_until_the_request_has_ended() -> None:

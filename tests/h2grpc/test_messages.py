@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import time
 import tracemalloc
 import zlib
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.h2grpc.support import message
 from toutates.h2grpc import Allowance, GrpcError, LimitExceeded, Status
-from toutates.h2grpc.messages import Inflater, MessageAssembler, compress, decompress
+from toutates.h2grpc.messages import SMALL_BYTES, Inflater, MessageAssembler, compress, decompress
 
 
 def assembler_of(encoding: str, max_size: int) -> MessageAssembler:
@@ -106,33 +107,27 @@ def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
     assert seconds(3_200_000) < 40 * max(seconds(200_000), 0.001)
 
 
-def test_messages_that_grow_modestly_are_inflated_without_end_and_others_as_far_as_is_allowed() -> None:
+def test_inflation_is_charged_by_the_bytes_that_come_of_it() -> None:
     inflater = Inflater(Allowance(burst=100, per_second=10, per_call=0))
-    random = bytes(range(256)) * 100
-    modest, bomb = zlib.compress(random), zlib.compress(bytes(90_000))
-    assert len(random) < 100 * len(modest)
-    for _ in range(100):
-        assert inflater.inflate(modest, "deflate", 10**6, 0) == random
-    excess = 90_000 - 100 * len(bomb)
-    for _ in range(100 * 1_024 // excess):
-        assert len(inflater.inflate(bomb, "deflate", 10**6, 0)) == 90_000
-    with pytest.raises(LimitExceeded, match="more than 100 times as large come too often") as info:
-        inflater.inflate(bomb, "deflate", 10**6, 0)
+    body = random.Random(1).randbytes(30_000)
+    packed = zlib.compress(body)
+    for _ in range(3):
+        assert inflater.inflate(packed, "deflate", 10**6, 0) == body
+    with pytest.raises(LimitExceeded, match="more than the server has time for") as info:
+        inflater.inflate(packed, "deflate", 10**6, 0)
     assert info.value.limit == "inflation"
-    assert inflater.inflate(modest, "deflate", 10**6, 0) == random
-    assert len(inflater.inflate(bomb, "deflate", 10**6, 10**10)) == 90_000
+    assert inflater.inflate(packed, "deflate", 10**6, 10**10) == body
     with pytest.raises(LimitExceeded, match="larger than 1000 bytes once decompressed") as info:
-        inflater.inflate(bomb, "deflate", 1_000, 10**10)
+        inflater.inflate(packed, "deflate", 1_000, 10**10)
     assert info.value.limit == "decompressed_size"
 
 
-def test_messages_that_are_too_large_once_inflated_use_up_what_is_allowed_like_others() -> None:
+def test_small_messages_are_inflated_at_once_until_the_allowance_is_used_up() -> None:
     inflater = Inflater(Allowance(burst=100, per_second=10, per_call=0))
-    bomb = zlib.compress(bytes(10**6))
-    max_size = 100 * len(bomb) + 60 * 1_024
-    limits = []
-    for _ in range(3):
-        with pytest.raises(LimitExceeded) as info:
-            inflater.inflate(bomb, "deflate", max_size, 0)
-        limits.append(info.value.limit)
-    assert limits == ["decompressed_size", "inflation", "inflation"]
+    small, large = zlib.compress(bytes(50_000)), zlib.compress(bytes(SMALL_BYTES + 1))
+    assert inflater.inflate_small(small, "deflate", 10**6, 0) == bytes(50_000)
+    assert inflater.inflate_small(small, "deflate", 10**6, 0) == bytes(50_000)
+    assert inflater.inflate_small(small, "deflate", 10**6, 0) is None
+    assert Inflater(Allowance(10_000, 0, 0)).inflate_small(large, "deflate", 10**6, 0) is None
+    with pytest.raises(GrpcError, match="not valid deflate data"):
+        inflater.inflate_small(b"nonsense", "deflate", 10**6, 10**10)

@@ -96,6 +96,7 @@ class Executor:
             _deliver(outcomes, supertensor.deliver)
             if fatal is not None:
                 raise fatal
+            del batch, outcomes  # while an executor waits for the next batch, it keeps no memory of the last
         self._session.end_profiling()
 
     def lend(self, batch: Batch, deliver: Deliver) -> None:

@@ -54,6 +54,8 @@ class Call:
     #: the complete messages of a unary call that took the long way; there should be one. Of a stream, those that its
     #: handler has not taken yet
     messages: int = 0
+    #: whether the message in ``buffer`` is compressed still
+    compressed: bool = False
     #: bytes of complete messages of a stream that its handler has not taken yet
     unread_bytes: int = 0
     #: bytes of the request that count as buffered

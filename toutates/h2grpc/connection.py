@@ -60,7 +60,7 @@ from toutates.h2grpc.method import Method
 from toutates.h2grpc.preface import REFUSALS, Opening, recognise
 from toutates.h2grpc.receiver import Receiver, cancel_stream
 from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.status import Status
+from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streams import HALF_CLOSED_REMOTE, IDLE, OPEN
 from toutates.h2grpc.wire import MESSAGE_HEAD_SIZE
 
@@ -252,6 +252,16 @@ class ServerConnection(Receiver):
             self._hold_request(call, call.held_bytes - size - PREFIX_SIZE - MESSAGE_BYTES)
         if call.stream_id in self.streams and call.state is OPEN:
             self._return_stream_window(call)
+
+    def inflated(self, call: Call, outcome: bytes | GrpcError) -> list[Event]:
+        """What became of an InflationDue: the message, or the error that the call ends with."""
+        events: list[Event] = []
+        if call.open and isinstance(outcome, GrpcError):
+            self._refuse(call, outcome)
+        elif call.open and isinstance(outcome, bytes):
+            call.buffer = outcome
+            self._hand_on(call, events)
+        return events
 
     def refuse(self, reason: str) -> None:
         """Turn the connection away before it begins; the driver then closes it."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.frames import ErrorCodes
 
-__all__ = ["CallCancelled", "ConnectionTerminated", "Event", "MessageReceived", "RequestEnded", "StreamOpened"]
+__all__ = [
+    "CallCancelled",
+    "ConnectionTerminated",
+    "Event",
+    "InflationDue",
+    "MessageReceived",
+    "RequestEnded",
+    "StreamOpened",
+]
 
 
 @dataclass(slots=True)
@@ -40,6 +48,23 @@ class CallCancelled:
 
 
 @dataclass(slots=True)
+class InflationDue:
+    """A unary request is complete, and takes too long to decompress here. Hand what it becomes to ``inflated``.
+
+    Attributes:
+        call: the request's.
+        message: as it was sent.
+        encoding: of it, one of ``messages.ENCODINGS``.
+        max_size: bytes that it may become.
+    """
+
+    call: Call
+    message: bytes
+    encoding: str
+    max_size: int
+
+
+@dataclass(slots=True)
 class ConnectionTerminated:
     """The connection is over; send what ``take_output`` holds, then close the socket.
 
@@ -52,4 +77,4 @@ class ConnectionTerminated:
     text: str
 
 
-Event = Call | StreamOpened | MessageReceived | RequestEnded | CallCancelled | ConnectionTerminated
+Event = Call | StreamOpened | MessageReceived | RequestEnded | CallCancelled | InflationDue | ConnectionTerminated

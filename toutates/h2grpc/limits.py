@@ -9,16 +9,13 @@ from typing import Final
 from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, DEFAULT_WINDOW, LARGEST_MAX_FRAME_SIZE, MAX_WINDOW, PREFACE
 
-__all__ = ["HEADER_TABLE_SIZE", "LIMIT_NAMES", "MODEST_RATIO", "STALL_BYTES", "Limits"]
+__all__ = ["HEADER_TABLE_SIZE", "LIMIT_NAMES", "STALL_BYTES", "Limits"]
 
 MIB = 1024 * 1024
 
 #: The dynamic table that a peer's HPACK encoder may use, bytes: the protocol's default. Another size would have to be
 #: agreed on with every peer first (RFC 7541 section 4.2), to save 4 KiB of a connection that fills it.
 HEADER_TABLE_SIZE: Final = 4_096
-
-#: Compressed messages that become this many times as large, and no more, are not counted; tensors rarely do.
-MODEST_RATIO: Final = 100
 
 #: What a peer has to send or read in ``stall_timeout_s``.
 STALL_BYTES: Final = 65_536
@@ -92,8 +89,9 @@ class Limits:
         empty_frames: DATA without data or END_STREAM.
         window_updates: WINDOW_UPDATE on streams whose responses wait for window; small ones make us send DATA in
             pieces as small.
-        inflation: KiB that compressed messages of all a worker's clients may become beyond MODEST_RATIO times what was
-            sent. Inflating takes the worker's time, 1 ms for a MiB that cost its sender a KiB; this bounds it to 5 %.
+        inflation: KiB that compressed messages of all a worker's clients may become on its thread. Inflating takes 3 ms
+            for a MiB, so this is 10 % of the worker's time. Requests that are large, or for which nothing is left, are
+            inflated in a thread of their own (``inflation.py``); streams' messages above it are refused.
         other_frames: PRIORITY, GOAWAY and frames of unknown types, which are read and ignored.
         handshake_timeout_s: seconds from accepting a connection to the peer's SETTINGS, TLS included.
         stall_timeout_s: seconds in which a peer has to send STALL_BYTES of a request it began, and to read as much of
@@ -127,7 +125,7 @@ class Limits:
     settings: Allowance = Allowance(burst=100, per_second=10, per_call=0)
     empty_frames: Allowance = Allowance(burst=100, per_second=10, per_call=0)
     window_updates: Allowance = Allowance(burst=10_000, per_second=2_000, per_call=4)
-    inflation: Allowance = Allowance(burst=65_536, per_second=32_768, per_call=0)
+    inflation: Allowance = Allowance(burst=4_096, per_second=32_768, per_call=0)
     other_frames: Allowance = Allowance(burst=1_000, per_second=100, per_call=1)
     handshake_timeout_s: float = 20.0
     stall_timeout_s: float = 60.0

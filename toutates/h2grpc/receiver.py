@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from toutates.h2grpc.allowances import Meter
 from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, TASK_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.call import NEVER, Call
-from toutates.h2grpc.events import CallCancelled, Event, MessageReceived, RequestEnded, StreamOpened
+from toutates.h2grpc.events import CallCancelled, Event, InflationDue, MessageReceived, RequestEnded, StreamOpened
 from toutates.h2grpc.faults import ConnectionFault, StreamFault
 from toutates.h2grpc.frames import (
     ACK,
@@ -334,7 +334,8 @@ class Receiver(Sender):
     def _assemble(self, call: Call, body: memoryview, events: list[Event]) -> None:
         """Add DATA to the call's message; a unary call's waits here for END_STREAM, a stream's is an event."""
         if call.assembler is None:
-            inflate = partial(self._inflate, call.head.encoding)
+            is_unary = call.head.method is not None and call.head.method.unary is not None
+            inflate = partial(_inflate_later, call) if is_unary else partial(self._inflate, call.head.encoding)
             call.assembler = MessageAssembler(call.head.encoding, self._limits.max_message_size, inflate)
         assert call.head.method is not None
         try:
@@ -409,9 +410,28 @@ class Receiver(Sender):
         elif call.messages != 1:
             call.fail(Status.INTERNAL, "a unary call takes one message, got none")
         else:
-            call.end = len(call.buffer)
-            events.append(call)
-            self._release_request(call)  # the handler has it now
+            self._inflate_request(call, events)
+
+    def _inflate_request(self, call: Call, events: list[Event]) -> None:
+        """Hand a whole unary request on, decompressed if it is compressed."""
+        if call.compressed:
+            max_size = min(self._limits.max_message_size, self._limits.max_decompressed_size)
+            encoding = call.head.encoding
+            try:
+                message = self._inflater.inflate_small(call.buffer, encoding, max_size, self._now_ns)
+            except GrpcError as error:
+                self._refuse(call, error)
+                return
+            if message is None:
+                events.append(InflationDue(call, call.buffer, encoding, max_size))
+                return
+            call.buffer = message
+        self._hand_on(call, events)
+
+    def _hand_on(self, call: Call, events: list[Event]) -> None:
+        call.end = len(call.buffer)
+        events.append(call)
+        self._release_request(call)  # the handler has it now
 
     # --- flow control ------------------------------------------------------------------------------------------------
 
@@ -503,6 +523,11 @@ class Receiver(Sender):
             call.send_window += change
             if call.send_window > MAX_WINDOW:
                 raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE overflows a stream")
+
+
+def _inflate_later(call: Call, data: bytes) -> bytes:
+    call.compressed = True
+    return data
 
 
 def cancel_stream(call: Call, events: list[Event]) -> None:

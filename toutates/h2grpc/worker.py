@@ -32,6 +32,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -44,6 +45,7 @@ from toutates.h2grpc.events import (
     CallCancelled,
     ConnectionTerminated,
     Event,
+    InflationDue,
     MessageReceived,
     RequestEnded,
     StreamOpened,
@@ -51,6 +53,7 @@ from toutates.h2grpc.events import (
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.housekeeping import Duty, Finding, Housekeeper, Traffic
+from toutates.h2grpc.inflation import Inflation
 from toutates.h2grpc.limits import LIMIT_NAMES, Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.quiet_log import QuietLog
@@ -166,6 +169,7 @@ class Worker:
         #: those whose peers were told to leave; they are closed once their calls have ended
         self._leaving: dict[Transport, None] = {}
         self._streams: dict[Call, ServerStream] = {}
+        self._inflation = Inflation(f"{name}-inflation", self._inflation_done)
         #: those of them that have no task yet
         self._to_start: deque[ServerStream] = deque()
         self._dirty: list[ServerConnection] = []
@@ -368,6 +372,7 @@ class Worker:
             connection, _ = self._behind.popitem(last=False)
             while connection.behind and self._end_some_calls(connection):
                 pass
+        self._inflation.stop()
         while self._to_start:
             del self._streams[self._to_start.popleft().call]
         with self._lock:
@@ -802,7 +807,10 @@ class Worker:
                 self._dispatch(event)
 
     def _dispatch(self, event: Event) -> None:
-        """Events of streaming calls."""
+        """Events of streaming calls, and requests that have to be decompressed elsewhere."""
+        if isinstance(event, InflationDue):
+            self._have_inflated(event)
+            return
         self._trio_has_work = True
         if isinstance(event, StreamOpened):
             self._start_stream(event.call)
@@ -816,6 +824,22 @@ class Worker:
                 stream.end_request()
             else:
                 stream.cancel()
+
+    def _have_inflated(self, due: InflationDue) -> None:
+        try:
+            self._inflation.put(due)
+        except RuntimeError:
+            self._take_inflated(due, GrpcError(Status.RESOURCE_EXHAUSTED, "the server has no thread for this request"))
+
+    def _inflation_done(self, due: InflationDue, outcome: bytes | GrpcError) -> None:
+        self.call_soon(partial(self._take_inflated, due, outcome))
+
+    def _take_inflated(self, due: InflationDue, outcome: bytes | GrpcError) -> None:
+        connection = due.call.connection
+        assert isinstance(connection, ServerConnection)
+        for event in connection.inflated(due.call, outcome):
+            assert isinstance(event, Call)
+            self._start_unary(event)
 
     def _start_stream(self, call: Call) -> None:
         connection = call.connection

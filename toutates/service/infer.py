@@ -16,7 +16,7 @@ import numpy as np
 from toutates.batching.lane import Piece
 from toutates.batching.result import BatchResult
 from toutates.batching.submitter import LaneWriter, Submitter
-from toutates.errors import Overloaded, RequestError, UnknownModel
+from toutates.errors import InvalidRequest, Overloaded, RequestError, UnknownModel
 from toutates.h2grpc import Buffer, Call, GrpcError, Status, UnaryHandler, Worker
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import typed_contents_to_raw
@@ -39,6 +39,10 @@ from toutates.service.unary import parse
 
 __all__ = ["InferService"]
 
+#: Longest ``id`` of a request, bytes: it is kept while the request waits, in memory that no limit counts.
+MAX_ID_BYTES: Final = 65_536
+#: The same with its tag and length.
+MAX_ID_FIELD_BYTES: Final = MAX_ID_BYTES + 4
 #: No round's time.
 _NEVER_LOOKED: Final = -1
 
@@ -190,6 +194,9 @@ class InferService:
             self._infer_the_long_way(call, b"")
             return
         key, id_field, spans = scanned
+        if len(id_field) > MAX_ID_FIELD_BYTES:
+            with self._request_errors_as_statuses():
+                raise id_too_long(len(_identifier(id_field).encode()))
         plan = self._plans.get(key) or self._cache.recall(key)
         if plan is None or len(spans) != plan.span_count:
             self._infer_the_long_way(call, key)
@@ -264,6 +271,8 @@ class InferService:
                 if cut is None:
                     raise GrpcError(Status.INTERNAL, "the message is not a ModelInferRequest: it is malformed")
             request = parse(ModelInferRequest, call.message if cut is None else cut.rest)
+            if len(request.id) > MAX_ID_BYTES:
+                raise as_grpc_error(id_too_long(len(request.id.encode())))
         except GrpcError:
             self.counters.invalid += 1
             raise
@@ -401,6 +410,11 @@ class InferService:
             version.counters.workers[self._number].overloaded += 1
         else:
             version.counters.workers[self._number].refused += 1
+
+
+def id_too_long(size: int) -> InvalidRequest:
+    """The refusal of a request by the length of its ``id``."""
+    return InvalidRequest(f"the request's id has {size} bytes, at most {MAX_ID_BYTES} are taken")
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:

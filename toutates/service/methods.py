@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from toutates.service.log_settings import log_settings
 from toutates.service.readiness import Readiness
 from toutates.service.repository_control import ControlDesk, control_handlers
 from toutates.service.repository_index import repository_index
+from toutates.service.shared_answers import shared_answers
 from toutates.service.statistics import model_statistics
 from toutates.service.trace_setting import trace_setting
 from toutates.service.tracing import WorkerTraces
@@ -61,6 +62,9 @@ NOT_OFFERED = {
     "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
     "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
 }
+
+
+_OfVersion = pb.ModelMetadataRequest | pb.ModelConfigRequest | pb.ModelStatisticsRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +132,25 @@ def build_methods(
     def tracing(request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         return trace_setting(get_table(), traces.settings, request)
 
+    def name_and_version(request: _OfVersion) -> Hashable:
+        return request.name, request.version
+
+    def index_of(request: pb.RepositoryIndexRequest) -> Hashable:
+        return request.repository_name, request.ready
+
+    def nothing(request: pb.ServerMetadataRequest) -> Hashable:
+        return None
+
+    kept = partial(shared_answers, worker=worker, get_table=get_table)
     offered: dict[str, UnaryHandler] = {
         "ServerLive": unary(pb.ServerLiveRequest, server_live),
         "ServerReady": unary(pb.ServerReadyRequest, server_ready),
-        "ServerMetadata": unary(pb.ServerMetadataRequest, server_metadata),
+        "ServerMetadata": kept(pb.ServerMetadataRequest, server_metadata, nothing),
         "ModelReady": unary(pb.ModelReadyRequest, model_ready),
-        "ModelMetadata": unary(pb.ModelMetadataRequest, metadata),
-        "ModelConfig": unary(pb.ModelConfigRequest, config),
-        "ModelStatistics": unary(pb.ModelStatisticsRequest, statistics),
-        "RepositoryIndex": unary(pb.RepositoryIndexRequest, index),
+        "ModelMetadata": kept(pb.ModelMetadataRequest, metadata, name_and_version),
+        "ModelConfig": kept(pb.ModelConfigRequest, config, name_and_version),
+        "ModelStatistics": kept(pb.ModelStatisticsRequest, statistics, name_and_version, changes=True),
+        "RepositoryIndex": kept(pb.RepositoryIndexRequest, index, index_of),
         "LogSettings": unary(pb.LogSettingsRequest, partial(log_settings, log_control)),
         "TraceSetting": unary(pb.TraceSettingRequest, tracing),
     }
