@@ -48,7 +48,7 @@ class Kept:
         answers: list[bytes] = []
 
         class Asking(Call):
-            def reply(self, message: object, *metadata: object) -> None:  # type: ignore[override]
+            def reply(self, message: object, *metadata: object) -> None:
                 assert isinstance(message, bytes)
                 answers.append(message)
 
