@@ -150,8 +150,8 @@ def server_parser() -> Parser:
         type=_boolean,
         default=False,
         metavar="BOOL",
-        help="whether the server ends if a model cannot be loaded at the start; otherwise it serves the others "
-        "(default: false)",
+        help="whether the server ends if a model cannot be loaded, or a repository cannot be read, at the start; "
+        "otherwise it serves the others (default: false)",
     )
 
     s3 = parser.add_argument_group("models on S3")
