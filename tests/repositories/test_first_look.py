@@ -54,7 +54,7 @@ def other(tmp_path: Path) -> Iterator[Remote]:
         remote.hold.set()  # no thread outlives its test for long
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_look, "PATIENCE_S", 0.05)
 
@@ -107,6 +107,7 @@ def test_one_that_refuses_is_not_served_as_it_was_known(other: Remote) -> None:
     assert (names(seen), late(seen)) == ([], [(other.name, "refused", None)])
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("known", [False, True])
 def test_one_that_does_not_answer_is_not_waited_for_for_ever(one: Remote, other: Remote, known: bool) -> None:
     other.hold, other.known = threading.Event(), known
@@ -115,6 +116,7 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(one: Remote, other:
     assert late(seen) == [(other.name, "it has not answered for 0 s", 1_000.0 if known else None)]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_where_there_is_nothing_else_to_serve_it_is_waited_for(tmp_path: Path, other: Remote) -> None:
     other.hold = threading.Event()
     for repositories, must in (
@@ -140,6 +142,26 @@ def test_where_there_is_nothing_else_to_serve_it_is_waited_for(tmp_path: Path, o
         assert seen is not None
         assert "b" in names(seen)
         assert not seen.late
+
+
+@pytest.mark.usefixtures("impatient")
+def test_it_is_waited_for_only_until_there_is_something_to_serve(tmp_path: Path, other: Remote) -> None:
+    other.hold = threading.Event()
+    slow = Remote(tmp_path / "slow", "s")
+    slow.hold = threading.Event()
+
+    async def main() -> FirstLook:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            return await look_first([other, slow])
+
+    async def answer() -> None:
+        await trio.sleep(0.2)  # four times their patience
+        assert slow.hold is not None
+        slow.hold.set()
+
+    seen = trio.run(main)
+    assert (names(seen), [one.repository for one in seen.late]) == (["s"], [other])
 
 
 def test_a_model_that_was_asked_for_may_be_where_nobody_answers(one: Remote, other: Remote) -> None:

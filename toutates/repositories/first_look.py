@@ -248,8 +248,8 @@ class _Asking:
             recalled = await _in_thread(partial(repository.recall, self._only, problem), self._cpus)
             if recalled is not None and repository in self._open():
                 self._serve_recalled(repository, recalled, problem)
-        if self._all_must_answer or not any(self.found.values()):
-            await self._wait_for_all()
+        while self._open() and (self._all_must_answer or not any(self.found.values())):
+            await self._answered.wait()
         for repository in self._open():
             self._give_up(repository, problem)
 
