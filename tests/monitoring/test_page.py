@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -111,7 +112,14 @@ def test_the_numbers_move_with_the_load(tab: Tab, server: tuple[ServerProcess, i
         row = "[...document.querySelectorAll('#models li')].find(li => li.querySelector('b').textContent === 'mlp')"
         assert number(tab.evaluate(f"{row}.querySelector('.rate').firstChild.textContent")) > 1
         assert "p99" in tab.evaluate(f"{row}.querySelector('.facts').textContent")
-        assert tab.evaluate("document.title").endswith("triton")
+        place = f"triton on {socket.gethostname()}:{port}"
+        assert tab.evaluate("document.title").endswith(place)
+        assert tab.text("#server") == place
+        assert "of memory" in tab.text("#process")
+        assert "in INPUT FP32 [64]" in tab.evaluate(f"{row}.querySelector('.tensors p').textContent")
+        for button, unit in enumerate((" s ago", " ago", " min ago")):
+            tab.evaluate(f"document.querySelectorAll('#range button')[{button}].click()")
+            assert tab.text(".since").endswith(unit)
     tab.wait_for(lambda: tab.text("#requests") == "0")
     assert not tab.complaints
 
@@ -197,6 +205,7 @@ A_LONG_DAY: Final = """
     const points = how[0].includes("recent") ? 10 : s.history_size;
     const some = (count, make) => Array.from({length: count}, (_, i) => make(i));
     for (const name in s.history) s.history[name] = some(points, () => Math.random() * 1000 * (1 + n % 7));
+    for (const name in s.history) s.long_history[name] = some(points, () => Math.random() * 1000);
     s.versions = some(5 + n % 20, i => ({...first.versions[0], model: `model-${(n >> 5) + i}`,
       history: some(10, () => Math.random() * 100), batches: some(1 + n % 8, k => [1 << k, n])}));
     s.latency = some(1 + n % 20, k => [0.05 * 2 ** k, n % (k + 3)]);
@@ -254,6 +263,78 @@ def test_a_day_of_polls_leaves_nothing_in_the_server(server: tuple[ServerProcess
     while process.open_files() > files + 3:
         assert time.monotonic() < until
         time.sleep(0.2)
+
+
+#: A page with everything that is long, many or hostile, as the server could say it.
+TOO_MUCH: Final = """
+(() => {
+  const ask = window.fetch;
+  window.fetch = async (...how) => {
+    const s = await (await ask(...how)).json();
+    const html = "<img src=x onerror='window.ran=1'><b>";
+    const some = (count, make) => Array.from({length: count}, (_, i) => make(i));
+    const ready = s.versions.find(v => v.history);
+    const name = "model-with-a-name-without-end-".repeat(8);
+    s.versions = some(200, i => ({...ready, model: i % 3 ? `${name}${i}` : html + i, version: String(i ** 5),
+      batches: some(20, k => [2 ** k, i * k]), requests_per_s: 12345678, p50_ms: 123456, p99_ms: 1234567,
+      waiting: 123456789, in_flight: 123456, capacity: 1234567, success: 1e12, failed: 1e11,
+      inputs: some(16, k => `${"a_tensor_of_a_graph".repeat(5)}${k} FP32 [${some(12, () => -1)}]`),
+      outputs: [html]}));
+    s.versions.unshift({model: html, version: "", state: "UNAVAILABLE", reason: (html + "x".repeat(300))});
+    s.versions.unshift({model: name, version: "3", state: "LOADING", reason: ""});
+    s.latency = some(30, k => [0.05 * 2 ** k, k + 1]);
+    s.batches = some(20, k => [2 ** k, k + 1]);
+    s.warnings = some(20, i => ({time_s: i, level: "error", area: "server", text: html + "/x".repeat(190)}));
+    s.errors = some(9, i => ({kind: `kind ${i}`, count: 123456789012, per_s: 123456789}));
+    s.limits = some(30, i => ({name: "max_connection_buffered_bytes", count: 123456789012}));
+    s.workers = some(64, i => ({name: `worker-${i}`, load: 12.5, late_ms: 123456, connections: 1, open_calls: 1}));
+    s.server.host = "a-host-with-a-long-name-in-a-cluster".repeat(2);
+    s.server.name = html; s.server.interpreter = "CPython 3.14.0 free-threading build".repeat(2);
+    Object.assign(s.now, {requests_per_s: 123456789, failures_per_s: 12345678, p99_ms: 123456, waiting: 123456789,
+      executors: 123456, busy: 12345.67, capacity: 123456789, in_flight: 12345678, mean_batch: 1234567,
+      received_per_s: 1e12, sent_per_s: 1e12, connections: 1234567, open_calls: 12345678, memory_bytes: 1e12});
+    return {ok: true, json: async () => s};
+  };
+})()
+"""
+#: What is wider than the card it is in, but for what scrolls within itself.
+STICKS_OUT: Final = """
+[...document.querySelectorAll('section, header, footer')].flatMap(card => {
+  const edge = card.getBoundingClientRect();
+  const bad = [...card.querySelectorAll('*')].filter(e => !e.closest('svg') && e.offsetParent !== null
+    && (e.getBoundingClientRect().right > edge.right + 0.5 || e.getBoundingClientRect().left < edge.left - 0.5));
+  return (card.scrollWidth > card.clientWidth ? [card] : []).concat(bad);
+}).map(e => `${e.tagName} ${e.id} ${e.className} ${e.textContent.slice(0, 40)}`)
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_nothing_sticks_out_of_its_card_at_any_width(tab: Tab, server: tuple[ServerProcess, int], dark: bool) -> None:
+    _, port = server
+    tab.command("Page.addScriptToEvaluateOnNewDocument", source=TOO_MUCH)
+    tab.go(f"http://127.0.0.1:{port}/")
+    tab.wait_for(lambda: tab.text("#state") == "Ready")
+    tab.wait_for(lambda: tab.evaluate("document.querySelectorAll('#models li').length") == 202)
+    tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    for width in (320, 375, 768, 1024, 1440, 1920):
+        tab.look(width, 900, dark=dark, phone=width < 500)
+        assert tab.evaluate(STICKS_OUT) == [], width
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate("document.querySelectorAll('main img').length") == 0
+    assert tab.evaluate("window.ran") is None
+
+
+def test_a_model_without_versions_reads_well(tab: Tab, repository: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    (root / "empty").mkdir(parents=True)
+    (root / "empty" / "config.pbtxt").write_text('backend: "onnxruntime"')
+    (root / "mlp").symlink_to(repository / "mlp")
+    with served(root, tmp_path / "run") as (_, port):
+        tab.go(f"http://127.0.0.1:{port}/")
+        tab.wait_for(lambda: tab.text("#state") == "Not ready")
+        assert tab.text("#models .name") == "emptyno version"  # two elements with a gap between them
+        assert len(tab.text("#models .facts")) > 10
+        assert tab.text("#model-count") == "1 of 1 version ready, 1 model without a version"
 
 
 @pytest.mark.parametrize(("size", "dark"), [((1240, 900), False), ((390, 844), True), ((320, 568), False)])

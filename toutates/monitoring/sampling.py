@@ -7,10 +7,12 @@ size per model version. It reads plain numbers, and takes a SuperTensor's lock o
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -21,7 +23,17 @@ from toutates.models.table import ServedVersion
 from toutates.monitoring.history import NOTHING, Series
 from toutates.monitoring.view import ServerView
 
-__all__ = ["ERROR_KINDS", "HISTORY", "MODEL_HISTORY", "Sampler", "VersionSample", "WorkerSample", "percentile_ms"]
+__all__ = [
+    "ERROR_KINDS",
+    "HISTORY",
+    "LONG_STEP",
+    "MODEL_HISTORY",
+    "SERIES",
+    "Sampler",
+    "VersionSample",
+    "WorkerSample",
+    "percentile_ms",
+]
 
 #: Seconds between two samples, and how many times as long as one took.
 INTERVAL_S: Final = 1.0
@@ -29,6 +41,10 @@ PAUSE: Final = 50
 #: Samples that the server's history has, and that of one model version.
 HISTORY: Final = 300
 MODEL_HISTORY: Final = 60
+#: Samples that one point of the long history stands for, which so reaches back an hour and as many points.
+LONG_STEP: Final = 12
+#: What there is a history of.
+SERIES: Final = ("requests", "failures", "p50", "p99", "waiting", "busy")
 #: Samples that percentiles and distributions are taken over.
 WINDOW: Final = 10
 #: Model versions sampled in one go, which takes about a millisecond.
@@ -220,6 +236,9 @@ class Sampler:
         sequence: samples taken so far.
         requests, failures, p50, p99, waiting, busy: the server's history, a value per sample: per second, milliseconds,
             requests, and executors.
+        long: the same, a value per LONG_STEP samples: their mean, of ``p99`` the largest.
+        memory_bytes: resident memory of the process.
+        cpu_load: CPUs that the process used; NOTHING until that is known.
         versions: the last sample of every version that is loaded.
         workers: of every worker.
         total: of all versions, in the last sample; per second by ``interval_s``.
@@ -232,6 +251,10 @@ class Sampler:
     def __init__(self, view: ServerView, clock: Callable[[], float] = time.monotonic) -> None:
         self.sequence = 0
         self.requests, self.failures, self.p50, self.p99, self.waiting, self.busy = (Series(HISTORY) for _ in range(6))
+        self.long = {name: Series(HISTORY) for name in SERIES}
+        self.memory_bytes = 0
+        self.cpu_load = NOTHING
+        self._process_cpu_s = time.process_time()
         self.versions: dict[ServedVersion, VersionSample] = {}
         self.workers: list[WorkerSample] = []
         self.total = _Counts()
@@ -289,6 +312,12 @@ class Sampler:
         self.waiting.add(sum(sample.occupancy.waiting for sample in samples.values()))
         self.busy.add(sum(sample.busy for sample in samples.values()))
         self.sequence += 1
+        if not self.sequence % LONG_STEP:
+            for name, series in self.long.items():
+                values = [value for value in getattr(self, name).last(LONG_STEP) if value != NOTHING]
+                whole = max if name == "p99" else _mean
+                series.add(whole(values) if values else NOTHING)
+        self._sample_process(interval_s)
         yield
 
     def _sample_version(
@@ -328,6 +357,12 @@ class Sampler:
             total.errors[index] += count
         self._infer_errors = errors
 
+    def _sample_process(self, interval_s: float) -> None:
+        used_s = time.process_time()
+        self.cpu_load = (used_s - self._process_cpu_s) / interval_s
+        self._process_cpu_s = used_s
+        self.memory_bytes = _resident_bytes()
+
     def _sample_workers(self, interval_s: float) -> None:
         self.workers = []
         received = sent = 0
@@ -345,6 +380,18 @@ class Sampler:
         seconds = max(self._sampled_s - since_s, 1e-3)
         self.received_per_s = max(0, received - received_before) / seconds
         self.sent_per_s = max(0, sent - sent_before) / seconds
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process; 0 where /proc does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _cpu_s(clock: int | None) -> float | None:

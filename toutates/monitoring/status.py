@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
@@ -11,8 +13,18 @@ from toutates.batching.counters import BUCKET_NS
 from toutates.interpreter import describe_interpreter
 from toutates.models.table import ModelEntry, ModelState, VersionEntry
 from toutates.monitoring.history import NOTHING
-from toutates.monitoring.sampling import ERROR_KINDS, HISTORY, MODEL_HISTORY, Sampler, VersionSample, percentile_ms
+from toutates.monitoring.sampling import (
+    ERROR_KINDS,
+    HISTORY,
+    LONG_STEP,
+    MODEL_HISTORY,
+    SERIES,
+    Sampler,
+    VersionSample,
+    percentile_ms,
+)
 from toutates.monitoring.view import ServerView
+from toutates.protocol.signature import TensorSpec
 
 __all__ = ["Status", "Warned", "unready_reason"]
 
@@ -21,6 +33,9 @@ MAX_VERSIONS: Final = 200
 MAX_WARNINGS: Final = 20
 MAX_WORKERS: Final = 256
 MAX_TEXT: Final = 400
+#: Tensors of a model that are listed, and characters of their names.
+MAX_TENSORS: Final = 16
+MAX_NAME: Final = 100
 #: Versions written in one go.
 AT_ONCE: Final = 16
 
@@ -74,11 +89,10 @@ class Status:
             "sequence": sampler.sequence,
             "interval_s": round(sampler.interval_s, 3),
             "now": self._now(),
-            "history": {
-                name: getattr(sampler, name).last(min(points, HISTORY))
-                for name in ("requests", "failures", "p50", "p99", "waiting", "busy")
-            },
+            "history": {name: getattr(sampler, name).last(min(points, HISTORY)) for name in SERIES},
             "history_size": HISTORY,
+            "long_history": {name: series.last(min(points, HISTORY)) for name, series in sampler.long.items()},
+            "long_step": LONG_STEP,
             "latency": _histogram(sampler.durations, lambda bucket: (BUCKET_NS << bucket) / 1e6),
             "batches": _histogram(sampler.batches, lambda bucket: 1 << bucket),
             "workers": [
@@ -115,6 +129,7 @@ class Status:
         return {
             "name": view.identity.name,
             "version": view.identity.version,
+            "host": socket.gethostname()[:MAX_NAME],
             "interpreter": describe_interpreter(),
             "started_s": view.started_s,
             "now_s": round(time.time(), 1),
@@ -143,6 +158,9 @@ class Status:
             "open_calls": sum(worker.open_calls for worker in sampler.workers),
             "received_per_s": round(sampler.received_per_s),
             "sent_per_s": round(sampler.sent_per_s),
+            "memory_bytes": sampler.memory_bytes,
+            "cpu_load": round(sampler.cpu_load, 3),
+            "cpus": len(os.sched_getaffinity(0)),
         }
 
     def _limits(self) -> list[dict[str, Any]]:
@@ -181,7 +199,7 @@ class Status:
                 "model": model.name,
                 "version": "",
                 "state": ModelState.UNAVAILABLE.value,
-                "reason": model.problem[:MAX_TEXT],
+                "reason": model.problem[:MAX_TEXT] or "it has no version that can be served",
             }
         shown: dict[str, Any] = {
             "model": model.name,
@@ -210,8 +228,20 @@ class Status:
             "advice": version.served.advice,
             "busy": round(sample.busy, 2),
             "history": sample.history.last(points),
+            "inputs": _tensors(version.served.signature.inputs),
+            "outputs": _tensors(version.served.signature.outputs),
         }
         return shown
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> list[str]:
+    """A line for each: its name, datatype and shape; the batch is not in it."""
+    lines = [
+        f"{spec.name[:MAX_NAME]} {spec.datatype.name} [{', '.join(map(str, spec.shape))}]"
+        f"{', optional' if spec.optional else ''}"
+        for spec in specs[:MAX_TENSORS]
+    ]
+    return lines if len(specs) <= MAX_TENSORS else [*lines, f"and {len(specs) - MAX_TENSORS} more"]
 
 
 def _histogram(buckets: Sequence[int], end_of: Callable[[int], float]) -> list[tuple[float, int]]:
