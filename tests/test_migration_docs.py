@@ -10,6 +10,28 @@ from toutates.models.triton_fields import FIELDS, PARAMETERS
 
 DOCS = Path(__file__).parent.parent / "docs"
 
+#: Every flag of tritonserver 2.73, without its dashes.
+TRITON_FLAGS = re.findall(
+    r"\S+",
+    """
+    allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics backend-config
+    backend-directory buffer-manager-thread-count cache-config cache-directory cuda-memory-pool-byte-size
+    disable-auto-complete-config enable-peer-access exit-on-error exit-timeout-secs grpc-address
+    grpc-header-forward-pattern grpc-http2-max-ping-strikes grpc-http2-max-pings-without-data
+    grpc-http2-min-recv-ping-interval-without-data grpc-infer-allocation-pool-size
+    grpc-infer-response-compression-level grpc-infer-thread-count grpc-keepalive-permit-without-calls
+    grpc-keepalive-time grpc-keepalive-timeout grpc-max-connection-age grpc-max-connection-age-grace
+    grpc-max-response-pool-size grpc-port grpc-restricted-protocol grpc-root-cert grpc-server-cert
+    grpc-server-key grpc-use-ssl grpc-use-ssl-mutual host-policy http-address http-header-forward-pattern
+    http-max-input-size http-port http-restricted-api http-thread-count id load-model log-error log-file
+    log-format log-info log-verbose log-warning metrics-address metrics-config metrics-interval-ms metrics-port
+    min-supported-compute-capability model-config-name model-control-mode model-load-gpu-limit
+    model-load-retry-count model-load-thread-count model-namespacing model-repository model-store
+    pinned-memory-pool-byte-size rate-limit rate-limit-resource repoagent-directory repository-poll-secs
+    reuse-grpc-port reuse-http-port strict-model-config strict-readiness trace-config
+    """,
+)
+
 
 def rows(name: str, section: str = "") -> list[list[str]]:
     """The cells of every row of every table, or of those of one section."""
@@ -44,3 +66,30 @@ def test_every_key_of_config_yaml_is_listed() -> None:
     text = (DOCS / "model-repository.md").read_text()
     for key in SessionSettings.__dataclass_fields__:
         assert f"\n  {key}: " in text
+
+
+def test_every_flag_of_tritonserver_is_listed_with_what_to_write_instead() -> None:
+    table = rows("migrating-from-triton.md", "The command line")
+    listed = [name.partition("=")[0][2:] for row in table for name in names(row[0]) if name.startswith("--")]
+    assert sorted(listed) == sorted(TRITON_FLAGS)
+    assert all(len(row[1]) > 5 for row in table[1:])
+
+
+def test_what_is_to_be_written_instead_exists() -> None:
+    """A flag in the right column is one of ours."""
+    ours = {name for row in rows("operating.md", "Flags") for cell in names(row[0]) for name in cell.split()}
+    ours = {name.partition("[")[0] for name in ours if name.startswith("--")}
+    for section in ("Ports and probes", "Where models are", "The command line"):
+        for row in rows("migrating-from-triton.md", section):
+            for cell in names(row[1]):
+                for word in cell.split():
+                    assert not word.startswith("--") or word in ours, word
+
+
+def test_every_form_of_a_repositorys_place_is_listed() -> None:
+    cells = " ".join(row[0] for row in rows("migrating-from-triton.md", "Where models are"))
+    for form in ("s3://BUCKET", "s3://HOST:PORT", "s3://http://", "s3://https://", "gs://", "as://"):
+        assert form in cells
+    ports = " ".join(row[0] for row in rows("migrating-from-triton.md", "Ports and probes"))
+    for port in ("8000", "8001", "8002", "/v2/health/live"):
+        assert port in ports

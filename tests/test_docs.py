@@ -1,0 +1,92 @@
+"""The pages of docs and the README: links lead somewhere, the index has every page, figures agree between pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from toutates.monitoring.cpu_budget import SHARE
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    broken = []
+    for match in _LINK.finditer(_CODE.sub("", page.read_text())):
+        target = match[1] or match[2]
+        if re.match(r"https?://|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        if not other.exists() or (anchor and other.suffix == ".md" and anchor not in anchors(other)):
+            broken.append(target)
+    assert not broken
+
+
+def test_the_index_has_every_page_with_what_it_is_for() -> None:
+    index = (DOCS / "README.md").read_text()
+    rows = dict(re.findall(r"^\| \[[^\]]+\]\(([^)#]+)\) \| (.+) \|$", index, re.MULTILINE))
+    assert set(rows) - {"../README.md"} == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert all(len(text) > 20 for text in rows.values())
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])
+def test_a_page_opens_with_what_it_is_for_and_a_command(name: str) -> None:
+    title, _, rest = (ROOT / name).read_text().partition("\n\n")
+    assert title.startswith("# ")
+    paragraph, _, _ = rest.partition("\n\n")
+    assert not paragraph.startswith(("#", "|", "```", "    ")), "a sentence comes first"
+    opening = "\n".join(rest.splitlines()[:16])
+    assert re.search(r"^(```|    \S)|`(make|python|toutates|GET|docker)[ a-z]", opening, re.MULTILINE), "and a command"
+
+
+def test_no_page_installs_what_no_registry_has() -> None:
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            if "pip install" in line:
+                assert not re.search(r"install (-\S+ )*['\"]?toutates", line), f"{page.name}: {line}"
+
+
+def test_the_readme_says_what_the_benchmarks_measured() -> None:
+    """Under load: all loads of h2load but the one with one request at a time. The ends are rounded."""
+    readme = (ROOT / "README.md").read_text()
+    table = (DOCS / "benchmarks.md").read_text().partition("CPU of the server per request, µs:")[2]
+
+    def measured(server: str) -> list[float]:
+        row = re.search(rf"^\| {re.escape(server)} \| (.+) \|$", table, re.MULTILINE)
+        assert row is not None
+        return [float(cell.split()[0]) for cell in row[1].split(" | ")[:4]]
+
+    claim = re.search(
+        r"cost it ([\d.]+) to ([\d.]+) µs.*?`grpc\.aio`\s+server takes ([\d.]+) to ([\d.]+)", readme, re.S
+    )
+    assert claim is not None
+    low, high, other_low, other_high = map(float, claim.groups())
+    assert low == pytest.approx(min(measured("toutates")), rel=0.1)
+    assert high == pytest.approx(max(measured("toutates")), rel=0.1)
+    assert other_low == pytest.approx(min(measured("grpc.aio")), rel=0.1)
+    assert other_high == pytest.approx(max(measured("grpc.aio")), rel=0.1)
+
+
+def test_pages_agree_on_what_the_http_side_may_use() -> None:
+    assert SHARE == 0.1
+    for name in ("docs/architecture.md", "docs/monitoring.md", "docs/benchmarks.md", "CHANGELOG.md"):
+        assert re.search(r"a\s+fifth\s+of\s+a\s+CPU", (ROOT / name).read_text()), name
