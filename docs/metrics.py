@@ -17,6 +17,12 @@ PAGE = Path(__file__).with_name("metrics.md")
 
 _HEAD = """# Metrics
 
+This page lists every metric, what it means, and what to do when it moves. To see them all:
+
+```
+curl http://localhost:9090/metrics
+```
+
 `GET /metrics` on `--metrics-addr`, in Prometheus's text format, or in OpenMetrics for scrapers that ask for it.
 
 The tables are written by `python docs/metrics.py` from `toutates/metrics/catalogue.py`; tests compare them with it, and

@@ -18,8 +18,6 @@ _HEAD = """# The life of a stream
 
 This page shows what may happen to an HTTP/2 stream, for whoever works on `toutates/h2grpc`.
 
-This page shows what may happen to an HTTP/2 stream, for whoever works on `toutates/h2grpc`.
-
 Drawn by `python docs/streams.py` from `TRANSITIONS` in `toutates/h2grpc/streams.py`; a test compares the two. Source:
 RFC 9113 section 5.1, the server's side. PRIORITY is allowed in every state and changes none.
 """
