@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from toutates.batching.counters import BUCKET_NS
 from toutates.interpreter import describe_interpreter
-from toutates.models.table import ModelEntry, ModelState, VersionEntry
+from toutates.models.table import ModelEntry, ModelState, ServedVersion, VersionEntry
 from toutates.monitoring.history import NOTHING
 from toutates.monitoring.sampling import (
     ERROR_KINDS,
@@ -24,7 +24,6 @@ from toutates.monitoring.sampling import (
     percentile_ms,
 )
 from toutates.monitoring.view import ServerView
-from toutates.protocol.signature import TensorSpec
 
 __all__ = ["Status", "Warned", "unready_reason"]
 
@@ -228,20 +227,23 @@ class Status:
             "advice": version.served.advice,
             "busy": round(sample.busy, 2),
             "history": sample.history.last(points),
-            "inputs": _tensors(version.served.signature.inputs),
-            "outputs": _tensors(version.served.signature.outputs),
+            **_tensors(version.served),
         }
         return shown
 
 
-def _tensors(specs: Sequence[TensorSpec]) -> list[str]:
-    """A line for each: its name, datatype and shape; the batch is not in it."""
-    lines = [
-        f"{spec.name[:MAX_NAME]} {spec.datatype.name} [{', '.join(map(str, spec.shape))}]"
-        f"{', optional' if spec.optional else ''}"
-        for spec in specs[:MAX_TENSORS]
-    ]
-    return lines if len(specs) <= MAX_TENSORS else [*lines, f"and {len(specs) - MAX_TENSORS} more"]
+def _tensors(served: ServedVersion) -> dict[str, list[str]]:
+    """Inputs and outputs, a line for each: name, datatype and shape; the batch is not in it."""
+    tensors: dict[str, list[str]] = {}
+    for kind, specs in (("inputs", served.signature.inputs), ("outputs", served.signature.outputs)):
+        tensors[kind] = [
+            f"{spec.name[:MAX_NAME]} {spec.datatype.name} [{', '.join(map(str, spec.shape))}]"
+            f"{', optional' if spec.optional else ''}"
+            for spec in specs[:MAX_TENSORS]
+        ]
+        if len(specs) > MAX_TENSORS:
+            tensors[kind].append(f"and {len(specs) - MAX_TENSORS} more")
+    return tensors
 
 
 def _histogram(buckets: Sequence[int], end_of: Callable[[int], float]) -> list[tuple[float, int]]:
