@@ -39,13 +39,7 @@ _LIST: Final = (
     # requests
     ("HEADERS, malformed", ("idle",), STREAM, CONNECTION, _MALFORMED),
     ("HEADERS: trailers", ("idle",), STREAM, CONNECTION, _MALFORMED),
-    (
-        "HEADERS: request of another host",
-        ("idle",),
-        ACCEPT,
-        CONNECTION,
-        "8.3.1: no duty, and nothing here asks the host",
-    ),
+    ("HEADERS: request of another host", ("idle",), STREAM, CONNECTION, _MALFORMED),
     ("HEADERS: request without :authority", ("idle",), ACCEPT, CONNECTION, "8.3.1: a request may do without"),
     (
         "HEADERS: request to CONNECT",

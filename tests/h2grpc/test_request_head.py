@@ -61,6 +61,32 @@ def test_head_takes_te_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(
+    ("extra", "malformed"),
+    [
+        ([("host", "test")], ""),
+        ([("host", "TEST")], ""),
+        ([("host", "elsewhere")], "host and :authority differ"),
+        ([("host", "test"), ("host", "elsewhere")], "host and :authority differ"),
+        ([("host", "")], "host and :authority differ"),
+    ],
+)
+def test_head_is_malformed_where_host_and_authority_differ(extra: list[tuple[str, str]], malformed: str) -> None:
+    assert head(*extra).malformed == malformed
+
+
+def test_head_does_with_a_host_and_no_authority_but_not_with_two_of_them() -> None:
+    fields = [field for field in request() if field[0] != ":authority"]
+    assert not reader().read(block([*fields, ("host", "elsewhere")])).malformed
+    assert reader().read(block([*fields, ("host", "a"), ("host", "b")])).malformed
+
+
+def test_verdict_on_one_host_is_not_another_hosts() -> None:
+    judge = reader()
+    assert not judge.read(block(request(UNARY, ("host", "test")))).malformed
+    assert judge.read(block(request(UNARY, ("host", "other")))).malformed
+
+
+@pytest.mark.parametrize(
     ("content_type", "is_grpc"),
     [
         ("application/grpc", True),

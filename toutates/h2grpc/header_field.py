@@ -22,7 +22,7 @@ _OTHER: Final[Pair] = (b"x", b"")
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 #: What a request is judged by, beside its pseudo-header fields.
 _DECISIVE = _CONNECTION_SPECIFIC.union(
-    (b"content-length", b"content-type", b"grpc-accept-encoding", b"grpc-encoding", b"te")
+    (b"content-length", b"content-type", b"grpc-accept-encoding", b"grpc-encoding", b"host", b"te")
 )
 
 #: RFC 9113 section 8.2.1: lower-case tokens; a colon only as the first character (pseudo-header fields).

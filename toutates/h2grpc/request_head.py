@@ -178,7 +178,7 @@ def _refused(verdict: RequestHead, fields: tuple[HeaderField, ...], error: GrpcE
 def _judge(fields: tuple[Pair, ...], methods: Mapping[bytes, Method], response_encoding: str) -> RequestHead:
     """What ``fields`` say, but for the ``grpc-timeout`` and the list's size; the head has no fields yet."""
     head = RequestHead()
-    head.malformed = _complaint(fields) or _pseudo_complaint(fields)
+    head.malformed = _complaint(fields) or _pseudo_complaint(fields) or _host_complaint(fields)
     if head.malformed:
         return head
     values = dict(fields)
@@ -230,7 +230,8 @@ _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
 def _complaint(fields: Sequence[Pair]) -> str:
-    return next(filter(None, map(complaint, fields)), "")
+    # Each once: a block of a KiB may name the same field five hundred times, and most fields have the same stand-in.
+    return next(filter(None, map(complaint, dict.fromkeys(fields))), "")
 
 
 def _pseudo_complaint(fields: tuple[Pair, ...]) -> str:
@@ -252,6 +253,12 @@ def _pseudo_complaint(fields: tuple[Pair, ...]) -> str:
         return "CONNECT is not offered"
     missing = [name.decode() for name in (b":method", b":scheme", b":path") if not seen.get(name)]
     return f"missing or empty {missing[0]}" if missing else ""
+
+
+def _host_complaint(fields: tuple[Pair, ...]) -> str:
+    """RFC 9113 section 8.3.1: ``host`` says the same as ``:authority``, or whoever believes the other is deceived."""
+    names = {value.lower() for name, value in fields if name in (b":authority", b"host")}
+    return "host and :authority differ" if len(names) > 1 else ""
 
 
 def trailers_complaint(fields: Sequence[HeaderField]) -> str:

@@ -85,7 +85,7 @@ ACCEPT_OVERLOAD: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 ACCEPTS_PER_ROUND: Final = 32
 #: How long a connection's turn may take; what is left goes on in the next round. It is looked at after so many events.
 TURN_NS: Final = 4_000_000
-EVENTS_AT_ONCE: Final = 8
+EVENTS_AT_ONCE: Final = 16
 #: How long a round goes on with turns of earlier ones, of all connections together.
 CATCH_UP_NS: Final = 8_000_000
 #: Failures of rounds, one after the other, that no connection is to blame for, before the worker gives up.
@@ -716,16 +716,19 @@ class Worker:
             events = [event for event in left if _is_wanted(event)] + events
         until_ns = time.monotonic_ns() + TURN_NS
         while True:
-            for at in range(0, len(events), EVENTS_AT_ONCE):
-                for event in events[at : at + EVENTS_AT_ONCE]:
+            coming = iter(events)
+            left_over = len(events)
+            while left_over > 0:
+                for event in islice(coming, EVENTS_AT_ONCE):
                     if event.__class__ is Call:
                         self._start_unary(event)
                     elif event.__class__ is ConnectionTerminated:
                         self._connection_terminated(self._by_connection[connection], event)
                     else:
                         self._dispatch(event)
-                if time.monotonic_ns() >= until_ns:
-                    self._fall_behind(connection, events[at + EVENTS_AT_ONCE :])
+                left_over -= EVENTS_AT_ONCE
+                if left_over > 0 and time.monotonic_ns() >= until_ns:
+                    self._fall_behind(connection, list(coming))
                     return
             if not connection.behind:
                 break
