@@ -28,6 +28,7 @@ class Attack:
             ``peer.note_ready``.
         on_http: whether it attacks the HTTP side (``--metrics-addr``) instead of the gRPC port. Then the honest client
             whose waits are measured is one that asks /health/live.
+        spare_mib: address space that the server is left during the attack, or 0 for all there is.
     """
 
     name: ClassVar[str]
@@ -41,6 +42,7 @@ class Attack:
     answers_pings: ClassVar[bool] = True
     freezes: ClassVar[bool] = False
     on_http: ClassVar[bool] = False
+    spare_mib: ClassVar[int] = 0
 
     def prepare(self) -> None:
         """Make what is sent, where that takes long. It is not counted as the attack's cost."""

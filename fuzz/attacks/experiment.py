@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -149,6 +150,19 @@ def frozen(attacker: AttackProcess, attack: Attack) -> Iterator[None]:
             attacker.thaw()
 
 
+@contextmanager
+def little_memory(attack: Attack, pid: int) -> Iterator[None]:
+    """The server has no more than ``attack.spare_mib`` left for the block, if that is the attack."""
+    before = resource.prlimit(pid, resource.RLIMIT_AS)
+    if attack.spare_mib:
+        taken = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(pid, resource.RLIMIT_AS, (taken + attack.spare_mib * 2**20, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_AS, before)
+
+
 def run_experiment(
     attack: Attack, pid: int, port: int, http_port: int = 0, *, before_s: float, seconds: float, after_s: float
 ) -> Outcome:
@@ -172,7 +186,8 @@ def run_experiment(
         begun, cpu_begun = time.monotonic(), cpu_time(pid).total
         time.sleep(before_s)
         watched, cpu_watched = time.monotonic(), cpu_time(pid).total
-        with AttackProcess(attack.name, http_port if attack.on_http else port) as attacker:
+        target = http_port if attack.on_http else port
+        with little_memory(attack, pid), AttackProcess(attack.name, target) as attacker:
             attacker.wait_ready()
             struck, cpu_struck = time.monotonic(), cpu_time(pid).total
             with frozen(attacker, attack):

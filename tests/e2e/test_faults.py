@@ -25,6 +25,7 @@ from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
 from toutates.batching.lane import Batch, Lane, PackedLane
 from toutates.batching.submitter import Submitter
+from toutates.h2grpc import Call, ServerConnection
 from toutates.models import manager as manager_module
 from toutates.protocol.grpc_service_pb2 import (
     ModelInferRequest,
@@ -281,7 +282,42 @@ def test_an_error_while_a_batch_is_answered_fails_its_requests_and_no_others(
             assert (counters.success, counters.fail, counters.cancel) == (2, 4, 0)
 
     assert serve(few, visit) == 0
-    assert "answering a batch failed" in caplog.text
+    assert "answering a call failed" in caplog.text
+
+
+@pytest.mark.parametrize("broken", [("reply",), ("reply", "fail")])
+def test_a_connection_that_cannot_be_answered_costs_those_who_share_its_batch_nothing(
+    few: Path, broken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def visit(inside: Inside) -> None:
+        with client_of(inside.port) as victim, client_of(inside.port) as other:
+            assert added(victim.call(INFER, versions(1))) == 11
+            seen: list[ServerConnection] = []
+            with monkeypatch.context() as patch:
+                for name in broken:
+                    original = getattr(ServerConnection, name)
+
+                    def answer(self: ServerConnection, call: Call, *arguments: Any, original: Any = original) -> None:
+                        seen.append(self)
+                        if self is seen[0]:
+                            raise RuntimeError("a bug")
+                        original(self, call, *arguments)
+
+                    patch.setattr(ServerConnection, name, answer)
+                stream = victim.start(INFER)
+                victim.send(stream, framed(versions(1)))
+                shared = [other.start(INFER) for _ in range(3)]
+                wait_until(lambda: bool(seen))
+                for one in shared:
+                    other.send(one, framed(versions(2)))
+                answer_of_victim = victim.answer(stream)
+                if broken == ("reply",):
+                    assert answer_of_victim.status == ("13", "internal error")
+                else:
+                    assert not answer_of_victim.ended
+                assert [added(other.answer(one)) for one in shared] == [12, 12, 12]
+
+    assert serve(few, visit) == 0
 
 
 def test_a_request_for_which_there_is_no_memory_is_turned_away_without_a_word_in_the_log(

@@ -38,6 +38,7 @@ class FakeLink:
     sent_bytes: int = 0
     unsent_bytes: int = 0
     closing: bool = False
+    paused: bool = False
 
     def receive(self, octets: bytes, now_ns: int) -> None:
         self.last_read_ns = now_ns
@@ -83,6 +84,16 @@ def test_handshake_has_to_come_in_time(opening: bytes) -> None:
     at, finding = house.first(60)
     assert 20 <= at <= 22
     assert (finding.duty, finding.limit) == (Duty.END, "handshake_timeout")
+
+
+def test_peer_that_is_not_read_owes_nothing() -> None:
+    house = House(Limits(stall_timeout_s=60, keepalive_time_s=30, keepalive_timeout_s=20))
+    link = house.link()
+    link.receive(unary(1)[:30], 0)
+    link.paused = True
+    assert list(house.pass_time(200)) == []
+    link.paused = False
+    assert house.first(100)[1].duty is Duty.PING
 
 
 def test_connection_that_does_nothing_wrong_is_left_alone() -> None:

@@ -49,6 +49,8 @@ class Link(Protocol):
     unsent_bytes: int
     #: whether it is being closed
     closing: bool
+    #: whether we have enough to do with what the peer has sent, and read no more of it for now
+    paused: bool
 
 
 class Duty(Enum):
@@ -248,6 +250,11 @@ class Housekeeper:
             if now_ns - link.opened_ns < self._handshake_ns:
                 return None
             return Finding(Duty.END, "handshake_timeout", "the connection preface did not come in time")
+        if link.paused:
+            # What it owes us, or its answer to a PING, may have come.
+            notes.owes_request_ns = NEVER
+            notes.ping_ns = 0
+            return self._judge_leaving(link, notes, now_ns) or self._judge_age(link, notes, now_ns)
         return (
             self._judge_stall(link, notes, now_ns)
             or self._judge_silence(link, notes, now_ns)

@@ -242,9 +242,9 @@ class Worker:
         transport = self._by_connection.get(connection)
         return transport is not None and transport.congested
 
-    def connection_failed(self, connection: Sender, error: Exception) -> None:
-        """Answering a call of ``connection`` raised ``error``, which is not to cost anybody else anything: end it."""
-        transport = self._by_connection.get(connection)
+    def connection_failed(self, call: Call, error: Exception) -> None:
+        """Answering ``call`` raised ``error``, which is to cost nobody else anything: end the call's connection."""
+        transport = self._by_connection.get(call.connection)
         if transport is not None:
             self._connection_failed(transport, error)
 
@@ -875,7 +875,7 @@ class Worker:
             if transport is not None:
                 self._close_if_drained(transport)
         except Exception as error:
-            self.connection_failed(stream.call.connection, error)
+            self.connection_failed(stream.call, error)
         finally:
             self._streams.pop(stream.call, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
@@ -45,11 +46,15 @@ class Answers:
     Args:
         counters: of that worker and version.
         observer: of that worker.
+        connection_failed: ends a connection on which an answer could not be written (``Worker.connection_failed``).
     """
 
-    def __init__(self, counters: WorkerCounters, observer: Observer) -> None:
+    def __init__(
+        self, counters: WorkerCounters, observer: Observer, connection_failed: Callable[[Call, Exception], None]
+    ) -> None:
         self._counters = counters
         self._observer = observer
+        self._connection_failed = connection_failed
 
     def finish(self, result: BatchResult) -> None:
         """Answer every request of this worker that waited for a batch: 0.6 us each, framing included."""
@@ -67,70 +72,86 @@ class Answers:
         #: of requests answered: arrival, rows of one, and how many. What came in one round is mostly alike.
         groups: list[tuple[int, int, int]] = []
         group_arrival = group_rows = group_size = 0
-        try:
-            outputs = result.outputs
-            if outputs is None:
-                self._fail(result)
-                return
-            data = outputs.data
-            row_bytes = outputs.row_bytes
-            row_shapes = outputs.row_shapes
-            for (call, plan, id_field, arrival), first, rows, part in result.waiters:
-                if not call.open:
-                    self._count_cancelled(arrival, part)
-                    continue
-                if part is not None:
-                    if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
+        outputs = result.outputs
+        if outputs is None:
+            self._fail(result)
+            return
+        data = outputs.data
+        row_bytes = outputs.row_bytes
+        row_shapes = outputs.row_shapes
+        waiters = iter(result.waiters)
+        while True:
+            try:
+                for (call, plan, id_field, arrival), first, rows, part in waiters:
+                    if not call.open:
+                        self._count_cancelled(arrival, part)
                         continue
-                    rows = plan.rows
-                else:
-                    template = plan.fixed_template
-                    if template is None:
-                        template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
-                    if template is None:
-                        if not self._write((call, plan, id_field, arrival), outputs, first, rows):
+                    if part is not None:
+                        if not self._join((call, plan, id_field, arrival), outputs, first, rows, part):
                             continue
-                    elif template.single >= 0:
-                        start = first * row_bytes[template.single]
-                        content = data[template.single][start : start + template.single_size]
-                        call.connection.reply(
-                            call, (template.before, id_field, template.after, content), template.length + len(id_field)
-                        )
+                        rows = plan.rows
                     else:
-                        parts: list[Any] = [template.before, id_field, template.after]
-                        for output in template.outputs:
-                            start = first * row_bytes[output.index]
-                            parts += (output.head, data[output.index][start : start + output.size])
-                        call.connection.reply(call, parts, template.length + len(id_field))
-                if arrival is not group_arrival or rows != group_rows:
-                    if group_size:
-                        groups.append((group_arrival, group_rows, group_size))
-                    group_arrival, group_rows, group_size = arrival, rows, 0
-                group_size += 1
-        except Exception:
-            logger.exception("answering a batch failed")
-            self._fail_rest(result)
+                        template = plan.fixed_template
+                        if template is None:
+                            template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
+                        if template is None:
+                            if not self._write((call, plan, id_field, arrival), outputs, first, rows):
+                                continue
+                        elif template.single >= 0:
+                            start = first * row_bytes[template.single]
+                            content = data[template.single][start : start + template.single_size]
+                            call.connection.reply(
+                                call,
+                                (template.before, id_field, template.after, content),
+                                template.length + len(id_field),
+                            )
+                        else:
+                            parts: list[Any] = [template.before, id_field, template.after]
+                            for output in template.outputs:
+                                start = first * row_bytes[output.index]
+                                parts += (output.head, data[output.index][start : start + output.size])
+                            call.connection.reply(call, parts, template.length + len(id_field))
+                    if arrival is not group_arrival or rows != group_rows:
+                        if group_size:
+                            groups.append((group_arrival, group_rows, group_size))
+                        group_arrival, group_rows, group_size = arrival, rows, 0
+                    group_size += 1
+                break
+            except Exception as error:
+                self._answering_failed(call, arrival, part, error)  # and the next one is answered
         if group_size:
             groups.append((group_arrival, group_rows, group_size))
             self._counters.count_answered(groups, result.timing, time.monotonic_ns(), time.time_ns() // 1_000_000)
 
     def _fail(self, result: BatchResult) -> None:
         assert result.error is not None
-        for (call, _, _, arrival), _, _, part in result.waiters:
-            if not call.open:
-                self._count_cancelled(arrival, part)
-                continue
-            if part is not None:
-                part[0].error = result.error
-            self._fail_one(call, arrival, result.error)
+        waiters = iter(result.waiters)
+        while True:
+            try:
+                for (call, _, _, arrival), _, _, part in waiters:
+                    if not call.open:
+                        self._count_cancelled(arrival, part)
+                        continue
+                    if part is not None:
+                        part[0].error = result.error
+                    self._fail_one(call, arrival, result.error)
+                break
+            except Exception as error:
+                self._answering_failed(call, arrival, part, error)
 
-    def _fail_rest(self, result: BatchResult) -> None:
-        """After an error of our own: those of a batch who have no answer yet wait for one."""
-        for (call, _, _, arrival), _, _, part in result.waiters:
-            if call.open:
+    def _answering_failed(self, call: Call, arrival: int, part: tuple[Split, int] | None, error: Exception) -> None:
+        """An error of our own costs its call, or its connection, but none of those who share the batch."""
+        logger.error("answering a call failed", exc_info=error)
+        if call.open:
+            try:
                 if part is not None:
                     part[0].error = _INTERNAL_ERROR
                 self._fail_one(call, arrival, _INTERNAL_ERROR)
+                return
+            except Exception as another:
+                error = another
+        # A part of the answer may be written, after which the peer cannot read anything.
+        self._connection_failed(call, error)
 
     def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
         status = STATUSES[type(error)]

@@ -295,7 +295,7 @@ class InferService:
         submitter = self._submitters.get(version)
         if submitter is None:
             finish: Callable[[BatchResult], None] = Answers(
-                version.counters.workers[self._number], self.observer
+                version.counters.workers[self._number], self.observer, self._worker.connection_failed
             ).finish
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
