@@ -42,7 +42,7 @@ class DearCalls(Attack):
     """Calls of 29 bytes each, whose answers take a thousand times as long to make as to ask for."""
 
     name = "dear-calls"
-    summary = "ModelStatistics calls of 29 bytes each, 2,200 to a read"
+    summary = "ModelStatistics calls of 29 bytes each, 2,200 at once"
     limit = "a connection's turn ends after 4 ms, and its calls go on in later rounds"
     stops = ()
 
@@ -103,21 +103,21 @@ class ManyEnds(Attack):
     """Connections with as many calls as the server takes, and all of them closed again."""
 
     name = "many-ends"
-    summary = "10 connections with 30,000 open calls each, closed as soon as all calls are begun"
+    summary = "5 connections with 20,000 open calls each, closed as soon as all calls are begun"
     limit = "the calls of a connection that has ended are ended a few at a time"
     stops = ()
-    connections = 10
+    connections = 5
 
     async def strike(self, peer: Peer) -> None:
         await peer.send(greeting() + frame(Kind.HEADERS, END_HEADERS, 1, _learned(INFER)))
-        await peer.send(self._calls(), 30_000)
+        await peer.send(self._calls(), 20_000)
         await peer.pause(0.1)
         peer.end_by_reset()
 
     @staticmethod
     @cache
     def _calls() -> bytes:
-        return b"".join(frame(Kind.HEADERS, END_HEADERS, stream_id, _REMEMBERED) for stream_id in range(3, 60_003, 2))
+        return b"".join(frame(Kind.HEADERS, END_HEADERS, stream_id, _REMEMBERED) for stream_id in range(3, 40_003, 2))
 
 
 class ExpiringCalls(Attack):

@@ -12,8 +12,8 @@ from fuzz.attacks import (
     floods_of_connections,
     header_bombs,
     http_floods,
-    open_calls,
     long_turns,
+    open_calls,
     rapid_reset,
     slow_peers,
 )

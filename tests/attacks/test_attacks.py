@@ -49,6 +49,7 @@ _KEPT_MIB: Final = {
     "unfinished-uploads": 256.0,
     "gzip-bomb": 256.0,
     "deflate-bomb": 256.0,
+    "many-ends": 256.0,
 }
 _KEPT_BY_SLOW_MIB: Final = 192.0
 

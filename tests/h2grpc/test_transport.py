@@ -25,10 +25,10 @@ def transport() -> Iterator[Transport]:
 def test_reads_grow_while_their_frames_are_handled_fast(transport: Transport) -> None:
     assert transport.read_bytes == READ_BYTES
     sizes = []
-    for _ in range(6):
+    for _ in range(8):
         transport.fit_reads(READ_NS // 10)
         sizes.append(transport.read_bytes)
-    assert sizes == [2 * READ_BYTES, 4 * READ_BYTES, 8 * READ_BYTES, *[LARGE_READ_BYTES] * 3]
+    assert sizes == [2**n * READ_BYTES for n in range(1, 6)] + [LARGE_READ_BYTES] * 3
 
 
 def test_reads_shrink_while_their_frames_hold_others_up(transport: Transport) -> None:

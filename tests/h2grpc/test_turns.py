@@ -40,6 +40,12 @@ SLOW = "/test.Echo/Slow"
 SLOW_BLOCK = block(request(SLOW))
 
 
+@pytest.fixture(autouse=True)
+def large_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection's first read is as large as those of one that has sent much."""
+    monkeypatch.setattr("toutates.h2grpc.transport.READ_BYTES", 262_144)
+
+
 def many(count: int, first: int = 1) -> bytes:
     """So many unary requests."""
     return b"".join(unary(first + 2 * number) for number in range(count))

@@ -17,14 +17,15 @@ from toutates.h2grpc.call import Buffer
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.sender import part_of_its_own
 
-__all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "Transport"]
+__all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "READ_NS", "Transport"]
 
 #: First size of a read. A connection that fills its reads gets larger ones, up to the second, while their frames are
 #: handled fast, which those of large tensors are; and smaller ones, down to the third, where they are not: small frames
-#: by the thousand, or headers and messages that mean far more than their bytes, would hold up all other connections.
-READ_BYTES: Final = 65_536
+#: by the thousand, or headers and messages that mean far more than their bytes, would hold up all other connections. So
+#: would many connections that are new, or fill their reads: theirs become smaller while rounds take long.
+READ_BYTES: Final = 16_384
 LARGE_READ_BYTES: Final = 1_048_576
-SMALL_READ_BYTES: Final = 16_384
+SMALL_READ_BYTES: Final = 4_096
 #: What handling a read may take.
 READ_NS: Final = 4_000_000
 #: Buffers per sendmsg call; Linux takes 1,024.

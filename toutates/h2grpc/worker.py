@@ -63,7 +63,7 @@ from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.streaming import ServerStream
 from toutates.h2grpc.tls import TlsEngine
 from toutates.h2grpc.tls_transport import TlsTransport
-from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, Transport
+from toutates.h2grpc.transport import EPOLLIN, EPOLLOUT, READ_NS, Transport
 
 __all__ = ["Worker"]
 
@@ -86,6 +86,8 @@ ACCEPTS_PER_ROUND: Final = 32
 #: How long a connection's turn may take; what is left goes on in the next round. It is looked at after so many events.
 TURN_NS: Final = 4_000_000
 EVENTS_AT_ONCE: Final = 16
+#: In a round that takes longer than this, reads that are filled become smaller: many connections have much to say.
+CROWDED_ROUND_NS: Final = 16_000_000
 #: How long a round goes on with turns of earlier ones, of all connections together.
 CATCH_UP_NS: Final = 8_000_000
 #: Failures of rounds, one after the other, that no connection is to blame for, before the worker gives up.
@@ -689,7 +691,9 @@ class Worker:
                 else:
                     self._dispatch(event)
         if timed:
-            transport.fit_reads(time.monotonic_ns() - began_ns)
+            ended_ns = time.monotonic_ns()
+            crowded = ended_ns - now_ns > CROWDED_ROUND_NS
+            transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
         if connection.next_deadline_ns != NEVER or self._leaving:
             self._look_after(transport)
 
