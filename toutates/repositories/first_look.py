@@ -60,9 +60,11 @@ class Waiting:
         self._since_s = clock()
 
     def begin(self, names: Sequence[str]) -> None:
-        """These are waited for from now on."""
-        self._since_s = self._clock()
-        self.names = tuple(dict.fromkeys(names))
+        """These are waited for from now on, if they are not already."""
+        wanted = tuple(dict.fromkeys(names))
+        if wanted != self.names:
+            self._since_s = self._clock()
+            self.names = wanted
 
     def end(self, name: str = "") -> None:
         """One has answered; or, without a name, none is waited for any more."""
