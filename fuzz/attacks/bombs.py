@@ -15,6 +15,7 @@ from fuzz.attacks.peer import Peer
 from fuzz.attacks.wire import field, framed, greeting, infer_message, request_block, unary, varint
 
 __all__ = [
+    "Bomb",
     "DeflateBomb",
     "EmptyContents",
     "GzipBomb",
@@ -50,7 +51,7 @@ class _Requests(Attack):
             await peer.send(self.request(stream_id, peer), 1)
 
 
-class _Bomb(_Requests):
+class Bomb(_Requests):
     """The same request, over and over."""
 
     stops: ClassVar[Sequence[str]] = ("grpc-status 3", "grpc-status 8", "grpc-status 13")
@@ -66,10 +67,14 @@ class _Bomb(_Requests):
         assert self.body
 
     def request(self, stream_id: int, peer: Peer) -> bytes:
-        return unary(stream_id, self.block, self.body)
+        return unary(stream_id, self.block, self.body_for(stream_id))
+
+    def body_for(self, stream_id: int) -> bytes:
+        """What is sent on a stream, where it is not always the same."""
+        return self.body
 
 
-class GzipBomb(_Bomb):
+class GzipBomb(Bomb):
     """A message of 100 MB of zeros in 100 KB of gzip."""
 
     name = "gzip-bomb"
@@ -83,7 +88,7 @@ class GzipBomb(_Bomb):
         return framed(gzip.compress(bytes(100_000_000), 6), 1)
 
 
-class GzipFlood(_Bomb):
+class GzipFlood(Bomb):
     """60 MB in 650 KB of gzip, like data that compresses well, as fast as it goes."""
 
     name = "gzip-flood"
@@ -98,7 +103,7 @@ class GzipFlood(_Bomb):
         return framed(gzip.compress(b"".join(bytes(9_902) + noise.randbytes(98) for _ in range(6_000)), 1), 1)
 
 
-class DeflateBomb(_Bomb):
+class DeflateBomb(Bomb):
     """The same in zlib's format."""
 
     name = "deflate-bomb"
@@ -112,7 +117,7 @@ class DeflateBomb(_Bomb):
         return framed(zlib.compress(bytes(100_000_000), 6), 1)
 
 
-class NestedGroups(_Bomb):
+class NestedGroups(Bomb):
     """Groups in groups, as deep as a message takes them, which a recursive parser falls over."""
 
     name = "nested-protobuf"
@@ -125,7 +130,7 @@ class NestedGroups(_Bomb):
         return framed(infer_message("victim", [1, 4], bytes(16)) + start * 200_000 + end * 200_000)
 
 
-class EmptyContents(_Bomb):
+class EmptyContents(Bomb):
     """A million raw contents of no bytes: two bytes on the wire, an object each for the server."""
 
     name = "repeated-protobuf"
@@ -137,7 +142,7 @@ class EmptyContents(_Bomb):
         return framed(infer_message("victim", [1, 4], bytes(16)) + field(7, b"") * 1_000_000)
 
 
-class ManyDimensions(_Bomb):
+class ManyDimensions(Bomb):
     """A shape of a million dimensions."""
 
     name = "many-dimensions"

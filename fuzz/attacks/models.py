@@ -20,6 +20,7 @@ def build_repository(root: Path) -> None:
 
     - victim: OUTPUT = INPUT + 10, INT32 [n, 4].
     - shapes: OUTPUT = -INPUT, FP32 [n, m].
+    - strings: OUTPUT = INPUT, BYTES [n, m].
     - generator: OUTPUT = INPUT[0] zeros, FP32.
     """
     ten = numpy_helper.from_array(np.array(VICTIM_ADDS, np.int32), "ten")
@@ -33,6 +34,11 @@ def build_repository(root: Path) -> None:
         root / "shapes",
         [helper.make_node("Neg", ["INPUT"], ["OUTPUT"])],
         _tensors(TensorProto.FLOAT, ["n", "m"], TensorProto.FLOAT, ["n", "m"]),
+    )
+    _write(
+        root / "strings",
+        [helper.make_node("Identity", ["INPUT"], ["OUTPUT"])],
+        _tensors(TensorProto.STRING, ["n", "m"], TensorProto.STRING, ["n", "m"]),
     )
     _write(
         root / "generator",

@@ -47,6 +47,7 @@ _KEPT_MIB: Final = {
     "shape-pollution": 400.0,
     "deaf-reader": 2_000.0,
     "unfinished-uploads": 256.0,
+    **dict.fromkeys(("surplus-strings", "many-strings", "typed-strings", "unpacked-numbers"), 256.0),
     "gzip-bomb": 256.0,
     "deflate-bomb": 256.0,
     "many-ends": 256.0,
