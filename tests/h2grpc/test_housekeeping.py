@@ -247,6 +247,21 @@ def test_connection_that_holds_most_is_closed_when_all_hold_too_much() -> None:
     assert finding.text == f"80000 of {80_000 + 30 * 1_024} bytes held for slow peers, 100000 allowed"
 
 
+def test_as_many_connections_as_it_takes_are_closed_at_once_the_largest_first() -> None:
+    house = House(Limits(stall_timeout_s=math.inf), budget=100_000)
+    links = [house.link() for _ in range(200)]
+    for number, link in enumerate(links):
+        link.unsent_bytes = 1_000 + number  # 220 KB together
+    found: list[tuple[float, FakeLink]] = []
+    for at, link, finding in house.pass_time(LONGEST_INTERVAL_NS / SECOND * 1.5):
+        assert (finding.duty, finding.limit) == (Duty.DROP, "server_buffer")
+        found.append((at, link))
+        house.keeper.remove(link)
+    assert [link for _, link in found] == links[::-1][: len(found)]
+    assert sum(link.unsent_bytes for link in links[: -len(found)]) <= 100_000
+    assert found[-1][0] - found[0][0] < 0.1, "it takes several rounds of visits"
+
+
 def test_connections_that_are_gone_are_not_visited() -> None:
     house = House(Limits(handshake_timeout_s=1))
     house.keeper.remove(house.link(b""))

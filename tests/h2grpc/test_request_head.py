@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.h2grpc.support import COMPRESSIBLE, METHODS, STREAM, UNARY, block, request
 from toutates.h2grpc import GrpcError, Limits, Method, Status
-from toutates.h2grpc.header_field import HeaderField, Pair
+from toutates.h2grpc.header_field import HeaderField, Pair, complaint
 from toutates.h2grpc.headers import HeaderReader, RequestHead
 from toutates.h2grpc.request_head import RequestJudge, _judge
 
@@ -78,6 +78,18 @@ def test_head_does_with_a_host_and_no_authority_but_not_with_two_of_them() -> No
     fields = [field for field in request() if field[0] != ":authority"]
     assert not reader().read(block([*fields, ("host", "elsewhere")])).malformed
     assert reader().read(block([*fields, ("host", "a"), ("host", "b")])).malformed
+
+
+def test_fields_that_are_alike_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Pair] = []
+
+    def judge(field: Pair) -> str:
+        judged.append(field)
+        return complaint(field)
+
+    monkeypatch.setattr("toutates.h2grpc.request_head.complaint", judge)
+    assert not head(*[("a", str(number)) for number in range(300)]).malformed
+    assert len(judged) < 10
 
 
 def test_verdict_on_one_host_is_not_another_hosts() -> None:
