@@ -56,6 +56,7 @@ from toutates.h2grpc import (
     Status,
     StreamOpened,
 )
+from toutates.h2grpc.budget import CALL_BYTES
 
 __all__ = ["SEED_BYTES", "check", "drive", "make_case", "mutate"]
 
@@ -388,7 +389,11 @@ def _check_books(server: Server) -> None:
     assert connection._queued_bytes == queued, "the count of queued bytes is off"
     held = sum(call.held_bytes for call in connection.streams.values())
     assert connection._request_bytes == held, "the count of bytes of requests is off"
-    assert connection._budget.used == queued + held, "the server's count of bytes is off"
+    received = connection._held_bytes + (sum(map(len, connection._open_block[2])) if connection._open_block else 0)
+    tasks = sum(call.task_bytes for call in connection.streams.values())
+    records = tasks + CALL_BYTES * connection._counted_calls
+    assert connection._budget.call_bytes == records, "the server's count of bytes of open calls is off"
+    assert connection._budget.used == queued + held + received + records, "the server's count of bytes is off"
     assert all(call.stream_id in connection.streams for call in connection._blocked), "a closed stream waits for window"
     assert len(connection.streams) <= limits.max_concurrent_streams, "more streams than are allowed"
     assert len(connection._reset) <= limits.closed_stream_memory, "more closed streams than are remembered"
