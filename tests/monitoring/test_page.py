@@ -237,8 +237,9 @@ def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[
 
     heap, nodes = after(700)
     later_heap, later_nodes = after(700 + int(hours * 3_600))
-    assert later_nodes < nodes + 10
-    assert later_heap < heap + 100_000  # 100 bytes per poll would be as many
+    assert later_nodes < nodes + 30
+    # 200 bytes per poll would be as many. A measurement moves by 130,000, up or down.
+    assert later_heap < heap + 200_000
 
 
 def test_a_day_of_polls_leaves_nothing_in_the_server(server: tuple[ServerProcess, int]) -> None:
