@@ -33,6 +33,7 @@ from tests.h2grpc.support import (
 from toutates.h2grpc import Allowance, Call, CallCancelled, Event, Limits, Method, ServerConnection
 from toutates.h2grpc import connection as connection_module
 from toutates.h2grpc.connection import BYTES_AT_ONCE, ENDED_AT_ONCE, SLOW_FRAME_BYTES
+from toutates.h2grpc.sender import FRAMES_AT_ONCE
 
 #: The opening of a client that sets no bounds to what it is sent.
 WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
@@ -192,6 +193,55 @@ def test_many_calls_whose_deadline_has_passed_fail_in_several_pieces() -> None:
         server.connection.go_on(2 * 10**9)
         turns += 1
     assert turns == -(-2_000 // ENDED_AT_ONCE)
+    assert not server.connection.streams
+
+
+@pytest.mark.parametrize(
+    ("of_peer", "credit"),
+    [
+        ([(4, 2**20)], window_update(0, 2**30)),
+        ([(4, 0)], window_update(0, 2**30) + settings((4, 100_000))),
+    ],
+    ids=["of the connection", "of all streams"],
+)
+def test_answers_that_new_window_lets_go_are_sent_in_several_pieces(
+    of_peer: list[tuple[int, int]], credit: bytes
+) -> None:
+    server = Server.opened(None, *of_peer)
+    for call in [event for turn in pieces(server.connection, many(3_000)) for event in turn if isinstance(event, Call)]:
+        call.reply(b"x" * 60)
+    server.sent()
+    waiting = len(server.connection.streams)
+    assert waiting > 2 * FRAMES_AT_ONCE
+    server.connection.receive_data(credit + many(1, 6_001) + window_update(0, 1) * 3, 0)
+    sent = []
+    while server.connection.behind:
+        sent.append([one.stream_id for one in server.frames() if one.type == DATA])
+        assert len(sent[-1]) <= FRAMES_AT_ONCE
+        server.connection.go_on(0)
+    sent.append([one.stream_id for one in server.frames() if one.type == DATA])
+    in_order = [stream_id for turn in sent for stream_id in turn]
+    assert in_order == list(range(6_001 - 2 * waiting, 6_001, 2))
+    assert list(server.connection.streams) == [6_001]
+    assert server.connection.awaits_window == 0
+
+
+def test_a_large_answer_that_new_window_lets_go_is_sent_in_several_pieces() -> None:
+    server = Server.opened(None, (4, 1))
+    call = server.call(unary(1))
+    call.reply(bytes(20_000_000))
+    server.receive(window_update(0, 2**30))
+    server.sent()
+    server.connection.receive_data(window_update(1, 2**30), 0)
+    turns = []
+    while True:
+        turns.append([one.payload for one in server.frames() if one.type == DATA])
+        if not server.connection.behind:
+            break
+        server.connection.go_on(0)
+    assert max(map(len, turns)) <= FRAMES_AT_ONCE
+    assert len(turns) > 1
+    assert sum(len(payload) for turn in turns for payload in turn) == 20_000_000 + 5 - 1
     assert not server.connection.streams
 
 

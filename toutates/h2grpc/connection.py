@@ -110,7 +110,6 @@ class ServerConnection(Receiver):
         "_rest",
         "_rest_at",
         "_short_message_limit",
-        "behind",
     )
 
     def __init__(
@@ -132,8 +131,6 @@ class ServerConnection(Receiver):
         self._rest_at = 0
         #: calls that were left for ``go_on`` to fail, the next one last
         self._expired: list[Call] = []
-        #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
-        self.behind = False
         #: pieces that were joined from several reads
         self._held_joined = 0
         self._preface_seen = False
@@ -196,6 +193,9 @@ class ServerConnection(Receiver):
             self._abandon_calls(events)
         elif self._expired:
             self._fail_expired(events)
+        elif self._can_pump:
+            self.behind = bool(self._rest)
+            self._pump_blocked()
         else:
             rest, self._rest = self._rest, b""
             self.behind = False
@@ -242,7 +242,7 @@ class ServerConnection(Receiver):
                 cancel_stream(call, events)
             else:
                 self._reset_stream(call.stream_id, ErrorCodes.CANCEL, events)  # answered, but the peer takes no more
-        self.behind = bool(expired or self._rest)
+        self.behind = bool(expired or self._rest) or self._can_pump
 
     def message_read(self, call: Call, size: int) -> None:
         """The handler of a streaming call has taken a message of ``size`` bytes: its window goes back to the peer."""
@@ -542,7 +542,7 @@ class ServerConnection(Receiver):
             enough -= SLOW_FRAME_BYTES + (len(events) - known) * EVENT_BYTES
             if frame_type in (HEADERS, CONTINUATION):
                 enough -= length * DECODING_BYTES
-            stop = min(stop, enough)
+            stop = at if self.behind else min(stop, enough)
         if end_of_data - at >= FRAME_HEAD_SIZE:
             self._rest = data
             self._rest_at = at

@@ -36,7 +36,7 @@ from toutates.h2grpc.headers import HeaderReader, RequestHead
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
 from toutates.h2grpc.method import Method
-from toutates.h2grpc.sender import Sender
+from toutates.h2grpc.sender import FRAMES_AT_ONCE, Sender
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 from toutates.h2grpc.streams import (
@@ -468,7 +468,8 @@ class Receiver(Sender):
             if call.send_window > MAX_WINDOW:
                 raise StreamFault(stream_id, ErrorCodes.FLOW_CONTROL_ERROR, "WINDOW_UPDATE exceeds 2^31-1")
             if call.outbox:
-                self._pump(call)
+                self._pump(call, FRAMES_AT_ONCE)
+                self.behind = self.behind or self._can_pump
 
     # --- SETTINGS ----------------------------------------------------------------------------------------------------
 
@@ -499,9 +500,10 @@ class Receiver(Sender):
         # The peer may hold us to its old values until it has read this, so it goes before DATA that uses the new ones.
         self._write(pack_frame(SETTINGS, ACK, 0))
         if change > 0:
-            for call in list(self.streams.values()):
-                if call.outbox:
-                    self._pump(call)
+            for call in self.streams.values():
+                if call.outbox and call.send_window > 0:
+                    self._blocked[call] = None
+            self._pump_blocked()
 
     def _apply_setting(self, code: int, value: int) -> None:
         """RFC 9113 section 6.5.2; identifiers that are not known are ignored."""
