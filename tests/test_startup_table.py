@@ -87,6 +87,13 @@ def test_without_models_there_is_a_line_that_says_so(may_be_empty: bool) -> None
     assert [record["event"] for record in startup_records(table, ["A"], 1.25)] == [said]
 
 
+def test_without_models_the_reason_of_the_repositories_goes_first() -> None:
+    table = ModelTable({}, may_be_empty=False)
+    said = "'models' cannot be read: there is no such directory"
+    assert startup_table(table, ["A"], 1.25, said).splitlines()[1:] == [said]
+    assert [record["event"] for record in startup_records(table, ["A"], 1.25, said)] == [said]
+
+
 def test_programs_get_the_same_as_records() -> None:
     broken = ModelEntry("broken", {2: VersionEntry(2, ModelState.UNAVAILABLE, "first\nsecond")})
     table = ModelTable({model.name: model for model in (ready("m"), broken, ModelEntry("empty", {}, "nothing"))})

@@ -469,9 +469,8 @@ class Server:
             await self._warn_of_no_models(self.view.repositories, may_be_empty=manager.table.may_be_empty)
         providers = [name for name, _ in self._providers]
         seconds, intra_threads = time.monotonic() - started, self._options.ort_intra_threads
-        self._logs.show(
-            startup_table(manager.table, providers, seconds), startup_records(manager.table, providers, seconds)
-        )
+        shown = (manager.table, providers, seconds, control.unready_reason)
+        self._logs.show(startup_table(*shown), startup_records(*shown))
         self._logs.show(
             placement_table(self._placement, manager.table, intra_threads),
             placement_records(self._placement, manager.table, intra_threads),

@@ -17,13 +17,14 @@ __all__ = ["placement_records", "placement_table", "startup_records", "startup_t
 _HEADINGS = ("MODEL", "VERSION", "STATE", "INPUTS", "OUTPUTS", "BATCH", "CAPACITY", "EXECUTORS")
 
 
-def startup_table(table: ModelTable, providers: list[str], seconds: float) -> str:
+def startup_table(table: ModelTable, providers: list[str], seconds: float, why_empty: str = "") -> str:
     """One line per model version, under a line about the process.
 
     Args:
         table: what was loaded.
         providers: execution providers, by priority.
         seconds: that loading took.
+        why_empty: why there are no models, where the table does not know it.
     """
     rows: list[tuple[str, ...]] = [_HEADINGS]
     for row in _rows(table):
@@ -36,7 +37,7 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float) -> st
     widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
     lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(rows) == 1:
-        lines = [table.unready_reason or "no models"]
+        lines = [why_empty or table.unready_reason or "no models"]
     head = (
         f"{describe_interpreter()}; onnxruntime {onnxruntime.__version__}, {', '.join(providers)}; "
         f"loaded in {seconds:.1f} s"
@@ -44,10 +45,12 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float) -> st
     return "\n".join([head, *lines])
 
 
-def startup_records(table: ModelTable, providers: list[str], seconds: float) -> list[dict[str, object]]:
+def startup_records(
+    table: ModelTable, providers: list[str], seconds: float, why_empty: str = ""
+) -> list[dict[str, object]]:
     """The same as ``startup_table`` for programs: the process, then a record per model version, or line of a reason."""
     process: dict[str, object] = {
-        "event": "the models are loaded" if table.models else (table.unready_reason or "no models"),
+        "event": "the models are loaded" if table.models else (why_empty or table.unready_reason or "no models"),
         "interpreter": describe_interpreter(),
         "onnxruntime": onnxruntime.__version__,
         "providers": ", ".join(providers),
