@@ -443,7 +443,7 @@ MODEL_CASES: list[Case] = [
         request("addsub", row("INPUT0"), row("INPUT1"), row("INPUT2")),
         INVALID,
         NO_ID + "expected 2 inputs but got 3 inputs for model 'addsub'. Got input(s) ['INPUT0','INPUT1','INPUT2'], "
-        "but missing required input(s) []. Please provide all required input(s).",
+        "but missing required input(s) ]. Please provide all required input(s).",
     ),
     (
         "no_inputs_where_some_are_optional",
