@@ -230,16 +230,19 @@ def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[
         tab.wait_for(lambda: tab.evaluate("window.polls") >= polls, 60 + polls / 10)
         tab.evaluate("window.still = true")  # what is measured is the same page each time
         now = tab.evaluate("window.polls")
-        tab.wait_for(lambda: tab.evaluate("window.polls") > now + 100)
+        tab.wait_for(lambda: tab.evaluate("window.polls") > now + 60)
         found = tab.heap_and_nodes()
         tab.evaluate("window.still = false")
         return found
 
-    heap, nodes = after(700)
-    later_heap, later_nodes = after(700 + int(hours * 3_600))
-    assert later_nodes < nodes + 30
-    # 200 bytes per poll would be as many. A measurement moves by 130,000, up or down.
-    assert later_heap < heap + 200_000
+    # The engine compiles its code and lays out arrays anew now and then, which moves the heap by up to a megabyte and
+    # back. What grows, grows the least measurements too.
+    polls = int(hours * 3_600)
+    early = [after(400 + at * polls // 8) for at in range(3)]
+    late = [after(400 + polls + at * polls // 8) for at in range(3)]
+    assert min(nodes for _, nodes in late) < min(nodes for _, nodes in early) + 10
+    # 100 bytes per poll would be as many.
+    assert min(heap for heap, _ in late) < min(heap for heap, _ in early) + 100_000
 
 
 def test_a_day_of_polls_leaves_nothing_in_the_server(server: tuple[ServerProcess, int]) -> None:
