@@ -429,8 +429,9 @@ def test_an_onnxruntime_that_does_not_work_is_said_so(tmp_path: Path, code: str,
     assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_repository_is_one_line_and_exit_code_2() -> None:
-    done = run_python(MAIN, "--model-repository", "/no/such/folder", "--grpc-addr", "127.0.0.1:0")
+def test_a_missing_repository_is_one_line_and_exit_code_2_where_errors_end_the_start() -> None:
+    where = ("--model-repository", "/no/such/folder", "--grpc-addr", "127.0.0.1:0", "--metrics-addr", "off")
+    done = run_python(MAIN, *where, "--exit-on-error", "true")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "toutates: error: --model-repository: there is no such directory (got '/no/such/folder'); "

@@ -263,7 +263,7 @@ class Party:
             self.tallies[question.kind.model].batches_alone += -(-len(question.chosen) // question.kind.batch_size)
             return
         status = str(error.status()).removeprefix("StatusCode.")
-        if status == "RESOURCE_EXHAUSTED" and not question.kind.always_room and "in flight" in str(error):
+        if status == "RESOURCE_EXHAUSTED" and not question.kind.always_room and "rows waiting or running" in str(error):
             self.count(question, "refused")
         elif status == "INTERNAL" and question.poisoned and f"idx={_POISON}" in str(error):
             self.count(question, "poisoned")

@@ -463,7 +463,8 @@ def test_a_watch_that_ends(models: Path, way: str, stage: str) -> None:
                 client.send(stream, request)
                 while not client.answers[stream].data:
                     assert client.receive()
-            wait_until(lambda: inside.workers[0]._streams)
+            [transport] = inside.workers[0]._transports.values()
+            wait_until(lambda: transport.connection.open_calls)
             if way == "deadline":
                 assert client.answer(stream).status == DEADLINE_EXCEEDED
             else:

@@ -594,4 +594,6 @@ def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
     monkeypatch.setattr(ModelSession, "run_arrays", run)
     put(tmp_path, "m", config=CONFIG.format(2))
     load(tmp_path)
-    assert runs == [(1, 4), (1, 4), (4, 4), (4, 4)]
+    timed, warmed = runs[:-4], runs[-4:]
+    assert timed in ([(1, 4)], [(1, 4), (1, 4)])  # a run that was slow is timed once more
+    assert warmed == [(1, 4), (1, 4), (4, 4), (4, 4)]
