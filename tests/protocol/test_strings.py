@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -159,6 +160,31 @@ def test_some_rows_are_as_a_slice_of_an_array(elements: list[bytes], first: int,
     assert join_rows([part], expected.shape).elements() == expected.ravel().tolist()
     encoded = EncodedStrings.of(elements, (4, 3))
     assert bytes(encoded.rows(first, len(expected))) == raw(*expected.ravel())
+
+
+def test_elements_are_found_once_before_any_thread_writes_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 3 * MANY_ELEMENTS
+    rows = received(raw(*[b"text"] * count), (count, 1))
+    first, second = rows[: count // 2], rows[count // 2 :]
+    walking, written = threading.Event(), threading.Event()
+
+    def rest() -> None:
+        # The thread that began first is in the middle; the other one has all the time it needs to overtake it.
+        if threading.current_thread() is slow:
+            walking.set()
+            written.wait(0.3)
+
+    monkeypatch.setattr(strings, "rest", rest)
+    found: list[int] = []
+    slow = threading.Thread(target=lambda: found.append(len(second.where()[0])))
+    slow.start()
+    assert walking.wait(20)
+    tensor = join_rows([first], (count // 2, 1))
+    for start, length in zip(tensor.starts, tensor.lengths, strict=True):
+        tensor.content[start + length] = 0xFF
+    written.set()
+    slow.join(20)
+    assert found == [count - count // 2]
 
 
 def test_rows_without_elements_are_sliced() -> None:

@@ -14,6 +14,7 @@ What is raised here is the caller's fault, in Triton's words.
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class _Source:
         prefix: stands before the text of an error.
     """
 
-    __slots__ = ("_prefix", "_subject", "_where", "content", "count")
+    __slots__ = ("_lock", "_prefix", "_subject", "_where", "content", "count")
 
     def __init__(self, content: bytearray, count: int, tensor: str, model: str, prefix: str) -> None:
         self.content = content
@@ -67,13 +68,16 @@ class _Source:
         self._subject = f"for inference input '{tensor}' for model '{model}'"
         self._prefix = prefix
         self._where: tuple[Numbers, Numbers] | None = None
+        #: guards ``_where``. The rows of one request may be in two batches. Whoever knows where the elements are may
+        #: write behind them (``StringTensor``), over the length of the next one, which nobody must then want to read.
+        self._lock = threading.Lock()
 
     def where(self) -> tuple[Numbers, Numbers]:
         """Where each element begins, and its length; see ``StringRows.where``."""
-        # Two threads may find the same at the same time, where the rows of one request are in two batches.
-        if self._where is None:
-            self._where = self._find_many() if self.count > MANY_ELEMENTS else self._find_few()
-        return self._where
+        with self._lock:
+            if self._where is None:
+                self._where = self._find_many() if self.count > MANY_ELEMENTS else self._find_few()
+            return self._where
 
     def _find_few(self) -> tuple[list[int], list[int]]:
         starts: list[int] = []
