@@ -437,15 +437,15 @@ class Server:
         )
         async with self.waiting.logged():
             self._repositories += await trio.to_thread.run_sync(open_them, abandon_on_cancel=True)
-        return await look_first(
-            self._repositories,
-            options.load_models,
-            dict.fromkeys(options.load_model, "--load-model"),
-            all_must_answer=options.exit_on_error,
-            waiting=self.waiting,
-            passed_over=self._passed_over,
-            cpus=self._placement.anywhere,
-        )
+            return await look_first(
+                self._repositories,
+                options.load_models,
+                dict.fromkeys(options.load_model, "--load-model"),
+                all_must_answer=options.exit_on_error,
+                waiting=self.waiting,
+                passed_over=self._passed_over,
+                cpus=self._placement.anywhere,
+            )
 
     async def _load(self, manager: ModelManager, control: ModelControl) -> bool:
         """Find and load the models, unless a signal comes first; returns whether to go on."""

@@ -177,7 +177,7 @@ def test_a_model_whose_files_are_not_in_the_cache_is_unready_until_s3_is_back(
         assert "cannot be downloaded: --model-repository" in reason
         bucket.mend()
         wait_until(client.is_server_ready)
-        assert answer(client, "lost") == 10
+        assert answer(client, "lost") == 10  # it was not ready while the model was only being loaded
 
 
 def test_s3_that_does_not_answer_is_waited_for_some_seconds_where_the_cache_has_everything(
@@ -189,7 +189,9 @@ def test_s3_that_does_not_answer_is_waited_for_some_seconds_where_the_cache_has_
     proxy.faults = [Fault("", times=10**9, hold=held)]
     with serving(bucket, proxy, tmp_path, *SOON) as (process, client):
         assert (answer(client, "m"), client.is_server_ready()) == (1, True)
-        assert f"waiting for {bucket.url}: the first listing, 1 s so far" in process.log
+        # How much later than after a second depends on the machine; that it is the only line at this level does not.
+        waiting = rf"INFO .*waiting for {bucket.url}: the first listing, \d+ s so far"
+        assert len(re.findall(waiting, process.log)) == 1, process.log
         assert "does not answer: it has not answered for 10 s" in process.log
         bucket.put_model("m/2", 2)
         proxy.faults = []

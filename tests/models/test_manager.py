@@ -524,6 +524,38 @@ def test_versions_of_a_new_model_are_all_served_or_none_unless_each_is_by_itself
     trio.run(main)
 
 
+@pytest.mark.parametrize("failure", ["a version", "the files"])
+def test_a_model_that_could_not_be_served_leaves_the_server_unready_until_it_can(tmp_path: Path, failure: str) -> None:
+    seen: list[tuple[bool, ModelState | None]] = []
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+
+                def note() -> None:
+                    states = [version.state for version in manager.table.models["m"].versions.values()]
+                    seen.append((manager.table.ready, states[0] if states else None))
+
+                manager = manager_in(nursery)
+                manager._on_change = note
+                graph = put(tmp_path, "m", b"nonsense") / "model.onnx"
+                if failure == "the files":
+                    manager.refuse("m", "its files are not in the cache")
+                for _ in range(2):
+                    with pytest.raises(ModelLoadError):
+                        await manager.load(folder_of(tmp_path))
+                graph.write_bytes(DOUBLE)
+                await manager.load(folder_of(tmp_path))
+                manager.stop()
+
+    trio.run(main)
+    refused = [(False, None)] if failure == "the files" else []
+    first, *again = [(False, ModelState.LOADING), (False, ModelState.UNAVAILABLE)] * 2 + [(False, ModelState.LOADING)]
+    if failure == "a version":
+        first = (True, ModelState.LOADING)  # it is new: whatever else is served is served on
+    assert seen == [*refused, first, *again, (True, ModelState.READY)]
+
+
 def test_of_what_was_removed_the_latest_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "MAX_GONE", 2)
     monkeypatch.setattr(manager_module, "MAX_REMOVED", 2)

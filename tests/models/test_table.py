@@ -174,8 +174,13 @@ def test_the_server_is_ready_once_every_version_is(table: ModelTable, is_ready: 
             ModelTable({f"m{n}": ModelEntry(f"m{n}", {1: broken(1)}) for n in range(7)}),
             "7 of 7 models cannot be served: 'm0', 'm1', 'm2', 'm3', 'm4' and 2 more",
         ),
+        (ModelTable({"m": ModelEntry("m", {1: VersionEntry(1, ModelState.LOADING)})}), ""),
+        (
+            ModelTable({"m": ModelEntry("m", {1: VersionEntry(1, ModelState.LOADING)}, retried=True)}),
+            "1 of 1 models cannot be served: 'm'",
+        ),
     ],
-    ids=["loading", "empty", "the last one is unloaded", "ready", "one of two", "many"],
+    ids=["loading", "empty", "the last one is unloaded", "ready", "one of two", "many", "new", "tried again"],
 )
 def test_the_table_says_why_the_server_is_not_ready(table: ModelTable, reason: str) -> None:
     assert table.unready_reason == reason

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.models.repository import ModelFolder
@@ -183,9 +184,13 @@ def test_what_is_waited_for_is_said_again_and_again(
     other.hold = threading.Event()
     waiting = Waiting(clock=lambda: 7.0)
 
+    async def look_and_say() -> None:
+        async with waiting.logged():
+            await look_first([other], waiting=waiting)
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(look_first, [other], waiting=waiting))
+            nursery.start_soon(look_and_say)
             with trio.fail_after(30):
                 while caplog.text.count("the first listing, 0 s so far") < 3:  # noqa: ASYNC110  # lines of a log
                     await trio.sleep(0.01)
@@ -196,3 +201,28 @@ def test_what_is_waited_for_is_said_again_and_again(
     with caplog.at_level("INFO"):
         trio.run(main)
     assert str(waiting) == ""
+
+
+def test_the_log_says_what_is_waited_for_a_second_after_it_began_and_not_again_at_once(
+    other: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    other.hold = threading.Event()
+    clock = MockClock()
+
+    async def main() -> None:
+        assert other.hold is not None
+        waiting = Waiting(trio.current_time)
+        async with waiting.logged(), trio.open_nursery() as nursery:
+            waiting.begin([other.name])
+            await wait_all_tasks_blocked()
+            clock.jump(0.75)  # as long as it took to open the repository
+            nursery.start_soon(partial(look_first, [other], waiting=waiting))
+            for _ in range(2):  # a second and a half, and two and a quarter seconds
+                await wait_all_tasks_blocked()
+                clock.jump(0.75)
+                await wait_all_tasks_blocked()
+            other.hold.set()
+
+    with caplog.at_level("INFO"):
+        trio.run(main, clock=clock)
+    assert [one.getMessage() for one in caplog.records] == [f"waiting for {other.name}: the first listing, 2 s so far"]

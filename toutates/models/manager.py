@@ -198,7 +198,7 @@ class ModelManager:
             new = [version for version in folder.versions if version.number not in kept]
             if new:
                 loading = {one.number: VersionEntry(one.number, ModelState.LOADING) for one in new}
-                self._enter(_after(before, loading | _served(before)))
+                self._enter(replace(_after(before, loading | _served(before)), retried=before.fails))
             loaded: dict[int, VersionEntry] = {}
             try:
                 loaded = await self._load_versions(name, new, overridden=overridden)

@@ -92,12 +92,19 @@ class ModelEntry:
         versions: by number, ascending.
         problem: why it has none.
         gone: numbers of versions that were served, and now are removed or not chosen any more; ascending.
+        retried: whether it is being loaded, and something of it could not be served before.
     """
 
     name: str
     versions: Mapping[int, VersionEntry] = field(default_factory=dict)
     problem: str = ""
     gone: tuple[int, ...] = ()
+    retried: bool = False
+
+    @property
+    def fails(self) -> bool:
+        """Whether something of it cannot be served that should be. While it is tried again, nobody knows better."""
+        return bool(self.problem) or self.retried or any(map(_has_failed, self.versions.values()))
 
     def served(self) -> list[ServedVersion]:
         """The versions that were loaded, whatever has become of their executors, ascending."""
@@ -167,18 +174,15 @@ class ModelTable:
         """Whether no known version fails to answer that should: Triton's strict readiness, but for two things.
 
         What is being loaded or unloaded does not count, because a server that serves the rest must not be taken out of
-        its load balancer for it. A server without any model is not ready, unless it was told to start empty.
+        its load balancer for it. But what could not be served counts until it can: being tried again does not make the
+        server ready for a moment. A server without any model is not ready, unless it was told to start empty.
         """
         return not self.unready_reason
 
     @property
     def failed(self) -> list[str]:
         """Names of the models of which something cannot be served that should be, sorted."""
-        return [
-            name
-            for name, model in self.models.items()
-            if model.problem or any(map(_has_failed, model.versions.values()))
-        ]
+        return [name for name, model in self.models.items() if model.fails]
 
     def _find_unready_reason(self) -> str:
         if not self.complete:

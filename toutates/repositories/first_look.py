@@ -139,7 +139,7 @@ async def look_first(
         only: names of the models wanted; None for all.
         asked_by: the flag that wants a model, by its name; --load-models those that are left out.
         all_must_answer: whether a repository of which nothing is known is an error.
-        waiting: is told who has answered.
+        waiting: is told who has answered; the log is the caller's business, see ``Waiting.logged``.
         passed_over: tells the log of what is no model.
         cpus: where threads run, see ``placement.running_on``.
 
@@ -212,7 +212,7 @@ class _Asking:
         """
         self._waiting.begin([repository.name for repository in self._repositories])
         failures: list[ConfigurationError] = []
-        async with self._waiting.logged(), trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
 
             async def ask(repository: Repository) -> None:
                 try:
