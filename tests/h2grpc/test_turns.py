@@ -100,6 +100,16 @@ def test_frames_off_the_short_way_count_for_more(octets: bytes, most: int, monke
     assert max(taken) // len(octets) <= most + 1
 
 
+def test_settings_count_for_every_stream_that_they_change() -> None:
+    server = Server.opened(Limits(settings=Allowance(1_000_000, 0, 0)))
+    assert len(pieces(server.connection, settings((4, 1)) * 100)) == 1
+    pieces(server.connection, many(20_000))
+    assert server.connection.open_calls == 20_000
+    turns = pieces(server.connection, b"".join(settings((4, 70_000 + number)) for number in range(20)))
+    a_turns = -(-BYTES_AT_ONCE // (20_000 * connection_module.STREAM_BYTES))
+    assert len(turns) == -(-20 // a_turns) > 5
+
+
 def test_header_blocks_that_have_to_be_decoded_count_for_more() -> None:
     server = Server.opened()
     octets = b"".join(

@@ -81,6 +81,8 @@ BYTES_AT_ONCE = 65_536
 SLOW_FRAME_BYTES = 96
 EVENT_BYTES = 24
 DECODING_BYTES = 8
+#: And for a stream that SETTINGS may have changed the window of.
+STREAM_BYTES = 2
 #: Calls that are ended in one go, by their deadline or with their connection. Each takes 1 to 5 us.
 ENDED_AT_ONCE = 512
 #: Reads that are held as they came: those of a byte or two take twenty times their size.
@@ -542,6 +544,8 @@ class ServerConnection(Receiver):
             enough -= SLOW_FRAME_BYTES + (len(events) - known) * EVENT_BYTES
             if frame_type in (HEADERS, CONTINUATION):
                 enough -= length * DECODING_BYTES
+            elif frame_type == SETTINGS:
+                enough -= len(streams) * STREAM_BYTES
             stop = at if self.behind else min(stop, enough)
         if end_of_data - at >= FRAME_HEAD_SIZE:
             self._rest = data
