@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from toutates.protocol.wire_format import read_varint
+
 __all__ = ["Layout", "Scan", "read_layout", "scan"]
 
 #: Tags of ModelInferRequest's top-level fields: field number << 3 | wire type 2 (length-delimited).
@@ -52,7 +54,7 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
             length = buffer[at + 1]
             at += 2
             if length & 0x80:
-                length, at = _long_varint(buffer, at - 1)
+                length, at = read_varint(buffer, at - 1)
             start = at
             at += length
             if tag == _RAW_TAG:
@@ -140,7 +142,7 @@ def read_layout(buffer: bytes, at: int, end: int) -> Layout:
 def _fields(buffer: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Each field's tag, and where it, its content, and the next field begin."""
     while at < end:
-        length, start = _long_varint(buffer, at + 1)
+        length, start = read_varint(buffer, at + 1)
         yield buffer[at], at, start, start + length
         at = start + length
 
@@ -151,16 +153,3 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _long_varint(buffer: bytes, at: int) -> tuple[int, int]:
-    """A varint at ``at``; returns it and where it ends. Longer than ten bytes is an IndexError."""
-    value = shift = 0
-    while shift < 70:
-        byte = buffer[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise IndexError

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from toutates.errors import InvalidRequest
 from toutates.protocol.grpc_service_pb2 import ModelInferResponse
+from toutates.protocol.wire_format import field_head
 
 __all__ = [
     "MAX_CLASSIFIED_ELEMENTS",
@@ -27,7 +28,7 @@ __all__ = [
     "write_response",
 ]
 
-_RAW_TAG: Final = bytes([6 << 3 | 2])
+_RAW_TAG: Final = 6 << 3 | 2
 
 #: Triton refuses to sort more.
 MAX_CLASSIFIED_ELEMENTS: Final = 1_000_000
@@ -37,16 +38,6 @@ _FEW_ROWS: Final = 64
 MAX_SORTED_ELEMENTS: Final = 131_072
 #: Texts that one output may have: they take 0.6 us each, in the worker's thread.
 MAX_CLASSES: Final = 16_384
-
-
-def _raw_head(size: int) -> bytes:
-    """Tag and length of one raw content."""
-    out = bytearray(_RAW_TAG)
-    while size >= 0x80:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +110,9 @@ def build_template(
         sizes: bytes of each.
     """
     before, after = _names(model, version), _descriptions(tensors)
-    parts = tuple(OutputPart(_raw_head(size), index, size) for index, size in zip(indices, sizes, strict=True))
+    parts = tuple(
+        OutputPart(field_head(_RAW_TAG, size), index, size) for index, size in zip(indices, sizes, strict=True)
+    )
     length = len(before) + len(after) + sum(len(part.head) + part.size for part in parts)
     if len(parts) == 1:
         return ResponseTemplate(before, after + parts[0].head, parts, parts[0].index, parts[0].size, length)
@@ -140,7 +133,7 @@ def write_response(
     """
     pieces: list[bytes | memoryview] = [_names(model, version) + id_field + _descriptions(tensors)]
     for content in contents:
-        pieces += (_raw_head(len(content)), content)
+        pieces += (field_head(_RAW_TAG, len(content)), content)
     return pieces
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from toutates.errors import InvalidRequest
+from toutates.protocol.wire_format import read_varint
 
 __all__ = ["MAX_FIELDS", "check_structure"]
 
@@ -56,10 +57,10 @@ def _walk(buffer: bytes, at: int, end: int, fields: _Fields, left: int) -> int:
     """Count the fields of one message; returns how many are left, below 0 as soon as there are too many."""
     while at < end and left >= 0:
         left -= 1
-        tag, at = _varint(buffer, at)
+        tag, at = read_varint(buffer, at)
         kind = tag & 7
         if kind == 2:
-            length, at = _varint(buffer, at)
+            length, at = read_varint(buffer, at)
             if at + length > end:
                 raise IndexError
             if tag in fields:
@@ -67,7 +68,7 @@ def _walk(buffer: bytes, at: int, end: int, fields: _Fields, left: int) -> int:
                 left = left - length if inner is None else _walk(buffer, at, at + length, inner, left)
             at += length
         elif kind == 0:
-            _, at = _varint(buffer, at)
+            _, at = read_varint(buffer, at)
         elif kind == 1:
             at += 8
         elif kind == 5:
@@ -76,19 +77,3 @@ def _walk(buffer: bytes, at: int, end: int, fields: _Fields, left: int) -> int:
             raise IndexError
         # The start and the end of a group are fields without content here, so that nesting takes no stack.
     return left
-
-
-def _varint(buffer: bytes, at: int) -> tuple[int, int]:
-    """A varint and where it ends."""
-    value = buffer[at]
-    at += 1
-    if value < 0x80:
-        return value, at
-    value &= 0x7F
-    for shift in range(7, 70, 7):
-        byte = buffer[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise IndexError

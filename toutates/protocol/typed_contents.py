@@ -19,6 +19,7 @@ import numpy.typing as npt
 from toutates.errors import InvalidRequest
 from toutates.protocol.datatypes import NATURAL_DATATYPES, Datatype, join_strings
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
+from toutates.protocol.wire_format import field_head, read_varint
 
 __all__ = ["LARGE_MESSAGE_BYTES", "CutRequest", "TypedReader", "cut_contents"]
 
@@ -71,7 +72,7 @@ def cut_contents(message: memoryview) -> CutRequest | None:
             elif tag == _INPUT:
                 pieces: list[memoryview] = []
                 own = _cut_input(message[start:end], pieces)
-                rest += (_head(_INPUT, len(own)), own)
+                rest += (field_head(_INPUT, len(own)), own)
                 cut.typed.append(pieces)
             else:
                 rest.append(message[at:end])
@@ -90,7 +91,7 @@ def _cut_input(message: memoryview, pieces: list[memoryview]) -> bytes:
         tag, start, end = _field(message, at)
         if tag == _CONTENTS:
             if not pieces:
-                rest.append(_head(_CONTENTS, 0))
+                rest.append(field_head(_CONTENTS, 0))
             pieces.append(message[start:end])
         else:
             rest.append(message[at:end])
@@ -217,13 +218,13 @@ def _field(message: memoryview, at: int) -> tuple[int, int, int]:
     Raises:
         IndexError: it does not end within the message, or is a group.
     """
-    tag, at = _varint(message, at)
+    tag, at = read_varint(message, at)
     kind = tag & 7
     if kind == 2:
-        length, at = _varint(message, at)
+        length, at = read_varint(message, at)
         end = at + length
     elif kind == 0:
-        _, end = _varint(message, at)
+        _, end = read_varint(message, at)
     elif kind in (1, 5):
         end = at + (8 if kind == 1 else 4)
     else:
@@ -231,26 +232,3 @@ def _field(message: memoryview, at: int) -> tuple[int, int, int]:
     if end > len(message) or not tag >> 3:
         raise IndexError
     return tag, at, end
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A varint and where it ends."""
-    value = shift = 0
-    while shift < 70:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise IndexError
-
-
-def _head(tag: int, length: int) -> bytes:
-    """Tag and length of a length-delimited field."""
-    head = bytearray([tag])
-    while length >= 0x80:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
