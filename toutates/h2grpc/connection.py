@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, UNCOUNTED_CALLS
+from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES
 from toutates.h2grpc.call import NEVER, Call
 from toutates.h2grpc.events import ConnectionTerminated, Event
 from toutates.h2grpc.faults import ConnectionFault, StreamFault
@@ -180,7 +180,7 @@ class ServerConnection(Receiver):
             # one go, costs less than looking at every call's ``open`` before its handler: 4 % of a request on 3.14t.
             self._cancelled = False
             events = [event for event in events if event.__class__ is not Call or event.open]
-        if self._counted_calls or len(self.streams) > UNCOUNTED_CALLS:
+        if self._many_calls:
             self._count_calls()
         return events
 
@@ -422,14 +422,17 @@ class ServerConnection(Receiver):
         """
         end_of_data = len(data)
         # Where to stop. What takes longer than its bytes moves ``enough`` back, so that the short way need not count.
-        enough = at + BYTES_AT_ONCE
-        stop = min(end_of_data, enough)
+        stop = enough = at + BYTES_AT_ONCE
+        if stop > end_of_data:
+            stop = end_of_data
         unpack_frame_head = self._wire.unpack_frame_head
         unpack_message_head = self._wire.unpack_message_head
         largest = self._limits.max_frame_size
         streams = self.streams
         remembered = self._remembered
-        max_streams = self._max_streams()
+        max_streams = self._few_streams
+        if self._queued_bytes or len(streams) >= max_streams:
+            max_streams = self._max_streams()
         while stop - at >= FRAME_HEAD_SIZE:
             word, flags, stream_id = unpack_frame_head(data, at)
             length = word >> 8

@@ -255,6 +255,7 @@ class Receiver(Sender):
         calls = len(self.streams)
         if not self._queued_bytes and calls < self._few_streams:
             return self._few_streams  # who opens more of them with one read is asked again
+        self._many_calls = True
         if self._queued_bytes and (self._queued_bytes > self._limits.max_queued_bytes or self._budget.exceeded):
             return 0
         most = self._counted_calls + self._budget.call_room // CALL_BYTES

@@ -67,6 +67,7 @@ class Sender:
         "_inflater",
         "_limit_hits",
         "_limits",
+        "_many_calls",
         "_out",
         "_peer_frame_size",
         "_peer_stream_window",
@@ -114,6 +115,8 @@ class Sender:
         self._queued_bytes = 0
         #: calls whose records are in the budget; see ``_count_calls``
         self._counted_calls = 0
+        #: whether there may be more calls than are left uncounted
+        self._many_calls = False
         #: bytes held of all calls' requests
         self._request_bytes = 0
         #: KiB of responses that were too large for the short way, sent so far
@@ -129,7 +132,7 @@ class Sender:
         """The bytes to send now, in order; the connection forgets them."""
         out, self._out = self._out, []
         self.bulky = False
-        if self._counted_calls:
+        if self._many_calls:
             self._count_calls()
         return out
 
@@ -302,6 +305,7 @@ class Sender:
             calls = 0
         growth = CALL_BYTES * (calls - self._counted_calls)
         self._counted_calls = calls
+        self._many_calls = calls > 0
         self._budget.used += growth
         self._budget.call_bytes += growth
 
