@@ -125,10 +125,6 @@ class Room:
                     f"this request has {rows} more; {self._advice(self.bounds.keys.rows)}"
                 )
 
-    def count_new(self, batch: Batch, rows: int) -> None:
-        """Count the first rows of a new batch, for which ``check_rows`` found room, and some ahead."""
-        self._count(batch, rows, rows)
-
     def count_more(self, batch: Batch, rows: int) -> None:
         """Count ``rows`` more rows of an open batch that has room for them, and some ahead.
 
@@ -140,14 +136,16 @@ class Room:
             self._give_back_ahead()  # of this batch too
             missing = batch.rows + rows - batch.counted
             self.check_rows(missing)
-        self._count(batch, batch.rows + rows, missing)
+        self.count(batch, batch.rows + rows, missing)
 
-    def _count(self, batch: Batch, rows: int, missing: int) -> None:
-        """Count ``missing`` rows more, so that it has ``rows`` of them, and some ahead."""
+    def count(self, batch: Batch, rows: int, missing: int) -> None:
+        """Count ``missing`` rows more of a batch, for which there is room, so that it has ``rows``; and some ahead."""
         left = self.most_rows - self.rows - missing
         ahead = 0
         if 4 * left >= self.most_rows and not self.bounds.waiting:
-            ahead = min(batch.room - rows, left >> 3)
+            ahead = batch.room - rows
+            if ahead > left >> 3:
+                ahead = left >> 3
         self.rows += missing + ahead
         batch.counted = rows + ahead
         self.ahead += ahead - batch.ahead

@@ -247,7 +247,7 @@ class SuperTensor:
         if new_request and self.room.bounds.waiting:
             self.room.check_waiting(self._starting())
         batch = self._new_batch(lane, rows)
-        self.room.count_new(batch, rows)
+        self.room.count(batch, rows, rows)
         self.open_batches[lane] = batch
         if new_request and self.room.bounds.waiting:
             self.room.count_waiting(batch)
