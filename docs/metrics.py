@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from toutates.metrics.catalogue import CATALOGUE
-from toutates.metrics.spec import MetricSpec, Presence
+from toutates.observe.metrics.catalogue import CATALOGUE
+from toutates.observe.metrics.spec import MetricSpec, Presence
 
 PAGE = Path(__file__).with_name("metrics.md")
 
@@ -25,8 +25,8 @@ curl http://localhost:9090/metrics
 
 `GET /metrics` on `--metrics-addr`, in Prometheus's text format, or in OpenMetrics for scrapers that ask for it.
 
-The tables are written by `python docs/metrics.py` from `toutates/metrics/catalogue.py`; tests compare them with it, and
-it with what a server says.
+The tables are written by `python docs/metrics.py` from `toutates/observe/metrics/catalogue.py`; tests compare them with
+it, and it with what a server says.
 
 **Cost.** Requests are counted in plain numbers of each thread, which are added up when somebody scrapes, 0.15 ms for a
 model version. What is scraped more often than that allows is the same text again.

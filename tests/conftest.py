@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
-from toutates.logs.levels import AREAS, PACKAGE
+from toutates.system.logs.levels import AREAS, PACKAGE
 
 # The suite finds the same today as tomorrow; `fuzz/run.py` draws other examples, by `--hypothesis-profile fuzz`.
 settings.register_profile("suite", derandomize=True, deadline=None)

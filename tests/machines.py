@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from toutates.topology import format_cpu_list, parse_cpu_list
+from toutates.system.topology import format_cpu_list, parse_cpu_list
 
 __all__ = ["EPYC_NPS2", "LAPTOP", "VIRTUAL", "XEON", "XEON_INTERLEAVED", "install"]
 

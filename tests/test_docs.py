@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toutates.monitoring.cpu_budget import SHARE
+from toutates.observe.http.cpu_budget import SHARE
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

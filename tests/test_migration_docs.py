@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from toutates.models.settings import ModelSettings, SessionSettings
-from toutates.models.triton_fields import FIELDS, PARAMETERS
+from toutates.models.config.settings import ModelSettings, SessionSettings
+from toutates.models.config.triton_fields import FIELDS, PARAMETERS
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from tests.machines import LAPTOP, XEON, install
-from toutates.access import PROTOCOLS
-from toutates.flags import server_parser
-from toutates.models.settings import ModelSettings
+from toutates.api.restrictions import PROTOCOLS
+from toutates.command.flags import server_parser
+from toutates.models.config.settings import ModelSettings
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
-from toutates.placement import place
 from toutates.protocol.signature import Signature
-from toutates.startup_table import placement_table
-from toutates.topology import read_topology
+from toutates.server.startup_table import placement_table
+from toutates.system.placement import place
+from toutates.system.topology import read_topology
 
 ROOT = Path(__file__).parent.parent
 OPERATING = (ROOT / "docs" / "operating.md").read_text()

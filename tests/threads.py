@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from toutates.topology import parse_cpu_list
+from toutates.system.topology import parse_cpu_list
 
 __all__ = ["cpus_of_threads"]
 

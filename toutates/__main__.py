@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from toutates.cli import main
+from toutates.command.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import yaml
 
-from toutates.metrics.catalogue import CATALOGUE
-from toutates.metrics.spec import Kind, MetricSpec
+from toutates.observe.metrics.catalogue import CATALOGUE
+from toutates.observe.metrics.spec import Kind, MetricSpec
 
 __all__ = [
     "DASHBOARDS",

@@ -21,7 +21,7 @@ from tests.deploy.support import (
     spec_of,
     variables,
 )
-from toutates.metrics.spec import Kind
+from toutates.observe.metrics.spec import Kind
 
 #: Every query of the dashboards and the alert rules.
 EVERY = [one for name in DASHBOARDS for one in expressions(name)] + [

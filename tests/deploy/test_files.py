@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from tests.deploy.support import DASHBOARDS, DEPLOY, ROOT, read_yaml
-from toutates.cli import parse_options
-from toutates.options import Options
+from toutates.command.main import parse_options
+from toutates.server.options import Options
 
 COMPOSE: Final = DEPLOY / "compose.yaml"
 SERVICES: Final[dict[str, Any]] = read_yaml(COMPOSE)["services"]

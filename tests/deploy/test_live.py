@@ -25,7 +25,7 @@ import yaml
 from tests.deploy.support import DASHBOARDS, DEPLOY, ROOT, Expression, alerts, expressions, read_yaml, spec_of
 from tests.e2e.process import ServerProcess, environment, running
 from tests.e2e.support import triton
-from toutates.metrics.spec import Presence
+from toutates.observe.metrics.spec import Presence
 
 #: By this is divided, and it stands still: this server has no models on S3. GPUs are the other exception.
 STANDS_STILL: Final = "toutates_s3_download_seconds_total"

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import trio
 
-from tests.batching.support import wait_until
-from toutates import server as server_module
-from toutates.batching.supertensor import SuperTensor
-from toutates.h2grpc import Worker
+from tests.engine.support import wait_until
+from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager
 from toutates.models.table import ServedVersion
-from toutates.options import Address, Options
-from toutates.server import Server
+from toutates.net import Worker
+from toutates.server import server as server_module
+from toutates.server.options import Options
+from toutates.server.server import Server
+from toutates.system.address import Address
 
 __all__ = ["Inside", "serve"]
 

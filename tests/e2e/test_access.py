@@ -13,8 +13,8 @@ import pytest
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, grpc, infer, pb, refused, request, triton
 from tests.e2e.wire import Client, client_of, framed
-from toutates.access import PROTOCOLS
-from toutates.service.inflight import share
+from toutates.api.restrictions import PROTOCOLS
+from toutates.infer.inflight import share
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"

@@ -14,7 +14,7 @@ from tests.e2e.process import PYTHON, ServerProcess, running
 from tests.e2e.test_process import run
 from tests.extension import NAME, build_extension, is_free_threaded
 from tests.threads import cpus_of_threads
-from toutates.topology import format_cpu_list
+from toutates.system.topology import format_cpu_list
 
 ALLOWED: Final = sorted(os.sched_getaffinity(0))
 
@@ -99,7 +99,7 @@ def import_first(*arguments, **more):
     return function(*arguments, **more)
 
 module.{function} = import_first
-from toutates.cli import main
+from toutates.command.main import main
 sys.exit(main())
 """
 
@@ -117,7 +117,7 @@ def test_a_free_threaded_server_runs_without_the_gil(repository: Path, tmp_path:
 @free_threaded
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("toutates.models.repository", "scan"), ("toutates.models.settings", "load_settings")],
+    [("toutates.models.repository", "scan"), ("toutates.models.config.settings", "load_settings")],
     ids=["at the start", "while a model loads"],
 )
 def test_a_module_that_switches_the_gil_on_is_named_in_the_log(

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from h2.settings import SettingCodes
 
-from tests.batching.support import wait_until
 from tests.e2e.inside import Inside, serve
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Answer, Client, client_of, framed
-from toutates.batching.lane import PackedLane
+from tests.engine.support import wait_until
+from toutates.engine.lane import PackedLane
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -18,14 +18,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.batching.support import wait_until
 from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, greedy_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
-from toutates.batching.lane import Batch, Lane, PackedLane
-from toutates.batching.submitter import Submitter
+from tests.engine.support import wait_until
+from toutates.engine.lane import Batch, Lane, PackedLane
+from toutates.engine.submitter import Submitter
 from toutates.h2grpc import Call, ServerConnection
+from toutates.infer.plan import Plan
 from toutates.models import manager as manager_module
 from toutates.protocol.grpc_service_pb2 import (
     ModelInferRequest,
@@ -36,7 +37,6 @@ from toutates.protocol.grpc_service_pb2 import (
     RepositoryIndexResponse,
     ServerReadyResponse,
 )
-from toutates.service.plan import Plan
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"
@@ -372,10 +372,10 @@ def test_a_run_that_asks_for_more_memory_than_there_is_fails_alone(tmp_path: Pat
 #: A worker, the manager or the main thread meets a bug once a request says so.
 CRASHING: Final = """
 import sys
-from toutates.cli import main
+from toutates.command.main import main
 from toutates.h2grpc import worker
 from toutates.models import manager
-from toutates.service import infer
+from toutates.api import infer
 from toutates import server
 
 class Fatal(BaseException):

@@ -523,10 +523,10 @@ def test_requests_too_long_to_be_remembered_are_answered(channel: Any) -> None:
 #: A server whose greatest response is small, since the real limit takes gigabytes to reach.
 _SMALL_RESPONSES = """
 import sys
-import toutates.service.answers, toutates.service.plan
-toutates.service.answers.MAX_RESPONSE_BYTES = 1_000
-toutates.service.plan.MAX_TEMPLATED_BYTES = 500
-from toutates.cli import main
+import toutates.infer.answers, toutates.infer.plan
+toutates.infer.answers.MAX_RESPONSE_BYTES = 1_000
+toutates.infer.plan.MAX_TEMPLATED_BYTES = 500
+from toutates.command.main import main
 sys.exit(main())
 """
 

@@ -17,15 +17,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.batching.support import wait_until
 from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.wire import Client, client_of, framed
-from tests.metrics.support import PARSERS, Nvml
-from toutates.metrics.catalogue import CATALOGUE
-from toutates.metrics.exposition import Exposition, Format
-from toutates.metrics.gpu import GpuGauges
-from toutates.metrics.spec import Kind, Presence
+from tests.engine.support import wait_until
+from tests.observe.metrics.support import PARSERS, Nvml
+from toutates.observe.metrics.catalogue import CATALOGUE
+from toutates.observe.metrics.exposition import Exposition, Format
+from toutates.observe.metrics.gpu import GpuGauges
+from toutates.observe.metrics.spec import Kind, Presence
 from toutates.protocol.grpc_service_pb2 import (
     ModelInferRequest,
     ModelStatistics,

@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.batching.support import wait_until
 from tests.e2e.inside import Inside, serve
 from tests.e2e.wire import Client, client_of, framed
-from toutates.batching.counters import size_bucket, time_bucket
-from toutates.batching.lane import PackedLane
+from tests.engine.support import wait_until
+from toutates.engine.counters import size_bucket, time_bucket
+from toutates.engine.lane import PackedLane
 from toutates.h2grpc import Status
+from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.service.observing import STEPS_INTERVAL, Observation, Observer, Sampling
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 

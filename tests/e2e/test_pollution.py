@@ -18,11 +18,12 @@ import trio
 
 from tests.e2e.process import running
 from tests.e2e.wire import Client, client_of
-from toutates.options import Address, Options
-from toutates.protocol import infer_validation
+from toutates.infer import plan_cache
+from toutates.infer import validation as infer_validation
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.server import Server
-from toutates.service import plan_cache
+from toutates.server.options import Options
+from toutates.server.server import Server
+from toutates.system.address import Address
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 #: Plans per generation in these tests.
@@ -46,7 +47,7 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[request.id] += 1
         return real(request, *rest)
 
-    monkeypatch.setattr("toutates.service.infer.validate", validate)
+    monkeypatch.setattr("toutates.infer.service.validate", validate)
     monkeypatch.setattr(plan_cache, "MAX_PLANS", PLANS)
     return counts
 

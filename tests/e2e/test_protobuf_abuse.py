@@ -11,9 +11,9 @@ import pytest
 
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Client, client_of
-from tests.protocol.test_infer_structure import MANY, field, varint
+from tests.infer.test_infer_structure import MANY, field, varint
+from toutates.infer.structure import MAX_FIELDS
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.infer_structure import MAX_FIELDS
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.batching.support import wait_until
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import reload_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, channel_to, outputs_of, pb, request, triton
+from tests.engine.support import wait_until
 
 RELOADS: Final = int(os.environ.get("RELOADS", "15"))
 EXPLICIT: Final = ("--model-control-mode", "explicit", "--load-model", "m")

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.batching.support import wait_until
 from tests.e2e.prepared import prepared_connection
 from tests.e2e.process import ROOT, ServerProcess, environment, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, infer, outputs_of, pb, request, triton
+from tests.engine.support import wait_until
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from tests.e2e.support import (
     triton,
 )
 from tests.e2e.wire import client_of, framed
-from tests.tracing.collector import Collector, attributes_of, children_of, collecting, wait_until
+from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting, wait_until
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e47{:02x}"
 PARENT: Final = "00f067aa0ba902b7"
@@ -412,7 +412,10 @@ def test_server_without_opentelemetry_says_what_to_install_where_it_is_asked_for
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError('No module', name='opentelemetry')\n")
     path = f"{package.parent}:{environment()['PYTHONPATH']}"
-    start = ["-c", f"import sys; sys.path[:0] = {path.split(':')!r}; from toutates.cli import main; sys.exit(main())"]
+    start = [
+        "-c",
+        f"import sys; sys.path[:0] = {path.split(':')!r}; from toutates.command.main import main; sys.exit(main())",
+    ]
     flags = ["--model-repository", str(repository), "--trace-endpoint", "http://127.0.0.1:1"]
     ended = subprocess.run([PYTHON, *start, *flags], env=environment(), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2

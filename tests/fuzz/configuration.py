@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from tests.fuzz.sessions import mutate
-from toutates.errors import ConfigurationError
-from toutates.models.settings import CONFIG_NAME, ModelSettings, load_settings
-from toutates.models.yaml_writer import write_yaml
+from toutates.models.config.settings import CONFIG_NAME, ModelSettings, load_settings
+from toutates.models.config.yaml_writer import write_yaml
+from toutates.system.errors import ConfigurationError
 
 __all__ = ["check", "load", "make_case"]
 

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.sessions import mutate
-from toutates.errors import RequestError
 from toutates.h2grpc import GrpcError
+from toutates.infer.scanning import Scan, read_layout, scan
+from toutates.infer.unary import parse
+from toutates.infer.validation import ValidatedRequest, validate
 from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.infer_request import Scan, read_layout, scan
-from toutates.protocol.infer_validation import ValidatedRequest, validate
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import StringRows, join_rows
-from toutates.service.unary import parse
+from toutates.system.errors import RequestError
 
 __all__ = ["check", "make_case"]
 

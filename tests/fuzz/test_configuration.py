@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.configuration import load
-from toutates.models.settings import CONFIG_NAME, ModelSettings, ProfilingSettings
-from toutates.models.yaml_writer import write_yaml
+from toutates.models.config.settings import CONFIG_NAME, ModelSettings, ProfilingSettings
+from toutates.models.config.yaml_writer import write_yaml
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), max_size=20)
 SHAPES = st.dictionaries(NAMES, st.lists(st.just(-1) | st.integers(1, 2**31 - 1), max_size=32).map(tuple), max_size=5)

@@ -11,11 +11,11 @@ import pytest
 
 from tests.e2e.models import heavy_model
 from tests.triton_repository import add_model, negative, write_config
-from toutates.batching.session import SessionOptions
-from toutates.check import check_repository
+from toutates.command.check import check_repository
+from toutates.engine.session import SessionOptions
+from toutates.models.config.settings import ModelSettings, SessionSettings
 from toutates.models.idle_cores import idle_cores_advice
 from toutates.models.repository import scan
-from toutates.models.settings import ModelSettings, SessionSettings
 from toutates.models.table import ServedVersion
 from toutates.models.version_loader import LoadOptions, VersionLoader
 

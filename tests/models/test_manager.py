@@ -16,22 +16,22 @@ import trio
 import trio.testing
 from onnx import TensorProto, helper
 
-from tests.batching.support import DOUBLE, double, model, tensor, wait_until
+from tests.engine.support import DOUBLE, double, model, tensor, wait_until
 from tests.threads import cpus_of_threads
-from toutates.batching.lane import PackedLane
-from toutates.batching.session import ModelSession, SessionOptions, load_session
-from toutates.batching.submitter import Submitter
-from toutates.batching.supertensor import SuperTensor
-from toutates.errors import ModelLoadError, ModelNotReady
+from toutates.engine.lane import PackedLane
+from toutates.engine.session import ModelSession, SessionOptions, load_session
+from toutates.engine.submitter import Submitter
+from toutates.engine.supertensor import SuperTensor
 from toutates.models import manager as manager_module
 from toutates.models import preparing as preparing_module
 from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan, scan_model
 from toutates.models.table import ModelState
-from toutates.placement import Placement, running_on
 from toutates.repositories.local import LocalRepository
-from toutates.topology import allowed_cpus, read_topology
+from toutates.system.errors import ModelLoadError, ModelNotReady
+from toutates.system.placement import Placement, running_on
+from toutates.system.topology import allowed_cpus, read_topology
 
 CONFIG = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: {}\nallocator: cpu\n"
 

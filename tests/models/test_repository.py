@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from toutates.errors import ConfigurationError
 from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over, scan
+from toutates.system.errors import ConfigurationError
 
 
 def add(root: Path, *files: str) -> None:

@@ -12,12 +12,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from toutates.errors import ConfigurationError, ModelLoadError
-from toutates.models.declared import Declared, DeclaredTensor
-from toutates.models.settings import ModelSettings
+from toutates.models.config.declared import Declared, DeclaredTensor
+from toutates.models.config.settings import ModelSettings
 from toutates.models.signature_reader import read_signature
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.errors import ConfigurationError, ModelLoadError
 
 SOURCE = Path("repository/m/1/config.yaml")
 FP32 = BY_NAME["FP32"]

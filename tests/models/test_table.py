@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toutates.errors import InvalidRequest, ModelNotReady, RequestError, UnknownModel
 from toutates.models.near_names import NearNames
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry, parse_version
+from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError, UnknownModel
 
 
 def served(name: str, number: int) -> ServedVersion:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toutates.errors import InvalidRequest
 from toutates.protocol.datatypes import (
     BY_NAME,
     BY_ORT_TYPE,
@@ -22,6 +21,7 @@ from toutates.protocol.datatypes import (
 )
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
 from toutates.protocol.model_config_pb2 import DataType
+from toutates.system.errors import InvalidRequest
 
 INTEGERS = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
 NAMES = ["BOOL", *INTEGERS, "FP16", "FP32", "FP64", "BYTES", "BF16"]

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
-from toutates.errors import InvalidRequest
 from toutates.protocol import infer_response
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from toutates.protocol.infer_response import WireTensor, build_template, classify, write_response
+from toutates.system.errors import InvalidRequest
 
 names = st.text(max_size=20)
 tensors = st.lists(

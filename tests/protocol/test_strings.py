@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toutates.errors import InvalidRequest
 from toutates.protocol import strings
 from toutates.protocol.strings import (
     MANY_ELEMENTS,
@@ -21,6 +20,7 @@ from toutates.protocol.strings import (
     StringTensor,
     join_rows,
 )
+from toutates.system.errors import InvalidRequest
 
 BYTE_STRINGS = st.lists(st.binary(max_size=40), max_size=20)
 

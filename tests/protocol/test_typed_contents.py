@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toutates.errors import InvalidRequest
 from toutates.protocol import typed_contents
 from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import InferTensorContents, ModelInferRequest
 from toutates.protocol.typed_contents import TypedReader, cut_contents
+from toutates.system.errors import InvalidRequest
 
 _NUMBERS = {
     "BOOL": st.booleans(),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.repositories.support import S3Service
 from tests.triton_repository import negative
-from toutates.cli import main
+from toutates.command.main import main
 
 
 def test_models_on_s3_are_checked_where_they_are(

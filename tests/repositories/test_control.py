@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import trio
 
-from tests.batching.support import DOUBLE
+from tests.engine.support import DOUBLE
 from tests.repositories.support import S3Service, repository
-from toutates.batching.session import SessionOptions
-from toutates.errors import RepositoryError
+from toutates.engine.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.repositories.cache import ModelCache
 from toutates.repositories.control import ModelControl
 from toutates.repositories.interface import Progress
 from toutates.repositories.local import LocalRepository
+from toutates.system.errors import RepositoryError
 
 
 class Fickle(LocalRepository):

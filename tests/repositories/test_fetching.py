@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from toutates.errors import RepositoryError
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.repositories.fetching import DownloadLine, fetch_all
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics
+from toutates.system.errors import RepositoryError
 
 
 class Stubborn:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import Proxy, S3Service, files_in, quiet, repository
-from toutates.errors import RepositoryError
 from toutates.repositories import listings as module
 from toutates.repositories.listings import Listings
 from toutates.repositories.s3_keys import S3Object
+from toutates.system.errors import RepositoryError
 
 PLACE = "s3://bucket at http://s3"
 OBJECTS = [S3Object("p/m/1/model.onnx", '"etag"', 12), S3Object("p/\ud800\n\x85ü/1/x", '"a-2"', 0)]

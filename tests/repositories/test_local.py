@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from toutates.errors import ConfigurationError
 from toutates.models.repository import ModelFolder
 from toutates.repositories.first_look import look_first
 from toutates.repositories.interface import Repository
 from toutates.repositories.local import LocalRepository
 from toutates.repositories.opening import open_repositories
+from toutates.system.errors import ConfigurationError
 
 
 @pytest.fixture

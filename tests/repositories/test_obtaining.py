@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import S3Service, quiet, repository
-from toutates.errors import RepositoryError
-from toutates.models.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelVersionPolicy
 from toutates.repositories.cache import ModelCache
 from toutates.repositories.local import LocalRepository
 from toutates.repositories.obtaining import obtain
+from toutates.system.errors import RepositoryError
 
 FILES = {"m/1/graph.onnx": b"one", "m/2/graph.onnx": b"two"}
 UNUSABLE = {

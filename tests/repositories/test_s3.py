@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import PAGE, Proxy, S3Service, files_in, quiet, repository
-from toutates.errors import ConfigurationError, RepositoryError
 from toutates.models import repository as local
 from toutates.repositories.interface import RepositoryStatistics
+from toutates.system.errors import ConfigurationError, RepositoryError
 
 MODEL = {"m/1/model.onnx": b"graph", "m/1/config.yaml": b"batch_size: 4\n", "m/config.pbtxt": b'name: "m"\n'}
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import Fault, Proxy, S3Service, files_in, quiet, repository
-from toutates.errors import ConfigurationError, RepositoryError
 from toutates.repositories import s3_download
 from toutates.repositories.cache import ModelCache
 from toutates.repositories.s3 import S3Repository
 from toutates.repositories.specification import S3Specification
+from toutates.system.errors import ConfigurationError, RepositoryError
 
 LARGE = os.urandom(1024) * (9 * 1024)  # two parts
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toutates.cli import parse_options
-from toutates.errors import ConfigurationError
+from toutates.command.main import parse_options
 from toutates.repositories.specification import S3Specification
+from toutates.system.errors import ConfigurationError
 
 ENDPOINT = "http://minio:9000"
 

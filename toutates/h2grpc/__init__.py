@@ -1,16 +1,8 @@
-"""gRPC over HTTP/2, the server's side: a sans-IO connection, and a worker that drives many of them.
+"""gRPC over HTTP/2, the server's side: a sans-IO connection. Bytes in, bytes and events out.
 
-It knows nothing of inference. A service is a table of methods::
+It knows nothing of inference, and has no socket, no clock and no thread: ``toutates.net`` drives it.
 
-    def echo(call: Call) -> None:
-        call.reply(call.message)
-
-    worker = Worker("worker-0", Limits())
-    worker.methods = method_table([Method("/test.Echo/Unary", unary=echo)])
-    trio.run(worker.run, listening_socket)
-
-Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification. Cleartext with
-prior knowledge, or TLS (``Worker.tls``).
+Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification.
 """
 
 from __future__ import annotations
@@ -31,9 +23,6 @@ from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Guard, Method, StreamHandler, UnaryHandler, Variant, method_table
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
-from toutates.h2grpc.streaming import ServerStream
-from toutates.h2grpc.tls import describe_tls_error, harden_tls
-from toutates.h2grpc.worker import Worker
 
 __all__ = [
     "Allowance",
@@ -53,14 +42,10 @@ __all__ = [
     "Method",
     "RequestEnded",
     "ServerConnection",
-    "ServerStream",
     "Status",
     "StreamHandler",
     "StreamOpened",
     "UnaryHandler",
     "Variant",
-    "Worker",
-    "describe_tls_error",
-    "harden_tls",
     "method_table",
 ]

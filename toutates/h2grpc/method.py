@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toutates.h2grpc.call import Call
     from toutates.h2grpc.header_field import HeaderField
     from toutates.h2grpc.status import GrpcError
-    from toutates.h2grpc.streaming import ServerStream
 
 __all__ = ["Guard", "Method", "StreamHandler", "UnaryHandler", "Variant", "method_table"]
 
@@ -18,8 +17,9 @@ __all__ = ["Guard", "Method", "StreamHandler", "UnaryHandler", "Variant", "metho
 #: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError. Must not block. To answer later, use a
 #: callback of ``Worker.call_soon``, or a task of the worker's that calls ``Worker.flush`` afterwards.
 UnaryHandler = Callable[["Call"], None]
-#: Runs as a task of the worker; returning ends the call with OK, raising GrpcError with that status.
-StreamHandler = Callable[["ServerStream"], Awaitable[None]]
+#: Runs as a task of the driver, with what it makes of the call (``toutates.net.ServerStream``); returning ends the call
+#: with OK, raising GrpcError with that status.
+StreamHandler = Callable[[Any], Awaitable[None]]
 #: Judges a call to its method by the header list, before anything of the request is read: the error that refuses it, or
 #: None. Called once for every block that the connection has not sent before; must not block, raise, or change its mind.
 Guard = Callable[[Sequence["HeaderField"]], "GrpcError | None"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from toutates.batching.lane import MAX_BATCH_BYTES, PackedLane
-from toutates.memory import available_memory
-from toutates.models.settings import ModelSettings
+from toutates.engine.lane import MAX_BATCH_BYTES, PackedLane
+from toutates.models.config.settings import ModelSettings
 from toutates.protocol.signature import Signature
+from toutates.system.memory import available_memory
 
 __all__ = ["capacity_bytes", "whole_batch"]
 

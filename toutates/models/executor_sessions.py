@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from toutates.batching.session import Provider, SessionOptions
-from toutates.errors import ConfigurationError
-from toutates.models.settings import ACCELERATORS, ModelSettings
+from toutates.engine.session import Provider, SessionOptions
+from toutates.models.config.settings import ACCELERATORS, ModelSettings
+from toutates.system.errors import ConfigurationError
 
 __all__ = ["executor_session_options", "without_effect"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from toutates.models.pbtxt import PBTXT_NAME
-from toutates.models.settings import ModelSettings
-from toutates.placement import Placement
+from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.models.config.settings import ModelSettings
+from toutates.system.placement import Placement
 
 __all__ = ["SLOW_RUN_NS", "idle_cores_advice", "usable_cores"]
 

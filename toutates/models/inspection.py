@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from toutates.batching.session import ModelSession, Provider, SessionOptions, load_session
-from toutates.errors import ModelLoadError
+from toutates.engine.session import ModelSession, Provider, SessionOptions, load_session
 from toutates.models.capacity import capacity_bytes, whole_batch
-from toutates.models.configuration import VersionConfiguration
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
-from toutates.models.labels import read_labels, shortfalls
 from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
 from toutates.models.warming import time_row, warm_up
-from toutates.placement import Placement
 from toutates.protocol.signature import Signature
+from toutates.system.errors import ModelLoadError
+from toutates.system.placement import Placement
 
 __all__ = ["ALL_DEVICES", "InspectedVersion", "inspect_version"]
 

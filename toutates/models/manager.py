@@ -29,16 +29,16 @@ from typing import Final
 
 import trio
 
-from toutates.batching.executor import Executor
-from toutates.batching.session import ModelSession
-from toutates.errors import ModelLoadError, NotPolled, PartlyLoaded, ToutatesError
+from toutates.engine.executor import Executor
+from toutates.engine.session import ModelSession
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.load_counters import LoadCounters
 from toutates.models.own_thread import OwnThread
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.version_loader import LoadOptions, VersionLoader
-from toutates.placement import Turns, running_on
+from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded, ToutatesError
+from toutates.system.placement import Turns, running_on
 
 __all__ = ["LoadOptions", "ModelManager"]
 

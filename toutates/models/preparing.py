@@ -18,15 +18,15 @@ from typing import Final
 
 import onnxruntime
 
-from toutates.batching.session import SessionOptions
-from toutates.errors import ModelLoadError
-from toutates.models.configuration import VersionConfiguration, from_triton, load_configuration
+from toutates.engine.session import SessionOptions
+from toutates.models.config.configuration import VersionConfiguration, from_triton, load_configuration
+from toutates.models.config.settings import MAX_PROBLEMS, check_allocator
+from toutates.models.config.warmup import check_warmup
 from toutates.models.executor_sessions import executor_session_options, without_effect
 from toutates.models.repository import VersionFolder
-from toutates.models.settings import MAX_PROBLEMS, check_allocator
 from toutates.models.signature_reader import read_signature
-from toutates.models.warmup import check_warmup
 from toutates.protocol.signature import Signature
+from toutates.system.errors import ModelLoadError
 
 __all__ = ["PreparedVersion", "check_graph", "explained", "prepare"]
 

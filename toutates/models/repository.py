@@ -2,8 +2,8 @@
 
     <root>/<model>/<version>/model.onnx         the graph, with external weights beside it if it has any
     <root>/<model>/<version>/model.onnx/        or a directory that holds model.onnx and its weights
-    <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.settings``
-    <root>/<model>/config.pbtxt                 optional, see ``toutates.models.triton_configuration``
+    <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.config.settings``
+    <root>/<model>/config.pbtxt                 optional, see ``toutates.models.config.triton_configuration``
 
 Only what makes the whole repository unusable is raised. What is wrong with one model or version is noted on it, so that
 the others are served and the repository index can show the reason. Links to directories are followed, because
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Final
 from unicodedata import category
 
-from toutates.errors import ConfigurationError
-from toutates.models.misplaced import near_directory, right_path_for_file, wrong_root
-from toutates.models.other_kinds import kind_among_files
-from toutates.models.pbtxt import PBTXT_NAME
-from toutates.models.settings import MODEL_FILENAME
-from toutates.models.triton_configuration import TritonConfiguration, read_triton_configuration
+from toutates.models.config.misplaced import near_directory, right_path_for_file, wrong_root
+from toutates.models.config.other_kinds import kind_among_files
+from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.models.config.settings import MODEL_FILENAME
+from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
+from toutates.system.errors import ConfigurationError
 
 __all__ = [
     "MODEL_FILENAME",

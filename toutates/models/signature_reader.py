@@ -25,11 +25,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Protocol
 
-from toutates.errors import ConfigurationError, ModelLoadError
-from toutates.models.declared import Declared
-from toutates.models.settings import ModelSettings, Shapes
+from toutates.models.config.declared import Declared
+from toutates.models.config.settings import ModelSettings, Shapes
 from toutates.protocol.datatypes import BY_ORT_TYPE, Datatype
 from toutates.protocol.signature import Signature, TensorSpec, reshape_fits
+from toutates.system.errors import ConfigurationError, ModelLoadError
 
 __all__ = ["Session", "read_signature"]
 

@@ -12,14 +12,14 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from toutates.batching.counters import VersionCounters
-from toutates.batching.supertensor import SuperTensor
-from toutates.errors import InvalidRequest, ModelNotReady, UnknownModel
-from toutates.models.labels import Labels
+from toutates.engine.counters import VersionCounters
+from toutates.engine.supertensor import SuperTensor
+from toutates.models.config.labels import Labels
+from toutates.models.config.settings import ModelSettings
 from toutates.models.near_names import NearNames
-from toutates.models.settings import ModelSettings
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
+from toutates.system.errors import InvalidRequest, ModelNotReady, UnknownModel
 
 __all__ = ["UNLOADED", "ModelEntry", "ModelState", "ModelTable", "ServedVersion", "VersionEntry", "parse_version"]
 

@@ -9,24 +9,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from toutates.batching.counters import ExecutorCounters, VersionCounters, WorkerCounters
-from toutates.batching.pinned import PinnedMemory, find_cuda_runtime
-from toutates.batching.room import PBTXT_KEYS, YAML_KEYS
-from toutates.batching.session import ModelSession, SessionOptions, load_session
-from toutates.batching.supertensor import SuperTensor
-from toutates.errors import ConfigurationError
+from toutates.engine.counters import ExecutorCounters, VersionCounters, WorkerCounters
+from toutates.engine.pinned import PinnedMemory, find_cuda_runtime
+from toutates.engine.room import PBTXT_KEYS, YAML_KEYS
+from toutates.engine.session import ModelSession, SessionOptions, load_session
+from toutates.engine.supertensor import SuperTensor
 from toutates.models.capacity import capacity_bytes
-from toutates.models.configuration import VersionConfiguration
-from toutates.models.describe import model_config
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.describe import model_config
+from toutates.models.config.labels import read_labels, shortfalls
+from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
-from toutates.models.labels import read_labels, shortfalls
-from toutates.models.pbtxt import PBTXT_NAME
 from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.models.warming import warm_up
-from toutates.placement import Placement, Turns, running_on
 from toutates.protocol.signature import Signature
+from toutates.system.errors import ConfigurationError
+from toutates.system.placement import Placement, Turns, running_on
 
 __all__ = ["LoadOptions", "VersionLoader"]
 

@@ -16,14 +16,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.batching.lane import MAX_BATCH_BYTES
-from toutates.batching.session import ModelSession
-from toutates.errors import ModelLoadError, RequestError
+from toutates.engine.lane import MAX_BATCH_BYTES
+from toutates.engine.session import ModelSession
+from toutates.models.config.settings import ModelSettings
+from toutates.models.config.warmup import warmup_arrays
 from toutates.models.idle_cores import SLOW_RUN_NS
-from toutates.models.settings import ModelSettings
-from toutates.models.warmup import warmup_arrays
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
+from toutates.system.errors import ModelLoadError, RequestError
 
 __all__ = ["time_row", "warm_up"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toutates.errors import InvalidRequest
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
+from toutates.system.errors import InvalidRequest
 
 __all__ = [
     "BY_NAME",

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from toutates.errors import InvalidRequest
 from toutates.protocol.grpc_service_pb2 import ModelInferResponse
 from toutates.protocol.wire_format import field_head
+from toutates.system.errors import InvalidRequest
 
 __all__ = [
     "MAX_CLASSIFIED_ELEMENTS",

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.errors import InvalidRequest
+from toutates.system.errors import InvalidRequest
 
 __all__ = ["MANY_ELEMENTS", "MAX_ELEMENTS", "EncodedStrings", "StringRows", "StringTensor", "join_rows", "rest"]
 

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.errors import InvalidRequest
 from toutates.protocol.datatypes import NATURAL_DATATYPES, Datatype, join_strings
 from toutates.protocol.grpc_service_pb2 import InferTensorContents
 from toutates.protocol.wire_format import field_head, read_varint
+from toutates.system.errors import InvalidRequest
 
 __all__ = ["LARGE_MESSAGE_BYTES", "CutRequest", "TypedReader", "cut_contents"]
 

@@ -37,9 +37,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from toutates.errors import ConfigurationError, RepositoryError
 from toutates.repositories.file_lock import lock_of, try_lock
 from toutates.repositories.interface import fingerprint_of
+from toutates.system.errors import ConfigurationError, RepositoryError
 
 __all__ = ["CachedFile", "ModelCache", "ObjectIdentity", "Partial", "default_cache_root", "write_file"]
 

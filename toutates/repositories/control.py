@@ -28,7 +28,17 @@ from typing import Final, TypeVar
 import trio
 from google.protobuf import json_format
 
-from toutates.errors import (
+from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.models.manager import ModelManager
+from toutates.models.repository import ModelFolder
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.repositories.first_look import Late
+from toutates.repositories.interface import Repository
+from toutates.repositories.modes import ControlMode
+from toutates.repositories.obtaining import obtain
+from toutates.repositories.passed_over import PassedOver
+from toutates.repositories.uploads import misplaced, uploaded
+from toutates.system.errors import (
     ConfigurationError,
     InvalidRequest,
     ModelLoadError,
@@ -37,17 +47,7 @@ from toutates.errors import (
     PartlyLoaded,
     ToutatesError,
 )
-from toutates.models.manager import ModelManager
-from toutates.models.repository import ModelFolder
-from toutates.models.triton_configuration import TritonConfiguration, triton_configuration
-from toutates.placement import running_on
-from toutates.protocol.model_config_pb2 import ModelConfig
-from toutates.repositories.first_look import Late
-from toutates.repositories.interface import Repository
-from toutates.repositories.modes import ControlMode
-from toutates.repositories.obtaining import obtain
-from toutates.repositories.passed_over import PassedOver
-from toutates.repositories.uploads import misplaced, uploaded
+from toutates.system.placement import running_on
 
 __all__ = ["MAX_SETTLE_S", "ModelControl"]
 

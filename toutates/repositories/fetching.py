@@ -11,11 +11,11 @@ from typing import Final
 
 import trio
 
-from toutates.errors import ToutatesError
 from toutates.models.repository import ModelFolder
-from toutates.placement import running_on
 from toutates.repositories.interface import Progress, Repository
 from toutates.repositories.obtaining import obtain
+from toutates.system.errors import ToutatesError
+from toutates.system.placement import running_on
 
 __all__ = ["DownloadLine", "fetch_all"]
 

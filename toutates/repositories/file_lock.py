@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from toutates.errors import RepositoryError
+from toutates.system.errors import RepositoryError
 
 __all__ = ["lock_of", "try_lock"]
 

@@ -27,12 +27,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.models.repository import ModelFolder
-from toutates.placement import running_on
 from toutates.repositories.interface import Recalled, Repository
 from toutates.repositories.opening import refuse_duplicates, refuse_unknown
 from toutates.repositories.passed_over import PassedOver
+from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.system.placement import running_on
 
 __all__ = ["PATIENCE_S", "FirstLook", "Late", "Waiting", "look_first"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from toutates.models.pbtxt import PBTXT_NAME
+from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.repository import ModelFolder, is_version
 
 __all__ = ["Progress", "Recalled", "Repository", "RepositoryStatistics", "fingerprint_of", "version_fingerprints"]

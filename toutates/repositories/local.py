@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from toutates.errors import ToutatesError
-from toutates.models.misplaced import loose_graphs
+from toutates.models.config.misplaced import loose_graphs
 from toutates.models.repository import ModelFolder, scan
 from toutates.repositories.interface import (
     Progress,
@@ -19,6 +18,7 @@ from toutates.repositories.interface import (
     fingerprint_of,
     version_fingerprints,
 )
+from toutates.system.errors import ToutatesError
 
 __all__ = ["LocalRepository"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
-from toutates.models.triton_configuration import TritonConfiguration
 
 __all__ = ["as_found"]
 

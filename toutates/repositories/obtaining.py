@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import ModelFolder
-from toutates.models.triton_configuration import TritonConfiguration
 from toutates.repositories.interface import Progress, Repository
 from toutates.repositories.looking import as_found
 

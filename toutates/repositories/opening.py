@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from toutates.errors import ConfigurationError
 from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local import LocalRepository
 from toutates.repositories.specification import Specification
+from toutates.system.errors import ConfigurationError
 
 __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
 

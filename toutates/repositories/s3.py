@@ -8,10 +8,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
-from toutates.models.pbtxt import PBTXT_NAME
+from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.models.config.triton_configuration import read_triton_configuration
 from toutates.models.repository import ModelFolder
-from toutates.models.triton_configuration import read_triton_configuration
 from toutates.repositories.cache import ModelCache
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
 from toutates.repositories.listings import KeptListing, Listings
@@ -21,6 +20,7 @@ from toutates.repositories.s3_download import THREADS, Downloads
 from toutates.repositories.s3_keys import ModelFiles, S3Object, few, models_among
 from toutates.repositories.s3_misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.specification import S3Specification
+from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 
 __all__ = ["S3Repository"]
 

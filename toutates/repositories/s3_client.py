@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toutates.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.repositories.s3_keys import S3Object
 from toutates.repositories.specification import S3Specification
+from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 
 __all__ = ["ObjectChanged", "ObjectReader", "ReadInterrupted", "S3Client"]
 

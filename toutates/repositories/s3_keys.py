@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from toutates.models.pbtxt import PBTXT_NAME
+from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.repository import (
     MODEL_FILENAME,
     RESERVED,

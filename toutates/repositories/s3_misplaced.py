@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from toutates.models.misplaced import near_name
+from toutates.models.config.misplaced import near_name
 from toutates.models.repository import is_version
 from toutates.repositories.s3_keys import ModelFiles, S3Object
 

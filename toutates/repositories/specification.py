@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from toutates.errors import ConfigurationError
+from toutates.system.errors import ConfigurationError
 
 __all__ = ["S3Specification", "Specification", "read_specifications"]
 

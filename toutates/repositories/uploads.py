@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from toutates.errors import NotInRepository
+from toutates.models.config.settings import is_inside
+from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import ModelFolder, escaped, has_control_characters, scan_model
-from toutates.models.settings import is_inside
-from toutates.models.triton_configuration import TritonConfiguration
+from toutates.system.errors import NotInRepository
 
 __all__ = ["misplaced", "uploaded"]
 

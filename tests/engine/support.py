@@ -1,0 +1,338 @@
+"""Models, workers and executors for the tests of batching: real ONNX Runtime sessions, threads where a test wants them.
+
+A worker of the tests has no loop: the test adds rows through its submitter, ends its round, and collects what executors
+hand back to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from toutates.engine.counters import ExecutorCounters
+from toutates.engine.executor import Executor
+from toutates.engine.lane import GatheredLane, PackedLane, Piece, RowShapes
+from toutates.engine.result import BatchResult, Outputs, Split
+from toutates.engine.session import ModelSession
+from toutates.engine.submitter import Submitter
+from toutates.engine.supertensor import SuperTensor
+from toutates.models.config.settings import ModelSettings
+from toutates.models.signature_reader import read_signature
+from toutates.protocol.signature import Signature
+from toutates.protocol.strings import EncodedStrings, StringRows, join_rows
+from toutates.system.errors import RequestError
+
+__all__ = [
+    "DOUBLE",
+    "DOUBLE_LENGTHS",
+    "Rig",
+    "TestWorker",
+    "gather",
+    "model",
+    "rows_of",
+    "tensor",
+    "unary",
+    "wait_until",
+]
+
+Shape = Sequence[int | str | None]
+Array = npt.NDArray[Any]
+
+#: How long a thread may take that a test waits for; only a test that fails takes as long.
+PATIENCE_S: Final = 20.0
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def tensor(name: str, shape: Shape | None, element: int = TensorProto.FLOAT) -> ValueInfoProto:
+    """A tensor of a graph; names and None are open dimensions."""
+    return helper.make_tensor_value_info(name, element, shape)
+
+
+def model(
+    nodes: Sequence[Any],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    opset: int = 17,
+    **constants: npt.ArrayLike,
+) -> bytes:
+    """A graph as an ONNX file; ``constants`` are initializers by name."""
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), initializer=initializers)
+    made: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return made.SerializeToString()
+
+
+def unary(operator: str, shape: Shape, element: int = TensorProto.FLOAT, result: int | None = None) -> bytes:
+    """y = operator(x), of one shape."""
+    node = helper.make_node(operator, ["x"], ["y"])
+    return model([node], [tensor("x", shape, element)], [tensor("y", shape, result or element)])
+
+
+def double(shape: Shape, element: int = TensorProto.FLOAT) -> bytes:
+    """y = x + x."""
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    return model([node], [tensor("x", shape, element)], [tensor("y", shape, element)])
+
+
+#: Rows of four numbers, so that the outputs are known beforehand.
+DOUBLE: Final = double(["n", 4])
+#: Rows of any length, so that they are not.
+DOUBLE_LENGTHS: Final = double(["n", "length"])
+
+
+def gather() -> bytes:
+    """y = [10, 20, 30][x], which fails for a whole batch when one index is out of bounds."""
+    node = helper.make_node("Gather", ["table", "x"], ["y"])
+    x = tensor("x", ["n", 1], TensorProto.INT64)
+    return model([node], [x], [tensor("y", ["n", 1])], table=np.array([10, 20, 30], np.float32))
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TestWorker:
+    """What a Submitter needs of a worker, and the answers that have come back by ticket."""
+
+    __test__ = False
+
+    number: int
+    signature: Signature
+    results: SimpleQueue[BatchResult] = field(default_factory=SimpleQueue)
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    answers: dict[Any, list[Array | bytes]] = field(default_factory=dict)
+    errors: dict[Any, RequestError] = field(default_factory=dict)
+    #: every result, in the order of arrival
+    seen: list[BatchResult] = field(default_factory=list)
+    submitter: Submitter = field(init=False)
+
+    def add(self, ticket: Any, lane: Any, *arrays: Array, rows: int | None = None) -> None:
+        """Add one request's tensors, given by position in the lane."""
+        if rows is None:
+            rows = len(arrays[0]) if self.signature.batched and arrays else 1
+        if isinstance(lane, GatheredLane):
+            self.submitter.add_gathered(lane, rows, ticket, [received(array) for array in arrays])
+            return
+        contents = [array.tobytes() for array in arrays]
+        spans: list[int] = []
+        at = 7  # where a message has its own fields before the first content
+        for content in contents:
+            spans += (at, at + len(content))
+            at += len(content)
+        self.submitter.add_packed(self.submitter.writer(lane), rows, ticket, b"headers" + b"".join(contents), spans)
+
+    def at_round_end(self, callback: Callable[[], None]) -> None:
+        """See ``Submitter``."""
+        self.callbacks.append(callback)
+
+    def end_round(self) -> None:
+        """Commit what was added."""
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def collect(self, *tickets: Any) -> list[Any]:
+        """Wait for the answers of these requests: the first output of each, or its error."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(ticket in self.answers or ticket in self.errors for ticket in tickets):
+            self.take(self.results.get(timeout=deadline - time.monotonic()))
+        return [self.errors[ticket] if ticket in self.errors else self.answers[ticket][0] for ticket in tickets]
+
+    def take(self, result: BatchResult) -> None:
+        """Sort one result's rows to their tickets."""
+        self.seen.append(result)
+        outputs = result.outputs
+        for ticket, first, rows, part in result.waiters:
+            if outputs is None:
+                assert result.error is not None
+                self.errors[ticket] = result.error
+            elif part is None:
+                self.answers[ticket] = rows_of(outputs, first, rows, self.signature)
+            else:
+                self._join(ticket, outputs, first, rows, *part)
+
+    def _join(self, ticket: Any, outputs: Outputs, first: int, rows: int, split: Split, index: int) -> None:
+        split.parts[index] = (outputs, first, rows)
+        split.left -= 1
+        if not split.left and ticket not in self.errors:
+            parts = [rows_of(*part, self.signature) for part in split.parts if part is not None]
+            self.answers[ticket] = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def received(array: Array) -> Piece:
+    """An array as a service hands it to a lane; BYTES are bytes objects."""
+    if not array.dtype.hasobject:
+        return array
+    encoded = EncodedStrings.of(array.ravel().tolist(), array.shape)
+    return StringRows.received(encoded.content, array.shape, tensor="x", model="m")
+
+
+def rows_of(outputs: Outputs, first: int, rows: int, signature: Signature) -> list[Any]:
+    """Some rows of every output, as a service cuts them."""
+    cut: list[Any] = []
+    for data, size, shape, spec in zip(
+        outputs.data, outputs.row_bytes, outputs.row_shapes, signature.outputs, strict=True
+    ):
+        whole = (rows, *shape) if signature.batched else shape
+        if isinstance(data, EncodedStrings):
+            encoded = data.rows(first, rows) if signature.batched else data.content
+            strings = StringRows.received(encoded, whole, tensor="y", model="m")
+            cut.append(np.array(join_rows([strings], whole).elements(), object).reshape(whole))
+        else:
+            cut.append(np.frombuffer(data[first * size : (first + rows) * size], spec.datatype.numpy).reshape(whole))
+    return cut
+
+
+# --- everything together ---------------------------------------------------------------------------------------------
+
+
+class Rig:
+    """One SuperTensor with its workers and executors. ``start`` begins the executors' threads, ``close`` ends them.
+
+    Args:
+        content: the ONNX file.
+        batch_size, capacity, capacity_bytes, max_queue_size: of the ring.
+        workers, executors: how many.
+        quick_ns: see SuperTensor; without it, every batch runs in an executor's thread.
+        settings: for shapes that config.yaml gives.
+        profile: where each session writes its profile, and after how many batches.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        *,
+        batch_size: int = 8,
+        capacity: int = 4,
+        capacity_bytes: int = 2**40,
+        max_queue_size: int = 0,
+        workers: int = 1,
+        executors: int = 1,
+        quick_ns: int = 0,
+        settings: ModelSettings | None = None,
+        profile: tuple[Path, int] | None = None,
+    ) -> None:
+        sessions = []
+        for number in range(executors):
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = options.inter_op_num_threads = 1
+            options.log_severity_level = 4
+            if profile is not None:
+                options.enable_profiling = True
+                options.profile_file_prefix = f"{profile[0]}_{number}"
+            sessions.append(onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
+        self.signature = read_signature(sessions[0], settings or ModelSettings(), source=Path("config.yaml"))
+        self.sessions = [
+            ModelSession(session, self.signature, "m", profile_batches=profile[1] if profile else None)
+            for session in sessions
+        ]
+        self.supertensor = SuperTensor(
+            "m",
+            self.signature,
+            batch_size=batch_size,
+            capacity=capacity,
+            workers=workers,
+            capacity_bytes=capacity_bytes,
+            max_queue_size=max_queue_size,
+            quick_ns=quick_ns,
+        )
+        self.workers = [TestWorker(number, self.signature) for number in range(workers)]
+        for worker in self.workers:
+            worker.submitter = Submitter(
+                self.supertensor, worker.number, worker.results.put, worker.results.put, worker.at_round_end
+            )
+        #: cleared: executors stop before their next run
+        self.gate = threading.Event()
+        self.gate.set()
+        self.unwanted: set[Any] = set()
+        #: until when tickets are wanted, monotonic nanoseconds
+        self.deadlines: dict[Any, int] = {}
+        #: (rows, requests) of every batch that ran
+        self.batches: list[tuple[int, int]] = []
+        #: the thread that each of them ran in
+        self.ran_in: list[threading.Thread] = []
+        self.counters = [ExecutorCounters() for _ in self.sessions]
+        self.executors = [self._executor(number) for number in range(executors)]
+        self.threads = [threading.Thread(target=executor.run) for executor in self.executors]
+
+    def _executor(self, number: int) -> Executor:
+        def is_wanted(ticket: Any, by_ns: int) -> bool:
+            assert self.gate.wait(PATIENCE_S)
+            return ticket not in self.unwanted and self.deadlines.get(ticket, by_ns + 1) > by_ns
+
+        def on_batch(rows: int, requests: int, timing: Any) -> None:
+            self.batches.append((rows, requests))
+            self.ran_in.append(threading.current_thread())
+            self.counters[number].add(rows, requests, timing)
+
+        return Executor(self.supertensor, self.sessions[number], number, is_wanted=is_wanted, on_batch=on_batch)
+
+    @property
+    def worker(self) -> TestWorker:
+        """The first worker."""
+        return self.workers[0]
+
+    def lane(self, *shapes: tuple[int, ...], inputs: Iterable[int] | None = None) -> Any:
+        """The lane of rows of these shapes."""
+        row_shapes: RowShapes = tuple(zip(inputs if inputs is not None else range(len(shapes)), shapes, strict=True))
+        return self.supertensor.lane(row_shapes)
+
+    def packed(self, *shapes: tuple[int, ...]) -> PackedLane:
+        """The same, where it is a packed one."""
+        lane = self.lane(*shapes)
+        assert isinstance(lane, PackedLane)
+        return lane
+
+    def start(self) -> None:
+        """Start the executors and see them idle, or busy with what was there."""
+        for thread in self.threads:
+            thread.start()
+
+    def wait_idle(self) -> None:
+        """Wait until every executor waits for work."""
+        wait_until(lambda: self.supertensor.occupancy().idle_executors == len(self.threads))
+
+    def assert_empty(self) -> None:
+        """Nothing is under way, and nothing is counted."""
+        wait_until(lambda: self.supertensor.occupancy().in_flight == 0)
+        room = self.supertensor.room
+        assert (room.rows, room.memory_bytes, room.waiting) == (0, 0, 0)
+
+    def close(self, *, workers_ended: bool = False) -> None:
+        """Close the SuperTensor and see every executor end."""
+        self.gate.set()
+        self.supertensor.close(workers_ended=workers_ended)
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Executors for the length of a block."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.close(workers_ended=True)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for something that another thread is about to do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)

@@ -1,0 +1,307 @@
+"""Lanes: rows of several shapes, the memory they keep, and how outputs come out of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+from onnx import TensorProto, helper
+
+from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, double, model, tensor, unary
+from toutates.engine import lane as lane_module
+from toutates.engine import session as session_module
+from toutates.engine import supertensor as supertensor_module
+from toutates.engine.lane import GatheredLane
+from toutates.system.errors import ExecutionFailed
+
+
+def rows(count: int, length: int = 4, start: int = 0) -> Any:
+    return (np.arange(count * length, dtype=np.float32) + start).reshape(count, length)
+
+
+def spare_bytes(rig: Rig) -> int:
+    """What the lanes that are kept hold, counted from their batches."""
+    lanes = rig.supertensor._lanes.values()
+    return sum(sum(array.nbytes for array in batch.arrays) for lane in lanes for batch in lane.spare)
+
+
+def run(rig: Rig, length: int, count: int = 1) -> Any:
+    rig.worker.add((length, count), rig.lane((length,)), rows(count, length))
+    rig.worker.end_round()
+    [answer] = rig.worker.collect((length, count))
+    rig.worker.answers.clear()
+    return answer
+
+
+def test_rows_of_different_shapes_run_in_batches_of_their_own_at_the_same_time() -> None:
+    rig = Rig(DOUBLE_LENGTHS, executors=2)
+    for length in (1, 5, 9):
+        for part in range(2):
+            rig.worker.add((length, part), rig.lane((length,)), rows(2, length, part))
+    rig.worker.end_round()
+    assert rig.supertensor.occupancy().in_flight == 3
+    with rig.running():
+        for length in (1, 5, 9):
+            for part, answer in enumerate(rig.worker.collect((length, 0), (length, 1))):
+                npt.assert_array_equal(answer, 2 * rows(2, length, part))
+    assert rig.batches == [(4, 2)] * 3
+
+
+def test_equal_shapes_share_a_lane() -> None:
+    rig = Rig(DOUBLE_LENGTHS)
+    assert rig.lane((3,)) is rig.lane((3,))
+    assert rig.lane((3,)) is not rig.lane((4,))
+
+
+def test_the_lane_not_looked_up_for_longest_is_forgotten_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supertensor_module, "MAX_LANES", 2)
+    rig = Rig(DOUBLE_LENGTHS)
+    with rig.running():
+        first = rig.packed((1,))
+        for length in (1, 2, 1, 3):  # at 3, 2 is the one not looked up for longest
+            run(rig, length)
+        assert rig.packed((1,)) is first
+        occupancy = rig.supertensor.occupancy()
+        assert (occupancy.lanes, occupancy.spare_bytes) == (2, spare_bytes(rig))
+        assert occupancy.spare_bytes == 8 * 4 * (1 + 3)
+
+
+def test_a_forgotten_lane_that_is_still_used_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supertensor_module, "MAX_LANES", 1)
+    rig = Rig(DOUBLE_LENGTHS)
+    with rig.running():
+        planned = rig.packed((1,))
+        run(rig, 2)
+        assert planned not in rig.supertensor._lanes.values()
+        for turn in range(2):
+            rig.worker.add(turn, planned, rows(1, 1))
+            rig.worker.end_round()
+            rig.worker.collect(turn)
+        assert rig.supertensor.lane(planned.row_shapes) is planned
+        assert len(planned.spare) == 1
+        assert rig.supertensor.occupancy().spare_bytes == spare_bytes(rig) == 8 * 4
+
+
+def test_a_forgotten_lane_that_a_plan_holds_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supertensor_module, "MAX_LANES", 1)
+    rig = Rig(DOUBLE_LENGTHS)
+    planned = rig.packed((1,))
+    rig.lane((2,))
+    assert rig.supertensor.occupancy().lanes == 1
+    assert rig.lane((1,)) is planned
+
+
+def test_a_lane_in_use_outlives_any_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supertensor_module, "MAX_LANES", 4)
+    rig = Rig(DOUBLE_LENGTHS)
+    with rig.running():
+        planned = rig.packed((1,))
+        run(rig, 1)
+        [batch] = planned.spare
+        bindings = dict(batch.bindings)
+        for length in range(2, 40):
+            run(rig, length)
+            if length % 3 == 0:  # its plan does not look it up again
+                rig.worker.add(length, planned, rows(1, 1))
+                rig.worker.end_round()
+                rig.worker.collect(length)
+        assert planned.spare == [batch]
+        assert batch.bindings == bindings  # of the same objects
+        assert rig.supertensor.occupancy().lanes == 4
+
+
+def test_spare_memory_is_bounded_and_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = 8 * 4 * 10  # ten floats per row of a batch
+    monkeypatch.setattr(supertensor_module, "MAX_SPARE_BYTES", bound)
+    rig = Rig(DOUBLE_LENGTHS, capacity=3)
+    with rig.running():
+        for length in (2, 7, 4, 1, 11, 3, 3, 10, 1):
+            npt.assert_array_equal(run(rig, length), 2 * rows(1, length))
+            occupancy = rig.supertensor.occupancy()
+            assert occupancy.spare_bytes == spare_bytes(rig) <= bound
+        assert rig.packed((11,)).spare == []  # larger than the bound by itself
+        assert len(rig.packed((1,)).spare) == 1
+        assert rig.packed((10,)).spare == []  # dropped to make room for the one above
+
+
+def test_large_rows_make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MAX_BATCH_BYTES", 100)
+    rig = Rig(DOUBLE_LENGTHS, batch_size=8)
+    assert [rig.packed((length,)).batch_rows for length in (1, 4, 8, 12, 25, 26)] == [8, 6, 3, 2, 1, 1]
+    with rig.running():
+        npt.assert_array_equal(run(rig, 12, count=5), 2 * rows(5, 12))
+    assert sorted(rows for rows, _ in rig.batches) == [1, 2, 2]
+
+
+def test_bindings_are_kept_per_number_of_rows_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MAX_BINDINGS", 3)
+    rig = Rig(DOUBLE)
+    lane = rig.packed((4,))
+    with rig.running():
+        for count in (1, 2, 3, 4, 1, 1):
+            rig.worker.add(count, lane, rows(count))
+            rig.worker.end_round()
+            npt.assert_array_equal(rig.worker.collect(count)[0], 2 * rows(count))
+            rig.worker.answers.clear()
+    [batch] = lane.spare
+    assert list(batch.bindings) == [(0, 3), (0, 4), (0, 1)]
+
+
+@pytest.mark.parametrize("content", [DOUBLE, DOUBLE_LENGTHS], ids=["known outputs", "dynamic outputs"])
+@pytest.mark.parametrize("length", [4, 40_000], ids=["small", "large"])
+def test_outputs_are_not_overwritten_by_the_next_run_in_the_same_memory(content: bytes, length: int) -> None:
+    if content is DOUBLE:
+        content = double(["n", length])
+    rig = Rig(content, batch_size=2, capacity=1)
+    lane = rig.packed((length,))
+    with rig.running():
+        for start in range(3):
+            rig.worker.add(start, lane, rows(1, length, start))
+            rig.worker.end_round()
+            rig.worker.collect(start)
+            assert len(lane.spare) == 1
+    for start in range(3):
+        npt.assert_array_equal(rig.worker.answers[start][0], 2 * rows(1, length, start))
+
+
+def test_known_outputs_are_bound_beforehand_and_share_their_shapes_with_every_run() -> None:
+    known, dynamic = Rig(DOUBLE), Rig(DOUBLE_LENGTHS)
+    for rig in (known, dynamic):
+        with rig.running():
+            run(rig, 4)
+            run(rig, 4, count=2)
+    first, second = (result.outputs for result in known.worker.seen)
+    assert first is not None
+    assert second is not None
+    assert first.row_shapes is second.row_shapes
+    assert known.packed((4,)).spare[0].outputs is not None
+    assert dynamic.packed((4,)).spare[0].outputs is None
+
+
+def test_outputs_too_large_to_be_bound_are_left_to_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MAX_BOUND_OUTPUT_BYTES", 100)
+    rig = Rig(DOUBLE)
+    with rig.running():
+        npt.assert_array_equal(run(rig, 4, count=3), 2 * rows(3))
+    assert rig.packed((4,)).spare[0].outputs is None
+
+
+def test_two_workers_slice_large_outputs_through_views_of_their_own() -> None:
+    rig = Rig(DOUBLE_LENGTHS, workers=2)
+    length = session_module.LARGE_OUTPUT_BYTES
+    for worker in rig.workers:
+        worker.add("a", rig.lane((length,)), rows(1, length, worker.number))
+    for worker in rig.workers:
+        worker.end_round()
+    with rig.running():
+        views = []
+        for worker in rig.workers:
+            result = worker.results.get(timeout=20)
+            outputs = result.outputs
+            assert outputs is not None
+            [view] = outputs.data
+            assert isinstance(view, memoryview)
+            views.append(view)
+    # Not only two memoryviews, but of two array objects: the count of exports belongs to what is exported.
+    assert views[0].obj is not views[1].obj
+    assert views[0] == views[1]
+
+
+@pytest.mark.parametrize("width", [1, "width"], ids=["known outputs", "dynamic outputs"])
+def test_an_output_without_a_row_for_each_row_fails_the_run(width: int | str) -> None:
+    # Keeps the first row alone.
+    node = helper.make_node("Compress", ["x", "first"], ["y"], axis=0)
+    shapes = tensor("x", ["n", width]), tensor("y", ["rows", width])
+    rig = Rig(model([node], shapes[:1], shapes[1:], first=np.array([True])))
+    assert rig.signature.batched
+    with rig.running():
+        rig.worker.add("one", rig.lane((1,)), rows(1, 1))
+        rig.worker.end_round()
+        npt.assert_array_equal(rig.worker.collect("one")[0], [[0]])
+        rig.worker.add("three", rig.lane((1,)), rows(3, 1))
+        rig.worker.end_round()
+        [error] = rig.worker.collect("three")
+        assert isinstance(error, ExecutionFailed)
+        if width == 1:
+            assert str(error).startswith("onnx runtime error ")
+        else:
+            assert (
+                str(error)
+                == "model 'm' returned output 'y' as FP32 [1, 1], expected FP32 [3, -1] for a batch of 3 rows"
+            )
+        rig.worker.answers.clear()
+        rig.worker.add("one", rig.lane((1,)), rows(1, 1))
+        rig.worker.end_round()
+        rig.worker.collect("one")
+
+
+def test_rows_without_dimensions_are_bound_without_the_one_that_clients_see() -> None:
+    rig = Rig(unary("Neg", ["n"]))
+    assert rig.signature.inputs[0].reshape == ()
+    assert rig.signature.outputs[0].reshape == ()
+    lane = rig.packed(())
+    with rig.running():
+        rig.worker.add("a", lane, np.array([1, 2, 3], np.float32))
+        rig.worker.end_round()
+        npt.assert_array_equal(rig.worker.collect("a")[0], [-1, -2, -3])
+    [result] = rig.worker.seen
+    assert result.outputs is not None
+    assert result.outputs.row_shapes == ((),)
+
+
+@pytest.mark.parametrize("shape", [[2, 3], []], ids=["tensor", "scalar"])
+def test_an_unbatched_model_runs_one_request_at_a_time(shape: list[int]) -> None:
+    rig = Rig(unary("Neg", shape), batch_size=8)
+    assert not rig.signature.batched
+    lane = rig.packed(tuple(shape))
+    assert lane.batch_rows == 1
+    with rig.running():
+        values = [np.full(shape, number, np.float32) for number in range(3)]
+        for ticket, value in enumerate(values):
+            rig.worker.add(ticket, lane, value)
+        rig.worker.end_round()
+        for value, answer in zip(values, rig.worker.collect(0, 1, 2), strict=True):
+            npt.assert_array_equal(answer, -value)
+            assert answer.shape == tuple(shape)
+    assert rig.batches == [(1, 1)] * 3
+
+
+def test_a_model_without_inputs_runs() -> None:
+    node = helper.make_node("Identity", ["constant"], ["y"])
+    rig = Rig(model([node], [], [tensor("y", [2])], constant=np.array([1, 2], np.float32)))
+    lane = rig.lane()
+    assert isinstance(lane, GatheredLane)
+    with rig.running():
+        rig.worker.add("a", lane)
+        rig.worker.end_round()
+        npt.assert_array_equal(rig.worker.collect("a")[0], [1, 2])
+
+
+def test_several_inputs_are_packed_each_into_its_own_buffer() -> None:
+    nodes = [helper.make_node("Cast", ["b"], ["c"], to=TensorProto.FLOAT), helper.make_node("Add", ["a", "c"], ["y"])]
+    inputs = [tensor("a", ["n", 2]), tensor("b", ["n", 2], TensorProto.INT64)]
+    rig = Rig(model(nodes, inputs, [tensor("y", ["n", 2])]), batch_size=4)
+    lane = rig.packed((2,), (2,))
+    assert lane.row_bytes == (8, 16)
+    a, b = rows(5, 2), np.arange(10).reshape(5, 2) * 100
+    with rig.running():
+        rig.worker.add("two", lane, a[:2], b[:2])
+        rig.worker.add("split", lane, a, b)
+        rig.worker.end_round()
+        two, split = rig.worker.collect("two", "split")
+    npt.assert_array_equal(two, (a + b)[:2])
+    npt.assert_array_equal(split, a + b)
+
+
+def test_requests_without_rows_are_packed_with_the_others() -> None:
+    rig = Rig(DOUBLE)
+    with rig.running():
+        for ticket, count in enumerate((0, 2, 0)):
+            rig.worker.add(ticket, rig.lane((4,)), rows(count))
+        rig.worker.end_round()
+        assert [len(answer) for answer in rig.worker.collect(0, 1, 2)] == [0, 2, 0]
+        rig.worker.add("alone", rig.lane((4,)), rows(0))
+        rig.worker.end_round()
+        assert rig.worker.collect("alone")[0].shape == (0, 4)

@@ -1,0 +1,249 @@
+"""Quick batches, which a worker runs on its own thread with an executor on loan."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from tests.engine.support import DOUBLE, Rig, gather, wait_until
+from toutates.engine.executor import MAX_LOAN_BATCHES
+from toutates.engine.lane import Lane
+from toutates.system.errors import ExecutionFailed, Overloaded
+
+#: Any run is quick, once there was one of its size.
+ALWAYS = 2**61
+
+
+def rows(count: int, start: int = 0) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return (np.arange(count * 4, dtype=np.float32) + start).reshape(count, 4)
+
+
+def learn(rig: Rig, lane: Lane, *sizes: int) -> None:
+    """Make batches of these numbers of rows known to be quick."""
+    for size in sizes:
+        lane.note_run(size, 1_000)
+    rig.wait_idle()
+
+
+def in_thread(rig: Rig, worker: int) -> threading.Thread:
+    """End a worker's round in a thread of its own, as far as the gate lets it."""
+    thread = threading.Thread(target=rig.workers[worker].end_round)
+    thread.start()
+    return thread
+
+
+def test_a_batch_runs_in_its_workers_thread_once_its_like_is_known_to_be_quick() -> None:
+    rig = Rig(DOUBLE, quick_ns=ALWAYS)
+    with rig.running():
+        rig.wait_idle()
+        for ticket in range(3):
+            rig.worker.add(ticket, rig.lane((4,)), rows(2, ticket))
+            rig.worker.end_round()
+            if ticket:
+                assert not rig.worker.results.empty()  # it ran before the round was over
+            npt.assert_array_equal(rig.worker.collect(ticket)[0], 2 * rows(2, ticket))
+            rig.wait_idle()
+        assert [thread is threading.current_thread() for thread in rig.ran_in] == [False, True, True]
+        rig.worker.add("of another size", rig.lane((4,)), rows(8))
+        rig.worker.collect("of another size")
+        assert rig.ran_in[-1] is rig.threads[0]
+
+
+def test_a_model_that_is_not_quick_enough_stays_with_its_executors() -> None:
+    rig = Rig(DOUBLE, quick_ns=1)
+    with rig.running():
+        for ticket in range(3):
+            rig.worker.add(ticket, rig.lane((4,)), rows(1))
+            rig.worker.end_round()
+            rig.worker.collect(ticket)
+    assert set(rig.ran_in) == {rig.threads[0]}
+
+
+def test_runs_off_the_cpu_are_never_held_to_be_quick() -> None:
+    rig = Rig(DOUBLE, quick_ns=ALWAYS)
+    rig.sessions[0].on_cpu = False
+    with rig.running():
+        for ticket in range(3):
+            rig.worker.add(ticket, rig.lane((4,)), rows(1, ticket))
+            rig.worker.end_round()
+            npt.assert_array_equal(rig.worker.collect(ticket)[0], 2 * rows(1, ticket))
+    assert set(rig.ran_in) == {rig.threads[0]}
+
+
+def test_what_a_run_takes_falls_at_once_and_rises_slowly() -> None:
+    lane = Rig(DOUBLE).lane((4,))
+    assert not lane.is_quick(1, ALWAYS)
+    lane.note_run(4, 10_000)
+    assert lane.is_quick(4, 10_001)
+    assert lane.is_quick(7, 10_001)  # of as many bits
+    assert not lane.is_quick(4, 10_000)
+    assert not lane.is_quick(8, ALWAYS)
+    lane.note_run(5, 90_000)
+    assert lane.is_quick(4, 20_001)
+    assert not lane.is_quick(4, 20_000)
+    lane.note_run(6, 5_000)
+    assert lane.is_quick(4, 5_001)
+
+
+def test_workers_do_not_wait_for_each_others_rounds() -> None:
+    rig = Rig(DOUBLE, workers=2, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    one, other = rig.workers
+    with rig.running():
+        learn(rig, lane, 1)
+        one.add("a", lane, rows(1))
+        other.add("b", lane, rows(1, 5))
+        other.end_round()
+        npt.assert_array_equal(other.collect("b")[0], 2 * rows(1, 5))
+        assert rig.supertensor.occupancy().in_flight == 1
+        one.end_round()
+        one.collect("a")
+        assert rig.supertensor.occupancy().in_flight == 0
+    assert rig.batches == [(1, 1), (1, 1)]
+    assert set(rig.ran_in) == {threading.current_thread()}
+
+
+def test_a_workers_own_batch_runs_as_soon_as_it_is_full() -> None:
+    rig = Rig(DOUBLE, batch_size=3, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    with rig.running():
+        learn(rig, lane, 1, 2)
+        for ticket in range(4):
+            rig.worker.add(ticket, lane, rows(1, ticket))
+        assert rig.batches == [(3, 3)]
+        rig.worker.end_round()
+        for ticket, answer in enumerate(rig.worker.collect(0, 1, 2, 3)):
+            npt.assert_array_equal(answer, 2 * rows(1, ticket))
+    assert rig.batches == [(3, 3), (1, 1)]
+
+
+def test_rows_that_do_not_fit_a_workers_own_batch_go_into_the_next() -> None:
+    rig = Rig(DOUBLE, batch_size=4, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    with rig.running():
+        learn(rig, lane, 1, 2, 4)
+        rig.worker.add("a", lane, rows(3))
+        rig.worker.add("b", lane, rows(2, 7))
+        assert rig.batches == [(3, 1)]
+        rig.worker.add("split", lane, rows(9, 20))
+        rig.worker.end_round()
+        a, b, split = rig.worker.collect("a", "b", "split")
+    npt.assert_array_equal(a, 2 * rows(3))
+    npt.assert_array_equal(b, 2 * rows(2, 7))
+    npt.assert_array_equal(split, 2 * rows(9, 20))
+
+
+def test_a_batch_waits_where_the_only_executor_is_on_loan_and_is_run_by_the_borrower() -> None:
+    rig = Rig(DOUBLE, workers=2, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    one, other = rig.workers
+    with rig.running():
+        learn(rig, lane, 1)
+        rig.gate.clear()
+        one.add("a", lane, rows(1))
+        borrower = in_thread(rig, 0)
+        wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
+        other.add("b", lane, rows(1))
+        other.end_round()  # does not stop at the gate
+        rig.gate.set()
+        one.collect("a")
+        other.collect("b")
+        borrower.join()
+    assert rig.ran_in == [borrower, borrower]
+
+
+def test_a_borrower_goes_back_to_its_own_work_after_a_few_batches() -> None:
+    others = 6
+    rig = Rig(DOUBLE, workers=1 + others, capacity=16, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    with rig.running():
+        learn(rig, lane, 1)
+        for worker in rig.workers:
+            worker.add("a", lane, rows(1))  # while the executor is idle: to each a batch of its own
+        rig.gate.clear()
+        borrower = in_thread(rig, 0)
+        wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
+        for worker in rig.workers[1:]:
+            worker.end_round()
+        rig.gate.set()
+        for worker in rig.workers:
+            worker.collect("a")
+        borrower.join()
+    assert rig.ran_in == [borrower] * MAX_LOAN_BATCHES + [rig.threads[0]] * (1 + others - MAX_LOAN_BATCHES)
+
+
+def test_two_executors_are_lent_to_two_workers() -> None:
+    rig = Rig(DOUBLE, workers=2, executors=2, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    with rig.running():
+        learn(rig, lane, 1)
+        rig.gate.clear()
+        for worker in rig.workers:
+            worker.add("a", lane, rows(1))
+        borrowers = [in_thread(rig, 0), in_thread(rig, 1)]
+        wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
+        rig.gate.set()
+        for borrower in borrowers:
+            borrower.join()
+        for worker in rig.workers:
+            worker.collect("a")
+    assert set(rig.ran_in) == set(borrowers)
+
+
+def test_a_request_that_makes_a_batch_on_loan_fail_fails_alone() -> None:
+    rig = Rig(gather(), quick_ns=ALWAYS)
+    lane = rig.lane((1,))
+    with rig.running():
+        learn(rig, lane, 1, 2)
+        rig.worker.add("fine", lane, np.array([[1]]))
+        rig.worker.add("broken", lane, np.array([[9]]))
+        rig.worker.end_round()
+        fine, broken = rig.worker.collect("fine", "broken")
+        npt.assert_array_equal(fine, [[20]])
+        assert isinstance(broken, ExecutionFailed)
+        occupancy = rig.supertensor.occupancy()
+        assert (occupancy.in_flight, occupancy.idle_executors) == (0, 1)
+
+
+def test_own_batches_count_in_the_ring() -> None:
+    rig = Rig(DOUBLE, workers=2, capacity=1, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    one, other = rig.workers
+    with rig.running():
+        learn(rig, lane, 3, 4)
+        one.add("a", lane, rows(5))
+        with pytest.raises(Overloaded):
+            other.add("b", lane, rows(4))
+        one.end_round()
+        other.add("b", lane, rows(4))
+        other.end_round()
+        other.collect("b")
+
+
+def test_an_executor_that_is_on_loan_ends_when_the_ring_is_closed() -> None:
+    rig = Rig(DOUBLE, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    rig.start()
+    learn(rig, lane, 1)
+    rig.gate.clear()
+    rig.worker.add("a", lane, rows(1))
+    borrower = in_thread(rig, 0)
+    wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
+    rig.close()
+    borrower.join()
+    rig.worker.collect("a")
+
+
+def test_own_rows_of_a_worker_that_ended_in_the_middle_of_its_round_do_not_keep_executors() -> None:
+    rig = Rig(DOUBLE, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    rig.start()
+    learn(rig, lane, 1)
+    rig.worker.add("a", lane, rows(1))
+    rig.unwanted = {"a"}
+    rig.close(workers_ended=True)
+    assert rig.supertensor.occupancy().in_flight == 0
+    assert rig.batches == []

@@ -1,0 +1,170 @@
+"""Counting a request's fields before it is parsed, and that what passes costs in proportion to its size."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from toutates.h2grpc import GrpcError
+from toutates.infer.scanning import scan
+from toutates.infer.structure import MAX_FIELDS, check_structure
+from toutates.infer.unary import parse
+from toutates.infer.validation import validate
+from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.errors import InvalidRequest, RequestError
+
+WIDE: Final = Signature(
+    inputs=tuple(TensorSpec(f"in{number}", BY_NAME["FP32"], (-1,)) for number in range(500)),
+    outputs=(TensorSpec("out", BY_NAME["FP32"], (-1,)),),
+    batched=True,
+)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def field(number: int, *content: bytes) -> bytes:
+    """A length-delimited field."""
+    joined = b"".join(content)
+    return varint(number << 3 | 2) + varint(len(joined)) + joined
+
+
+def tensor(*more: bytes, name: bytes = b"in0", shape: bytes = b"\x01\x04") -> bytes:
+    """An input, with more fields."""
+    return field(5, field(1, name), field(2, b"FP32"), field(3, shape), *more)
+
+
+def entry(key: bytes) -> bytes:
+    """A parameter: a bool."""
+    return field(4, field(1, key), field(2, b"\x08\x01"))
+
+
+MODEL: Final = field(1, b"m")
+RAW: Final = field(7)
+
+#: Messages of about so many fields, each of a kind of its own.
+MANY: Final[dict[str, Callable[[int], bytes]]] = {
+    "unknown numbers": lambda count: MODEL + b"\x40\x00" * count,
+    "unknown fixed32": lambda count: MODEL + b"\x45abcd" * count,
+    "unknown fixed64": lambda count: MODEL + b"\x41abcdefgh" * count,
+    "unknown strings": lambda count: MODEL + b"\x42\x01a" * count,
+    "far field numbers": lambda count: MODEL + varint(2**29 - 1 << 3) + b"\x00" + b"\xf8\xff\xff\xff\x0f\x00" * count,
+    "groups": lambda count: MODEL + b"\x43\x44" * (count // 2),
+    "a group of fields": lambda count: MODEL + b"\x43" + b"\x08\x00" * count + b"\x44",
+    "nested groups": lambda count: MODEL + b"\x43" * (count // 2) + b"\x44" * (count // 2),
+    "unknown fields of an input": lambda count: MODEL + tensor(b"\x40\x00" * count),
+    "inputs": lambda count: MODEL + b"".join(tensor(name=b"%d" % at) for at in range(count // 6)),
+    "inputs and contents": lambda count: (
+        MODEL + b"".join(tensor(name=b"%d" % at) for at in range(count // 7)) + RAW * (count // 7)
+    ),
+    "empty inputs": lambda count: MODEL + field(5) * count,
+    "one input many times": lambda count: MODEL + tensor() * (count // 6),
+    "raw contents": lambda count: MODEL + tensor() + RAW * count,
+    "parameters": lambda count: MODEL + tensor() + RAW + b"".join(entry(b"%d" % at) for at in range(count // 4)),
+    "empty parameters": lambda count: MODEL + field(4) * count,
+    "parameters of an input": lambda count: MODEL + tensor(*[entry(b"%d" % at) for at in range(count // 4)]) + RAW,
+    "parameters of an output": lambda count: (
+        MODEL + tensor() + RAW + field(6, *[field(2, field(1, b"%d" % at)) for at in range(count // 2)])
+    ),
+    "outputs": lambda count: (
+        MODEL + tensor() + RAW + b"".join(field(6, field(1, b"%d" % at)) for at in range(count // 2))
+    ),
+    "names of the model": lambda count: MODEL * count,
+    "dimensions": lambda count: MODEL + tensor(shape=b"\x01" * count) + RAW,
+    "dimensions one by one": lambda count: MODEL + tensor(b"\x18\x01" * count) + RAW,
+}
+
+#: What there may be any number of: the caller's data, and text.
+DATA: Final[dict[str, Callable[[int], bytes]]] = {
+    "packed floats": lambda count: MODEL + tensor(field(5, field(6, bytes(4 * count)))),
+    "floats one by one": lambda count: MODEL + tensor(field(5, b"\x35\x00\x00\x00\x00" * count)),
+    "packed numbers": lambda count: MODEL + tensor(field(5, field(2, b"\xff" * 9 * count))),
+    "numbers one by one": lambda count: MODEL + tensor(field(5, b"\x10\x01" * count)),
+    "strings": lambda count: MODEL + tensor(field(5, b"\x42\x00" * count)),
+    "raw content": lambda count: MODEL + tensor() + field(7, bytes(count)),
+    "contents many times": lambda count: MODEL + tensor(field(5) * min(count, MAX_FIELDS // 2)),
+    "a long name": lambda count: field(1, b"m" * count) + tensor() + RAW,
+    "a long name of an input": lambda count: MODEL + tensor(name=b"x" * count) + RAW,
+    "a long version": lambda count: MODEL + field(2, b"1" * count) + tensor() + RAW,
+    "a long id": lambda count: MODEL + field(3, b"i" * count) + tensor() + RAW,
+    "a long datatype": lambda count: MODEL + field(5, field(1, b"in0"), field(2, b"F" * count)) + RAW,
+    "a long parameter": lambda count: MODEL + tensor() + RAW + entry(b"k" * count),
+}
+
+
+@pytest.mark.parametrize("message_of", MANY.values(), ids=MANY.keys())
+def test_fields_are_counted_whatever_they_are(message_of: Callable[[int], bytes]) -> None:
+    check(message_of(MAX_FIELDS - 20))
+    with pytest.raises(InvalidRequest, match="more than 16384 fields and dimensions besides the contents"):
+        check(message_of(MAX_FIELDS + 20))
+
+
+@pytest.mark.parametrize("message_of", DATA.values(), ids=DATA.keys())
+def test_data_and_text_are_not_counted(message_of: Callable[[int], bytes]) -> None:
+    check(message_of(10 * MAX_FIELDS))
+
+
+def check(message: bytes) -> None:
+    # As it lies in a connection's buffer, among others.
+    check_structure(b"\xff" + message + b"\x40\x00" * MAX_FIELDS, 1, 1 + len(message))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x47",
+        b"\x46",
+        b"\xff" * 20,
+        field(5, b"\x1a\x7f"),
+        field(5, b"\x0a\xff"),
+        b"\x08",
+        b"\x2a\x80",
+    ],
+)
+def test_what_is_malformed_is_left_to_protobuf(broken: bytes) -> None:
+    check_structure(MODEL + broken, 0, len(MODEL + broken))
+
+
+def judge(message: bytes) -> float:
+    """Seconds of CPU for a request that nothing is known of, as the service judges it."""
+    begun = time.process_time()
+    try:
+        check_structure(message, 0, len(message))
+        scan(message, 0, len(message))
+        request = parse(ModelInferRequest, message)
+        validated = validate(request, [len(raw) for raw in request.raw_input_contents], WIDE, "m")
+        for at, source in enumerate(validated.sources):
+            if source is None:
+                typed_contents_to_raw(request.inputs[at].contents, BY_NAME["FP32"], tensor="in0", model="m")
+    except (RequestError, GrpcError):
+        pass
+    return time.process_time() - begun
+
+
+@pytest.mark.parametrize("message_of", [*MANY.values(), *DATA.values()], ids=[*MANY, *DATA])
+def test_twice_the_fields_never_cost_four_times_the_time(message_of: Callable[[int], bytes]) -> None:
+    sizes = [MAX_FIELDS // 4, MAX_FIELDS // 2, MAX_FIELDS - 100]
+    # The least of several, which a busy machine makes no smaller; and of no less than what a clock can tell.
+    costs = [max(min(judge(message_of(size)) for _ in range(9)), 0.001) for size in sizes]
+    for smaller, larger in itertools.pairwise(costs):
+        assert larger < 3.5 * smaller, [f"{cost * 1e3:.1f} ms" for cost in costs]
+
+
+@pytest.mark.parametrize("message_of", MANY.values(), ids=MANY.keys())
+def test_a_message_of_megabytes_of_fields_is_refused_before_it_is_read(message_of: Callable[[int], bytes]) -> None:
+    message = message_of(30 * MAX_FIELDS)
+    assert min(judge(message) for _ in range(3)) < 0.1  # without the count, up to 4 s on free-threaded Python

@@ -1,0 +1,47 @@
+"""How much a connection is read at once."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from toutates.h2grpc import Limits, ServerConnection
+from toutates.net.transport import LARGE_READ_BYTES, READ_BYTES, READ_NS, SMALL_READ_BYTES, Transport
+
+
+@pytest.fixture
+def transport() -> Iterator[Transport]:
+    """A transport over a real socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, select.epoll() as epoll:
+        transport = Transport(ours, ServerConnection({}, Limits(), []), "test", epoll, 1_000, 0)
+        yield transport
+        transport.close()
+
+
+def test_reads_grow_while_their_frames_are_handled_fast(transport: Transport) -> None:
+    assert transport.read_bytes == READ_BYTES
+    sizes = []
+    for _ in range(8):
+        transport.fit_reads(READ_NS // 10)
+        sizes.append(transport.read_bytes)
+    assert sizes == [2**n * READ_BYTES for n in range(1, 6)] + [LARGE_READ_BYTES] * 3
+
+
+def test_reads_shrink_while_their_frames_hold_others_up(transport: Transport) -> None:
+    transport.fit_reads(READ_NS + 1)
+    assert transport.read_bytes == READ_BYTES // 2
+    for _ in range(5):
+        transport.fit_reads(READ_NS * 10)
+    assert transport.read_bytes == SMALL_READ_BYTES
+    transport.fit_reads(READ_NS // 10)
+    assert transport.read_bytes == 2 * SMALL_READ_BYTES
+
+
+def test_reads_that_are_full_are_timed_whatever_their_size(transport: Transport) -> None:
+    for took_ns in (READ_NS * 10, READ_NS * 10, 0, 0, 0):
+        assert transport.timed_bytes == transport.read_bytes
+        transport.fit_reads(took_ns)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from typing import Any
+
+import pytest
+
+from toutates.system.logs.access_log import AT_ONCE, LOOK_NS, MAX_WAITING, AccessLog
+from toutates.system.logs.levels import LogLevels
+from toutates.system.logs.output import LAST
+from toutates.system.logs.rendering import LogFormatter
+
+
+class Ending(IntEnum):
+    OK = 0
+    UNAVAILABLE = 14
+
+
+@dataclass
+class Served:
+    model: str = "m"
+    number: int = 3
+
+
+@dataclass
+class Request:
+    """As ``observing.Observation`` has it."""
+
+    arrival_ns: int = 1_000_000
+    taken_ns: int = 2_000_000
+    done_ns: int = 4_000_000
+    answered_ns: int = 4_500_000
+    rows: int = 2
+    batch_rows: int = 8
+    text: str = ""
+    peer: str = "10.0.0.1:5"
+    version: Served | None = None
+    status: Ending = Ending.OK
+    request_id: str = "r1"
+
+
+@pytest.fixture(autouse=True)
+def _info_is_logged() -> Iterator[None]:
+    logger = logging.getLogger("toutates.access")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(before)
+
+
+def made() -> tuple[AccessLog, list[str]]:
+    lines: list[str] = []
+    return AccessLog(LogFormatter("json", LogLevels), lines.append), lines
+
+
+def line_of(**fields: Any) -> dict[str, Any]:
+    log, lines = made()
+    log.sink()(Request(**fields))
+    assert log.drain(time.monotonic_ns()) == LOOK_NS
+    [line] = lines
+    found: dict[str, Any] = json.loads(line)
+    del found["timestamp"]
+    return found
+
+
+def test_a_request_is_a_line_with_its_times_in_milliseconds() -> None:
+    assert line_of(version=Served()) == {
+        "level": "info",
+        "area": "access",
+        "event": "ModelInfer",
+        "model": "m",
+        "version": 3,
+        "rows": 2,
+        "batch_rows": 8,
+        "status": "OK",
+        "queue_ms": 1.0,
+        "compute_ms": 2.0,
+        "total_ms": 3.5,
+        "request_id": "r1",
+        "peer": "10.0.0.1:5",
+    }
+
+
+def test_a_request_that_was_refused_has_only_what_is_known() -> None:
+    line = line_of(taken_ns=0, done_ns=0, batch_rows=0, request_id="", status=Ending.UNAVAILABLE, text="no\nmodel")
+    assert {key: line[key] for key in line if key not in ("level", "area", "event")} == {
+        "status": "UNAVAILABLE",
+        "total_ms": 3.5,
+        "peer": "10.0.0.1:5",
+        "error": "no\\nmodel",
+    }
+
+
+def test_its_time_is_that_of_the_answer() -> None:
+    log, lines = made()
+    log.sink()(Request(answered_ns=time.monotonic_ns()))
+    log.drain(time.monotonic_ns())
+    stamp = json.loads(lines[0])["timestamp"]
+    assert abs(time.time() - datetime.fromisoformat(stamp).timestamp()) < 10
+
+
+def test_some_lines_are_made_at_a_time() -> None:
+    log, lines = made()
+    sink = log.sink()
+    for _ in range(3 * AT_ONCE):
+        sink(Request())
+    pause_ns = log.drain(time.monotonic_ns())
+    assert len(lines) == AT_ONCE
+    assert pause_ns is not None
+    assert pause_ns < LOOK_NS
+    log.drain(LAST)
+    assert len(lines) == 3 * AT_ONCE
+
+
+def test_what_does_not_fit_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    log, _ = made()
+    sinks = [log.sink(), log.sink()]
+    for sink in sinks:
+        for _ in range(MAX_WAITING + 7):
+            sink(Request())
+        assert len(sink.waiting) == MAX_WAITING
+    log.drain(1)
+    assert caplog.messages == ["14 requests have no line in the access log: they came faster than lines are made"]
+    sinks[0](Request())
+    log.drain(2)
+    assert len(caplog.messages) == 1, "told now and then"
+    sinks[1].left_out += 1
+    log.drain(20_000_000_000)
+    assert caplog.messages[1].startswith("1 requests")
+
+
+def test_its_level_switches_it_off() -> None:
+    log, lines = made()
+    logging.getLogger("toutates.access").setLevel(logging.WARNING)
+    sink = log.sink()
+    for _ in range(10 * AT_ONCE):
+        sink(Request())
+    log.drain(1)
+    assert not lines
+    assert not sink.waiting

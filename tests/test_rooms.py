@@ -1,0 +1,133 @@
+"""The tree is the architecture: which room imports which, and that no module imports itself by way of others.
+
+Imports are read from the source, those inside functions and for type checkers too, so that a rule cannot be got round
+by importing late.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import toutates
+
+ROOT = Path(toutates.__file__).parent
+
+#: Rooms of the package, and those each may import beside itself; from top to bottom. "toutates" is the package's own
+#: __init__.
+ALLOWED: dict[str, set[str]] = {
+    "__main__": {"command"},
+    "command": {"api", "engine", "h2grpc", "infer", "models", "net", "protocol", "repositories", "server", "system"},
+    "server": {"api", "engine", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
+    "observe": {"api", "engine", "h2grpc", "infer", "models", "net", "repositories", "system"},
+    "api": {"h2grpc", "infer", "models", "net", "protocol", "system"},
+    "infer": {"engine", "h2grpc", "models", "net", "protocol", "system"},
+    "repositories": {"models", "protocol", "system"},
+    "models": {"engine", "protocol", "system"},
+    "engine": {"protocol", "system"},
+    "protocol": {"system"},
+    "net": {"h2grpc"},
+    "h2grpc": set(),
+    "system": set(),
+    "toutates": set(),
+}
+
+#: Rooms and modules that a newcomer finds in the package.
+MOST_ENTRIES = 16
+
+#: Rooms that are bytes only, and what these must not import.
+SANS_IO = {"h2grpc"}
+IO_MODULES = {"asyncio", "os", "select", "selectors", "socket", "ssl", "threading", "time", "trio"}
+
+#: Rooms in which modules still import each other, for type checkers.
+CIRCLES = {"engine", "h2grpc"}
+
+MODULES = sorted(path for path in ROOT.rglob("*.py") if not path.name.endswith("_pb2.py"))
+
+
+def room_of(name: str) -> str:
+    """The room that a dotted name such as ``toutates.models.table`` belongs to."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def own_room(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem.replace("__init__", "toutates")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Full names of everything a module imports from this package; for ``from a import b``, ``a.b``."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports name the whole module"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "toutates")
+
+
+def modules_imported(path: Path) -> set[Path]:
+    """The modules of this package that one imports, itself left out."""
+    found = set()
+    for name in imports_of(path):
+        for dotted in (name, name.rpartition(".")[0]):
+            parts = dotted.split(".")[1:]
+            file = ROOT.joinpath(*parts).with_suffix(".py") if parts else ROOT
+            if file in MODULES:
+                found.add(file)
+                break
+    return found - {path}
+
+
+def test_every_room_has_a_rule() -> None:
+    assert {own_room(path) for path in MODULES} == set(ALLOWED)
+    assert len(ALLOWED) <= MOST_ENTRIES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_imports_only_what_its_room_may(path: Path) -> None:
+    own = own_room(path)
+    for name in imports_of(path):
+        assert room_of(name) in ALLOWED[own] | {own}, f"{own} must not import {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_others_use_only_what_h2grpc_exports(path: Path) -> None:
+    from toutates import h2grpc
+
+    if own_room(path) not in ("h2grpc", "net"):  # which drives it
+        for name in imports_of(path):
+            if room_of(name) == "h2grpc":
+                assert name.removeprefix("toutates.h2grpc.") in h2grpc.__all__
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if own_room(path) in SANS_IO], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_protocol_cores_have_no_sockets_clocks_or_threads(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            assert not {name.partition(".")[0] for name in names} & IO_MODULES
+
+
+def test_rooms_have_no_circle() -> None:
+    rules: Mapping[str, set[str]] = ALLOWED
+    while rules:
+        free = {room for room, allowed in rules.items() if not allowed & set(rules)}
+        assert free, f"a circle among {sorted(rules)}"
+        rules = {room: allowed for room, allowed in rules.items() if room not in free}
+
+
+def test_modules_have_no_circle() -> None:
+    left = {path: modules_imported(path) for path in MODULES if own_room(path) not in CIRCLES}
+    while left:
+        free = {path for path, imported in left.items() if not imported & set(left)}
+        assert free, f"a circle among {sorted(str(path.relative_to(ROOT)) for path in left)}"
+        left = {path: imported for path, imported in left.items() if path not in free}

@@ -1,0 +1,1 @@
+"""The RPCs: one table from path to handler."""

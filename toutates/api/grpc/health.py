@@ -1,0 +1,121 @@
+"""grpc.health.v1.Health: Check, and Watch as a stream of changes.
+
+Whoever calls Watch costs 30 bytes of the peer's and stays for as long as it likes. So a watcher is an entry in a dict
+and its call, without a task; and telling all of them of a change is done in slices, between which the worker serves
+others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from toutates.api.readiness import Readiness
+from toutates.h2grpc import Call, Method, Status
+from toutates.infer.unary import check_size, unary
+from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+__all__ = ["health_methods"]
+
+_CHECK: Final = "/grpc.health.v1.Health/Check"
+_WATCH: Final = "/grpc.health.v1.Health/Watch"
+
+#: How long a worker tells watchers of a change before it serves others.
+SLICE_NS: Final = 2_000_000
+#: Watchers told between two looks at the clock.
+TOLD_AT_ONCE: Final = 16
+
+
+def health_methods(readiness: Readiness, call_soon: Callable[[Callable[[], None]], None]) -> list[Method]:
+    """The service. As with Triton, the name of the service asked for does not matter: there is one server.
+
+    Args:
+        readiness: the worker's.
+        call_soon: the worker's.
+    """
+
+    def check(request: HealthCheckRequest) -> HealthCheckResponse:
+        return _response(serving=readiness.serving)
+
+    return [
+        Method(_CHECK, unary=unary(HealthCheckRequest, check)),
+        Method(_WATCH, unary=_Watchers(readiness, call_soon).add),
+    ]
+
+
+def _response(*, serving: bool) -> HealthCheckResponse:
+    return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)
+
+
+class _Watchers:
+    """The open Watch calls of one worker. A watcher who is behind is told how things are, not how they were meanwhile.
+
+    Args:
+        readiness: what they watch.
+        call_soon: the worker's.
+    """
+
+    def __init__(self, readiness: Readiness, call_soon: Callable[[Callable[[], None]], None]) -> None:
+        self._readiness = readiness
+        self._call_soon = call_soon
+        #: what each was told last
+        self._told: dict[Call, bool] = {}
+        #: those who may have to be told of the last change; not empty while ``_tell_some`` is due
+        self._to_tell: list[Call] = []
+        self._messages = {serving: _response(serving=serving).SerializeToString() for serving in (False, True)}
+        #: made once, because each of many thousand calls has it
+        self._forget: Callable[[Call], None] = self._drop
+        readiness.on_change = self._tell_all
+
+    def add(self, call: Call) -> None:
+        """Answer a Watch call with the state as it is, and with its changes later."""
+        check_size(HealthCheckRequest, call)
+        self._told[call] = self._readiness.serving
+        call.on_closed = self._forget
+        call.send(self._messages[self._readiness.serving])
+        if self._readiness.exiting:
+            _end(call)
+
+    def _drop(self, call: Call) -> None:
+        self._told.pop(call, None)
+
+    def _tell_all(self) -> None:
+        is_due = bool(self._to_tell)
+        self._to_tell = list(self._told)
+        if self._to_tell and not is_due:
+            self._call_soon(self._tell_some)
+
+    def _tell_some(self) -> None:
+        to_tell = self._to_tell
+        until_ns = time.monotonic_ns() + SLICE_NS
+        while to_tell:
+            for _ in range(min(TOLD_AT_ONCE, len(to_tell))):
+                self._tell(to_tell.pop())
+            if to_tell and time.monotonic_ns() > until_ns:
+                self._call_soon(self._tell_some)
+                return
+
+    def _tell(self, call: Call) -> None:
+        serving, exiting = self._readiness.serving, self._readiness.exiting
+        told = self._told.get(call)
+        if told is None:
+            return  # the call is over
+        if told is not serving:
+            if call.outbox and not exiting:
+                # The last message waits for the peer's window still, and one is all that the server keeps for it.
+                call.on_drained = partial(self._note_drained, call)
+                return
+            self._told[call] = serving
+            call.send(self._messages[serving])
+        if exiting:
+            _end(call)
+
+    def _note_drained(self, call: Call) -> None:
+        call.on_drained = None
+        self._call_soon(partial(self._tell, call))
+
+
+def _end(call: Call) -> None:
+    call.fail(Status.UNAVAILABLE, "server is shutting down")

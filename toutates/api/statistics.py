@@ -1,0 +1,82 @@
+"""ModelStatistics, from the counters of workers and executors."""
+
+from __future__ import annotations
+
+from toutates.models.table import ModelTable, ServedVersion, parse_version
+from toutates.protocol.grpc_service_pb2 import (
+    InferBatchStatistics,
+    InferStatistics,
+    MemoryUsage,
+    ModelStatistics,
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+    StatisticDuration,
+)
+from toutates.system.errors import InvalidRequest
+
+__all__ = ["model_statistics"]
+
+
+def model_statistics(table: ModelTable, request: ModelStatisticsRequest) -> ModelStatisticsResponse:
+    """Answer ModelStatistics; an empty name asks for all models.
+
+    Raises:
+        InvalidRequest: the model or version is unknown or not ready. This is the one RPC in which Triton calls that an
+            invalid argument.
+    """
+    return ModelStatisticsResponse(model_stats=[_statistics(version) for version in _asked_for(table, request)])
+
+
+def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[ServedVersion]:
+    if not request.name:
+        return table.served()
+    number = parse_version(request.version)
+    model = table.models.get(request.name)
+    loaded = model.served() if model is not None else []
+    if not loaded:
+        raise InvalidRequest(f"requested model '{request.name}' is not available")
+    chosen = [version for version in loaded if number in (None, version.number)]
+    if not chosen:
+        raise InvalidRequest(f"requested model version is not available for model '{request.name}'")
+    return chosen
+
+
+def _statistics(version: ServedVersion) -> ModelStatistics:
+    requests = version.counters.requests()
+    batches = version.counters.batches()
+
+    def duration(ns: int, count: int = requests.success) -> StatisticDuration:
+        return StatisticDuration(count=count, ns=ns)
+
+    return ModelStatistics(
+        name=version.model,
+        version=str(version.number),
+        last_inference=requests.last_ms,
+        inference_count=requests.rows,
+        execution_count=sum(batch.count for batch in batches.values()),
+        inference_stats=InferStatistics(
+            success=duration(requests.success_ns),
+            fail=duration(requests.fail_ns, requests.fail + requests.cancel),
+            queue=duration(requests.queue_ns),
+            compute_input=duration(requests.input_ns),
+            compute_infer=duration(requests.infer_ns),
+            compute_output=duration(requests.output_ns),
+        ),
+        batch_stats=[
+            InferBatchStatistics(
+                batch_size=rows,
+                compute_input=duration(batch.input_ns, batch.count),
+                compute_infer=duration(batch.infer_ns, batch.count),
+                compute_output=duration(batch.output_ns, batch.count),
+            )
+            for rows, batch in batches.items()
+        ],
+        memory_usage=_memory(version),
+    )
+
+
+def _memory(version: ServedVersion) -> list[MemoryUsage]:
+    """What is known: the buffers of batches. Arrays that are gathered, and what ONNX Runtime holds, are not."""
+    size = version.supertensor.occupancy().buffer_bytes
+    kind = "CPU_PINNED" if version.settings.allocator == "cuda_pinned" else "CPU"
+    return [MemoryUsage(type=kind, id=0, byte_size=size)] if size else []

@@ -1,0 +1,51 @@
+"""TraceSetting: what is traced, asked for and changed."""
+
+from __future__ import annotations
+
+import logging
+
+from toutates.infer.tracing.settings import OFF, TraceSettings, read_changes, without_effect
+from toutates.models.table import ModelTable
+from toutates.protocol.grpc_service_pb2 import TraceSettingRequest, TraceSettingResponse
+from toutates.system.errors import InvalidRequest, RequestError
+
+__all__ = ["trace_setting"]
+
+logger = logging.getLogger(__name__)
+
+
+def trace_setting(table: ModelTable, settings: TraceSettings, request: TraceSettingRequest) -> TraceSettingResponse:
+    """Answer TraceSetting: make the changes that are asked for, all or none, and tell what holds then.
+
+    Args:
+        table: of models; only those that can answer have settings of their own.
+        settings: of this server.
+        request: no model is all models; no settings ask only.
+
+    Raises:
+        InvalidRequest, Unsupported: in Triton's words.
+    """
+    model = request.model_name
+    if model:
+        try:
+            table.find(model, "")
+        except RequestError:
+            raise InvalidRequest(f"Request for unknown model : {model}") from None
+    if request.settings:
+        given = {key: list(value.value) for key, value in request.settings.items()}
+        settings.update(model, read_changes(given))
+        ignored = without_effect(given)
+        if ignored:
+            logger.warning("a TraceSetting request asks for what has no effect: %s", "; ".join(ignored))
+    setting = settings.get(model)
+    values = {
+        "trace_level": list(setting.levels) or [OFF],
+        "trace_rate": [str(setting.rate)],
+        "trace_count": [str(setting.count)],
+        "log_frequency": [str(setting.log_frequency)],
+        "trace_file": [""],
+        "trace_mode": ["opentelemetry"],
+    }
+    return TraceSettingResponse(
+        settings={key: TraceSettingResponse.SettingValue(value=value) for key, value in values.items()}
+    )

@@ -1,0 +1,283 @@
+"""``toutates check REPOSITORY``: everything that is wrong with a repository, without serving it.
+
+Models are read one after the other, on the CPU and without optimising their graphs, so that a check needs no more
+memory than the largest of them. Where a model asks for a GPU, a graph of one operator is loaded there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import onnxruntime
+
+from toutates.engine.session import Provider, SessionOptions, provider_problem
+from toutates.models.config.misplaced import loose_graphs
+from toutates.models.inspection import ALL_DEVICES, InspectedVersion, inspect_version
+from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
+from toutates.repositories.interface import Repository
+from toutates.repositories.local import LocalRepository
+from toutates.repositories.opening import open_repositories
+from toutates.repositories.specification import S3Specification
+from toutates.server.options import DEFAULT_CACHE_SIZE, Options
+from toutates.server.providers import choose_providers
+from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
+from toutates.system.memory import available_memory
+
+__all__ = ["Report", "check", "check_repository"]
+
+_CPU: Final[Provider] = ("CPUExecutionProvider", {})
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check has found.
+
+    Attributes:
+        problems: one line each: file, key, value and remedy; with any of them the repository is not served whole.
+        warnings: what may not be meant so, likewise.
+        facts: one line for each version that can be served.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    buffer_bytes: int = 0
+
+
+def check(options: Options, *, assume_gpu: bool = False) -> Report:
+    """Look through a repository for a server with these options on this machine.
+
+    Args:
+        options: with one repository.
+        assume_gpu: whether the GPUs that models ask for are taken to be there.
+
+    Raises:
+        ConfigurationError, RepositoryError: as ``check_repository``; also where an execution provider is not offered.
+    """
+    offered = onnxruntime.get_available_providers()
+    [root] = options.model_repositories
+    return check_repository(
+        root,
+        options.custom_op_libraries,
+        providers=ALL_DEVICES if assume_gpu else choose_providers(options, offered),
+        device_problem=(lambda providers: "") if assume_gpu else provider_problem,
+        has_gpu_build="CUDAExecutionProvider" in offered,
+        cache_root=options.model_cache_dir,
+    )
+
+
+def check_repository(
+    root: Path | S3Specification,
+    custom_op_libraries: Sequence[Path] = (),
+    *,
+    providers: Sequence[Provider] = (_CPU,),
+    device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+    has_gpu_build: bool = False,
+    memory: Callable[[], int] = available_memory,
+    cache_root: Path | None = None,
+    asked_by: str = "REPOSITORY",
+) -> Report:
+    """Look through a repository.
+
+    Args:
+        root: the directory, or the location on S3, whose models are downloaded one after the other.
+        custom_op_libraries: as for the server.
+        providers: execution providers of the server that the models are for.
+        device_problem: tells why there can be no session with some of them; "" if there can.
+        has_gpu_build: whether this ONNX Runtime could run on a GPU what it cannot on the CPU.
+        memory: tells the bytes that a server may use.
+        cache_root: directory for downloads; None for the user's.
+        asked_by: what the command line calls ``root``, for errors.
+
+    Raises:
+        ConfigurationError: it is no repository, or cannot be read.
+        RepositoryError: it cannot be reached now.
+    """
+    report = Report()
+    server = SessionOptions(tuple(providers), tuple(custom_op_libraries))
+    remembered: dict[str, str] = {}
+
+    def remembered_problem(wanted: Sequence[Provider]) -> str:
+        key = repr(wanted)
+        if key not in remembered:
+            remembered[key] = "" if tuple(wanted) == (_CPU,) else device_problem(wanted)
+        return remembered[key]
+
+    repository = _open(root, cache_root, asked_by)
+    folders = repository.scan()
+    if isinstance(root, Path):
+        _check_links(root, report)
+        report.problems += loose_graphs(root)
+    if all(folder.passed_over for folder in folders):
+        advice = "" if report.problems else repository.advice()
+        here = str(root if isinstance(root, S3Specification) else os.path.abspath(root))
+        example = f"put one directory there for each model, such as '{here}/NAME/1/model.onnx'"
+        report.problems.append(f"{root}: has no models; {advice or example}")
+    for folder in folders:
+        if folder.passed_over:
+            report.warnings.append(_one_line(say_passed_over(folder)))
+            continue
+        _check_model(repository, folder, _Checks(server, remembered_problem, has_gpu_build), report)
+    limit = memory()
+    if report.buffer_bytes > limit:
+        report.problems.append(
+            f"{root}: capacity: the buffers of all models take {_size(report.buffer_bytes)} when they are full, the "
+            f"machine or its control group has {_size(limit)}; lower capacity or batch_size of the largest above"
+        )
+    return report
+
+
+def _open(root: Path | S3Specification, cache_root: Path | None, asked_by: str) -> Repository:
+    if isinstance(root, Path):
+        return LocalRepository(root, asked_by, tells_log=False)
+    [repository] = open_repositories([root], cache_root=cache_root, cache_size=DEFAULT_CACHE_SIZE)
+    return repository
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """What every version is checked with; see ``check_repository``."""
+
+    server: SessionOptions
+    device_problem: Callable[[Sequence[Provider]], str]
+    has_gpu_build: bool
+
+
+def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, report: Report) -> None:
+    """Check one model, with what is said of it in the words of the place where it comes from."""
+    own = Report()
+    folder = found
+    try:
+        folder = repository.fetch(found, lambda done, total: None)
+    except ToutatesError as error:
+        own.problems += [_one_line(line) for line in str(error).splitlines()]
+    else:
+        _check_links(folder.path, own)
+        own.warnings += [_one_line(warning) for warning in folder.warnings]
+        if folder.problem:
+            remedy = "make it readable" if "Permission denied" in folder.problem else "mend it, or remove the directory"
+            own.problems += _lines(folder.path, folder.problem, remedy)
+        for version in folder.versions:
+            _check_version(folder, version, checks, own)
+        if not folder.problem:
+            repository.release(folder)
+    source = folder.source or str(folder.path)
+    report.problems += [line.replace(str(folder.path), source) for line in own.problems]
+    report.warnings += [line.replace(str(folder.path), source) for line in own.warnings]
+    report.facts += own.facts
+    report.buffer_bytes += own.buffer_bytes
+
+
+def _check_links(folder: Path, report: Report) -> None:
+    """Links that lead nowhere, to themselves, or back to a directory that holds them."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return  # which the scan has noted
+    for name in names:
+        path = folder / name
+        if not path.is_symlink():
+            continue
+        try:
+            target = path.resolve(strict=True)
+        except (OSError, RuntimeError):  # RuntimeError: a loop, before Python 3.13
+            report.problems.append(
+                f"{path}: is a link to itself or to what does not exist (to '{os.readlink(path)}'); mend or remove it"
+            )
+            continue
+        if target in (path.parent.resolve(), *path.parent.resolve().parents):
+            report.problems.append(f"{path}: is a link back to '{target}', which holds it; remove it")
+
+
+def _check_version(folder: ModelFolder, version: VersionFolder, checks: _Checks, report: Report) -> None:
+    if version.path.resolve() != folder.path.resolve():  # as a link back would be, which is a problem already
+        _check_links(version.path, report)
+    try:
+        inspected = inspect_version(folder.name, version, checks.server, checks.device_problem, try_warmup=True)
+    except ConfigurationError as error:
+        report.problems += [_one_line(line) for line in str(error).splitlines()]
+        return
+    except ModelLoadError as error:
+        said = _one_line(str(error))
+        if "NOT_IMPLEMENTED" in said and checks.has_gpu_build:
+            report.warnings.append(f"{version.model_path}: cannot be read on the CPU: {said}; try it on the GPU")
+        else:
+            report.problems += _lines(version.model_path, said, _remedy(said, version.path))
+        return
+    _note(folder, version, inspected, report)
+
+
+def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersion, report: Report) -> None:
+    """What a version that can be served is, and what of it may not be meant so."""
+    configuration, signature = inspected.configuration, inspected.signature
+    settings, source = configuration.settings, configuration.source
+    report.warnings += [_one_line(text) for text in (configuration.notice, *inspected.warnings) if text]
+    if not signature.batched and settings.batching and settings.batch_size > 1 and source.exists():
+        fixed = [
+            f"{tensor.name} {list(tensor.shape)}"
+            for tensor in (*signature.inputs, *signature.outputs)
+            if tensor.shape[:1] != (-1,) or tensor.optional
+        ]
+        report.warnings.append(
+            f"{source}: batch_size: the model is not batched, because not every tensor has an open first dimension "
+            f"({', '.join(fixed)}) (got {settings.batch_size}); export it with one, or write 1"
+        )
+    batch = inspected.batch
+    if batch is None:
+        shown = f"SuperTensor of rows of open size, at most 64 MiB a batch and {_size(inspected.capacity_bytes)} in all"
+    else:
+        size = min(batch[1] * settings.capacity, inspected.capacity_bytes)
+        report.buffer_bytes += size
+        shown = f"SuperTensor {_size(size)} ({size} bytes, {settings.capacity} batches of {batch[0]})"
+    report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")
+    if inspected.advice:
+        report.facts.append(f"{folder.name} {version.number}: {inspected.advice}")
+
+
+#: What ONNX Runtime's reasons mean, and what to do.
+_REMEDIES = (
+    (r"opset|IR version", "export the model for an older opset, or install a newer onnxruntime"),
+    (
+        r"is not a registered function/op|No opset import for domain|is not registered|Unrecognized",
+        "name the library of its custom operators in --custom-op-libraries",
+    ),
+    (
+        r"[Ee]xternal (data|initializer)|external_data|file size|filesystem error|open file|GetFileLength",
+        "put the file with the weights beside the model, under the name that the graph gives it",
+    ),
+    (r"protobuf|INVALID_PROTOBUF", "export or copy the model again: the file is no ONNX graph, or is cut short"),
+    (r"could not start|CUDA|TensorRT|device", "mend the device or its libraries, or let the model run on the CPU"),
+    (r"^failed to run warmup sample", "correct the sample, or the graph that it is for"),
+    (r"^unable to find", "put the graph there, or say its name in default_model_filename or model_filename"),
+)
+
+
+def _remedy(said: str, path: Path) -> str:
+    for pattern, remedy in _REMEDIES:
+        if re.search(pattern, said):
+            return remedy
+    return f"see what it says, and correct the model in '{path}'"
+
+
+def _lines(path: Path, problem: str, remedy: str) -> list[str]:
+    """Problems that may have several lines, each complete with a path and a remedy."""
+    lines = [line for line in problem.splitlines() if line.strip()]
+    return [_one_line(line if str(path) in line and "; " in line else f"{path}: {line}; {remedy}") for line in lines]
+
+
+def _one_line(text: str) -> str:
+    joined = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "?" for letter in joined)
+
+
+def _size(count: int) -> str:
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1_024 and len(units) > 1:
+        size /= 1_024
+        units.pop(0)
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

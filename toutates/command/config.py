@@ -1,0 +1,91 @@
+"""``toutates config MODEL_DIR``: what a model's files and graph come to, as config.yaml and as config.pbtxt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toutates.engine.session import SessionOptions
+from toutates.models.config.configuration import completed
+from toutates.models.config.describe import model_config
+from toutates.models.config.misplaced import near_directory
+from toutates.models.config.pbtxt import write_pbtxt
+from toutates.models.config.yaml_writer import write_yaml
+from toutates.models.inspection import ALL_DEVICES, inspect_version
+from toutates.models.repository import ModelFolder, VersionFolder, scan_model
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["effective_configuration", "require_model_dir"]
+
+
+def require_model_dir(model_dir: Path) -> None:
+    """See that a path may be a model's directory.
+
+    Raises:
+        ConfigurationError: it is no directory; with the one that may have been meant.
+    """
+    if not model_dir.is_dir():
+        near = near_directory(model_dir)
+        remedy = f"did you mean '{near}'?" if near else "correct the path"
+        raise ConfigurationError("is not a directory", key="MODEL_DIR", value=str(model_dir), remedy=remedy)
+
+
+def effective_configuration(
+    model_dir: Path, version: int | None, form: str, custom_op_libraries: tuple[Path, ...] = ()
+) -> str:
+    """The text to print; each of its formats gives the same configuration again when it is put in place.
+
+    Args:
+        model_dir: the model's directory.
+        version: None for the newest that is served.
+        form: yaml, pbtxt or both.
+        custom_op_libraries: as for the server.
+
+    Raises:
+        ConfigurationError: there is no such version, or the files cannot be used.
+        ModelLoadError: the graph cannot be read.
+    """
+    # With its own name: config.pbtxt must agree with it, and "." has none.
+    folder = scan_model(model_dir.absolute())
+    chosen = _version(folder, version)
+    inspected = inspect_version(folder.name, chosen, SessionOptions(ALL_DEVICES, custom_op_libraries))
+    settings = completed(inspected.configuration.settings, inspected.signature)
+    triton = chosen.triton
+    policy = triton.version_policy if triton is not None else None
+    config = model_config(
+        folder.name,
+        inspected.signature,
+        settings,
+        gpu=None,
+        version_policy=policy,
+        given=inspected.configuration.given,
+        with_own=True,
+    )
+    parts: list[str] = []
+    if form in ("yaml", "both"):
+        parts.append(
+            f"# {folder.name} version {chosen.number}: config.yaml, to lie beside {settings.model_filename}\n"
+            + (f"# no key for {_one_line(config.version_policy)}\n" if triton is not None else "")
+            + write_yaml(settings)
+        )
+    if form in ("pbtxt", "both"):
+        parts.append(
+            f"# {folder.name} version {chosen.number}: config.pbtxt, to lie beside the version's directory\n"
+            + write_pbtxt(config)
+        )
+    return "\n".join(parts)
+
+
+def _one_line(policy: object) -> str:
+    return "version_policy { " + " ".join(str(policy).split()) + " }"
+
+
+def _version(folder: ModelFolder, number: int | None) -> VersionFolder:
+    if folder.problem:
+        raise ConfigurationError(folder.problem)
+    for version in reversed(folder.versions):
+        if number is None or version.number == number:
+            return version
+    known = ", ".join(str(version.number) for version in folder.versions)
+    raise ConfigurationError(
+        f"'{folder.path}' has no such version that is served", key="--version", value=number, remedy=f"it has {known}"
+    )

@@ -1,0 +1,233 @@
+"""An executor: one thread's loop that takes batches, runs them in its own session, and hands them back.
+
+While it is idle a worker may borrow it, and run a quick batch on the worker's thread (``supertensor``, "Loans").
+
+**Deadlines.** A batch that nobody waits for any more is not run. While others wait behind it, neither is one whose
+callers will all have given up before it is done, by what such batches have taken lately. Without that, a server with
+more to do than it can would spend its time on answers that come too late: a queue that is full makes every request as
+old as those that just expire. The callers of such a batch hear at once that their deadline cannot be met.
+
+**Faults.** Whatever goes wrong with a batch, each of its callers is told, its memory is free again, and the executor is
+idle or has the next batch. What a run raises fails the requests that raise it by themselves, and no others. What is no
+``Exception`` also ends the executor's thread, for then nobody knows what state it is in; the manager starts another.
+On loan it does not: the thread is a worker's, which has more to do than this batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Final
+
+from toutates.engine.lane import Batch
+from toutates.engine.result import BatchResult, Outputs, Timing, Waiter
+from toutates.engine.session import ModelSession
+from toutates.engine.supertensor import SuperTensor
+from toutates.system.errors import ExecutionFailed, RequestError, TooLate
+
+__all__ = ["Deliver", "Executor"]
+
+logger = logging.getLogger(__name__)
+
+#: Takes the outcome of a batch for the worker of this number.
+Deliver = Callable[[int, BatchResult], None]
+
+#: Batches that a worker runs at most before it goes on with its round: its own, and those that came meanwhile.
+MAX_LOAN_BATCHES: Final = 4
+#: How long an executor says nothing of further errors of its own, which may come with every batch.
+SILENCE_NS: Final = 10_000_000_000
+
+
+class Executor:
+    """See the module. ``run`` blocks its thread until the SuperTensor is closed.
+
+    Args:
+        supertensor: where batches come from.
+        session: used by this executor alone.
+        number: from 0, among the executors of this SuperTensor.
+        is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds.
+        on_batch: told of every batch that ran: rows, requests, timing. Called in the thread that ran it.
+
+    Attributes:
+        inbox: where its thread waits for the next batch while the executor is idle; None ends it.
+        waits_for_inbox: whether it is idle, on loan, or has something in its inbox. For the SuperTensor alone, whose
+            lock guards the change to True; back to False it is changed by the executor's own thread.
+    """
+
+    def __init__(
+        self,
+        supertensor: SuperTensor,
+        session: ModelSession,
+        number: int,
+        *,
+        is_wanted: Callable[[Any, int], bool] = lambda ticket, by_ns: True,
+        on_batch: Callable[[int, int, Timing], None] = lambda rows, requests, timing: None,
+    ) -> None:
+        self._supertensor = supertensor
+        self._session = session
+        self._number = number
+        self._is_wanted = is_wanted
+        self._on_batch = on_batch
+        self._silent_until_ns = 0
+        self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self.waits_for_inbox = False
+
+    def run(self) -> None:
+        """Run batches until there will be no more. No ``Exception`` of a batch ends the loop.
+
+        Raises:
+            BaseException: what ended it nevertheless. To be called again then, in another thread.
+        """
+        supertensor = self._supertensor
+        clock_ns = time.thread_time_ns if self._session.one_thread else time.monotonic_ns
+        while (batch := supertensor.take(self)) is not None:
+            fatal: BaseException | None = None
+            try:
+                outcomes = self._run(batch, clock_ns)
+            except BaseException as error:
+                outcomes = self._fail(batch, error)
+                if not isinstance(error, Exception):
+                    fatal = error
+            batch.drop_waiters()
+            # Not after the delivery: whoever hears that the ring is free again must find it so.
+            supertensor.release(batch)
+            _deliver(outcomes, supertensor.deliver)
+            if fatal is not None:
+                raise fatal
+            del batch, outcomes  # while an executor waits for the next batch, it keeps no memory of the last
+        self._session.end_profiling()
+
+    def lend(self, batch: Batch, deliver: Deliver) -> None:
+        """Run ``batch``, and what comes meanwhile, on the calling thread, for which ``SuperTensor.commit`` lent it."""
+        following: Batch | None = batch
+        left = MAX_LOAN_BATCHES
+        while following is not None:
+            batch = following
+            if batch.is_long:
+                self.inbox.put(batch)  # as if it had not been lent
+                return
+            left -= 1
+            try:
+                outcomes = self._run(batch, time.monotonic_ns)
+            except BaseException as error:
+                outcomes = self._fail(batch, error)
+            batch.drop_waiters()
+            following = self._supertensor.end_loan(batch, self, more=left > 0)
+            _deliver(outcomes, deliver)
+
+    def _run(self, batch: Batch, clock_ns: Callable[[], int]) -> list[Outcome]:
+        """Run a batch that nobody else touches any more.
+
+        Args:
+            batch: it.
+            clock_ns: measures the run for ``Lane.note_run``. CPU time on an executor's thread if no other works for it:
+                there, a run of 5 us may wait a thousand times as long for the GIL before it can say that it is over.
+
+        Returns:
+            What the callers get. They stay in the batch until ``Batch.drop_waiters``, for the case that this raises.
+        """
+        taken_ns = time.monotonic_ns()
+        waiters = batch.waiters
+        by_ns = taken_ns + self._usual_ns(batch) if self._supertensor.has_backlog else taken_ns
+        if not any(self._is_wanted(waiter[0], by_ns) for own in waiters for waiter in own):
+            return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
+        session = self._session
+        began_ns = clock_ns()
+        try:
+            outputs = batch.lane.run(batch, session, self._number)
+        except Exception as error:
+            return self._run_one_by_one(batch, waiters, self._as_failure(error), taken_ns)
+        rows = batch.rows
+        timing = Timing(taken_ns, session.started_ns, session.ended_ns, time.monotonic_ns())
+        if session.on_cpu:
+            batch.lane.note_run(rows, clock_ns() - began_ns)
+        batch.lane.note_wall(rows, timing.done_ns - taken_ns)
+        self._on_batch(rows, sum(map(len, waiters)), timing)
+        return [(waiters, outputs, None, timing)]
+
+    @staticmethod
+    def _usual_ns(batch: Batch) -> int:
+        """How long the batch may take from now, which is half as long again as such batches do."""
+        usual_ns = batch.lane.wall_ns[batch.rows.bit_length()]
+        return usual_ns + (usual_ns >> 1)
+
+    def _run_one_by_one(
+        self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
+    ) -> list[Outcome]:
+        """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
+        # Beside the rows of a single request there may be those of one that was reserved and could not be written.
+        alone = [rows for own in waiters for _, _, rows, _ in own] == [batch.rows]
+        outcomes: list[Outcome] = []
+        for worker, own in enumerate(waiters):
+            for ticket, first, rows, part in own:
+                outputs: Outputs | None = None
+                error: RequestError | None = failure
+                if not alone:
+                    if self._is_wanted(ticket, time.monotonic_ns()):
+                        outputs, error = self._try_rows(batch, first, rows)
+                    else:
+                        error = _ABANDONED  # a caller that is late and still there must not hear of another's fault
+                timing = Timing(taken_ns, self._session.started_ns, self._session.ended_ns, time.monotonic_ns())
+                if outputs is not None:
+                    self._on_batch(rows, 1, timing)
+                    # The request's rows are the whole of these outputs.
+                    first = 0
+                one: list[list[Waiter]] = [[] for _ in waiters]
+                one[worker] = [(ticket, first, rows, part)]
+                outcomes.append((one, outputs, error, timing))
+        return outcomes
+
+    def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
+        try:
+            return batch.lane.run_rows(batch, first, rows, self._session), None
+        except Exception as error:
+            return None, self._as_failure(error)
+
+    def _fail(self, batch: Batch, error: BaseException) -> list[Outcome]:
+        """The outcome of a batch that raised where nothing should: all callers get the same error."""
+        now_ns = time.monotonic_ns()
+        return [(batch.waiters, None, self._as_failure(error), Timing(now_ns, now_ns, now_ns, now_ns))]
+
+    def _as_failure(self, error: BaseException) -> RequestError:
+        if isinstance(error, RequestError):
+            return error
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._silent_until_ns:
+            self._silent_until_ns = now_ns + SILENCE_NS
+            logger.error(
+                "running a batch of model '%s' failed outside ONNX Runtime",
+                self._supertensor.name,
+                exc_info=error,
+                extra={"model": self._supertensor.name},
+            )
+        return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
+
+
+#: Waiters by worker, and what they get: outputs, or an error.
+Outcome = tuple[list[list[Waiter]], Outputs | None, RequestError | None, Timing]
+
+
+def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
+    for waiters, outputs, error, timing in outcomes:
+        for worker, own in enumerate(waiters):
+            if own:
+                try:
+                    deliver(worker, BatchResult(own, outputs, error, timing))
+                except Exception:
+                    logger.exception("handing a batch's outcome to worker %d failed", worker)
+                    _deliver_failure(worker, own, timing, deliver)
+
+
+def _deliver_failure(worker: int, own: list[Waiter], timing: Timing, deliver: Deliver) -> None:
+    """Once more, with less: an error needs no memory of the outputs."""
+    try:
+        deliver(worker, BatchResult(own, None, _UNDELIVERED, timing))
+    except Exception:
+        logger.exception("handing an error to worker %d failed; %d requests wait for nothing", worker, len(own))
+
+
+#: For callers that have not left; in the words of a deadline that has passed.
+_ABANDONED: Final = TooLate("Deadline Exceeded")
+_UNDELIVERED: Final = ExecutionFailed("internal error")

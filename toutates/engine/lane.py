@@ -1,0 +1,325 @@
+"""Lanes: how the rows of one shape lie in a batch's memory.
+
+Rows of different shape (sequence length, image size) cannot share a run, so every combination of row shapes has a lane
+of its own, made on demand. There are two kinds:
+
+- **PackedLane**: all inputs have elements of fixed size. A batch is one buffer per input, written to by byte offset,
+  and bound to ONNX Runtime once per number of rows. This is the SuperTensor's own kind.
+- **GatheredLane**: some input is BYTES, or has rows of no bytes at all. A batch is a list of arrays, concatenated
+  before the run.
+
+A model without a batch dimension uses the same lanes with batches of one row, the row being the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from toutates.engine.pinned import PinnedMemory
+from toutates.engine.result import Outputs, Waiter
+from toutates.engine.session import ModelSession, pack_outputs
+from toutates.protocol.signature import Signature
+from toutates.protocol.strings import StringRows, StringTensor, join_rows
+
+__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "Piece", "RowShapes"]
+
+#: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
+RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
+
+#: Some rows of one input, for a GatheredLane.
+Piece = npt.NDArray[Any] | StringRows
+
+#: A batch never holds more than this, unless a single row does: large rows profit little from company.
+MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
+#: Bindings kept per batch; beyond it the oldest goes. One is about 2 KiB.
+MAX_BINDINGS: Final = 64
+#: How long a run takes of which there was none.
+_UNKNOWN_NS: Final = 2**62
+#: Outputs up to this size per batch are bound beforehand and copied out in one piece.
+MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
+
+
+class Batch:
+    """Rows of several requests that run together. Guarded by its SuperTensor's lock but for the rows themselves.
+
+    Attributes:
+        lane: whose rows these are.
+        room: rows that it has room for; ``lane.batch_rows`` at most.
+        memory_bytes: of its buffers.
+        order: grows from each batch to the one opened after it.
+        rows: rows reserved; ``room`` at most.
+        counted: rows that ``Room`` has counted for it: more, as long as it is open, or less, while they are written by
+            a worker whose own it is.
+        ahead: those of them that nobody may have come for yet.
+        requests: that wait for it first of all, where that is bounded; of those that were split, these alone.
+        held_bytes: of arrays that are kept for it.
+        busy: workers that have reserved rows and not committed them yet.
+        due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``supertensor``.
+        waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit, and
+            to the executor from when it takes the batch, which the lock puts after every worker's commit.
+    """
+
+    __slots__ = (
+        "ahead",
+        "arrays",
+        "bindings",
+        "busy",
+        "counted",
+        "due_ns",
+        "held_bytes",
+        "lane",
+        "memory_bytes",
+        "order",
+        "outputs",
+        "pieces",
+        "requests",
+        "room",
+        "rows",
+        "views",
+        "waiters",
+    )
+
+    def __init__(self, lane: Lane, workers: int, room: int) -> None:
+        self.lane = lane
+        self.room = room
+        self.memory_bytes = room * lane.row_memory
+        self.order = 0
+        self.rows = 0
+        self.counted = 0
+        self.ahead = 0
+        self.requests = 0
+        self.held_bytes = 0
+        self.busy = 0
+        self.due_ns = 0
+        self.waiters: list[list[Waiter]] = [[] for _ in range(workers)]
+        #: PackedLane: by position, array [room, *row] of the input's dtype; bound outputs likewise
+        self.arrays: list[npt.NDArray[Any]] = []
+        self.outputs: list[npt.NDArray[Any]] | None = None
+        #: PackedLane: by worker and position, the bytes of ``arrays``. Two threads must not slice one view at once.
+        self.views: list[list[memoryview]] = []
+        #: PackedLane: (executor, rows) -> binding
+        self.bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
+        #: GatheredLane: (first row, rows, arrays by position), in order of arrival
+        self.pieces: list[tuple[int, int, Sequence[Piece]]] = []
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes long to prepare the run, so that it must not be done in a worker's thread."""
+        pieces = self.pieces
+        return bool(pieces) and any(
+            isinstance(piece, StringRows) and piece.many for _, _, arrays in pieces for piece in arrays
+        )
+
+    def drop_waiters(self) -> None:
+        """The batch is to be used again, without those who waited for it."""
+        self.waiters = [[] for _ in self.waiters]
+
+
+class Lane:
+    """What both kinds of lane share.
+
+    Attributes:
+        batch_rows: rows that one batch of this lane takes at most.
+        row_memory: bytes of one row in a batch's buffers.
+        room: rows that the next batch is to have room for, ``batch_rows`` at most; see ``widen``.
+        spare: batches that wait to be used again, all with room for so many rows.
+        wall_ns: how long batches usually are with their executor, likewise; 0 as long as there was none.
+        run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
+            Written by several executors, without a lock: whichever is last is as good.
+    """
+
+    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
+        self.signature = signature
+        self.row_shapes = row_shapes
+        self.batch_rows = batch_size if signature.batched else 1
+        self.row_memory = 0
+        self.room = self.batch_rows
+        self.spare: list[Batch] = []
+        self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
+        self.wall_ns = [0] * (batch_size.bit_length() + 1)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Memory of a batch that has room for as many rows as one takes."""
+        return self.batch_rows * self.row_memory
+
+    def widen(self, rows: int) -> None:
+        """Batches to come shall have room for ``rows`` rows, at least twice as many as now, and none is spare."""
+        self.room = min(self.batch_rows, max(2 * self.room, rows))
+        self.spare = []
+
+    def note_run(self, rows: int, duration_ns: int) -> None:
+        """A batch of ``rows`` rows took so long. Falls at once, rises slowly: what takes long may be the scheduler."""
+        size = rows.bit_length()
+        known_ns = self.run_ns[size]
+        self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)
+
+    def note_wall(self, rows: int, duration_ns: int) -> None:
+        """A batch of ``rows`` rows was with its executor so long: an average, in which old ones fade away."""
+        size = rows.bit_length()
+        known_ns = self.wall_ns[size]
+        self.wall_ns[size] = known_ns + (duration_ns - known_ns >> 3) if known_ns else duration_ns
+
+    def is_quick(self, rows: int, limit_ns: int) -> bool:
+        """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; no, if there was none yet."""
+        return self.run_ns[rows.bit_length()] < limit_ns
+
+    def new_batch(self, workers: int, room: int) -> Batch:
+        """A batch with memory of its own for ``room`` rows."""
+        raise NotImplementedError
+
+    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
+        """Run all rows of ``batch``.
+
+        Raises:
+            ExecutionFailed: ONNX Runtime's reason.
+        """
+        raise NotImplementedError
+
+    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        """Run some rows of ``batch`` by themselves: the way to find the request that makes a run fail.
+
+        Raises:
+            ExecutionFailed: ONNX Runtime's reason.
+        """
+        raise NotImplementedError
+
+    def _whole(self, rows: int) -> int | None:
+        return rows if self.signature.batched else None
+
+
+class PackedLane(Lane):
+    """See the module.
+
+    Args:
+        pinned: pins the inputs' buffers; None leaves them in ordinary memory.
+
+    Attributes:
+        row_bytes: bytes of one row of each input, by position in ``row_shapes``.
+    """
+
+    def __init__(
+        self, signature: Signature, row_shapes: RowShapes, batch_size: int, pinned: PinnedMemory | None = None
+    ) -> None:
+        super().__init__(signature, row_shapes, batch_size)
+        self._pinned = pinned
+        tensors = [signature.inputs[index] for index, _ in row_shapes]
+        self.row_bytes = tuple(
+            prod(shape) * tensor.datatype.size for tensor, (_, shape) in zip(tensors, row_shapes, strict=True)
+        )
+        row_total = sum(self.row_bytes)
+        if signature.batched:
+            self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
+        self._known_outputs = self._read_known_outputs()
+        self.row_memory = row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ())
+        self.room = self.batch_rows
+
+    def _read_known_outputs(self) -> Outputs | None:
+        """The form of the outputs where the graph fixes them and they are small; None leaves them to ONNX Runtime."""
+        tensors = self.signature.outputs
+        if any(-1 in tensor.graph_shape or not tensor.datatype.size for tensor in tensors):
+            return None
+        if not self.signature.batched and any(not tensor.graph_shape for tensor in tensors):
+            return None  # no shape at all may be a scalar's, or a rank that the graph leaves open
+        row_bytes = tuple(prod(tensor.graph_shape) * tensor.datatype.size for tensor in tensors)
+        if 0 in row_bytes or sum(row_bytes) * self.batch_rows > MAX_BOUND_OUTPUT_BYTES:
+            return None
+        return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
+
+    def new_batch(self, workers: int, room: int) -> Batch:
+        batch = Batch(self, workers, room)
+        inputs, outputs = self.signature.inputs, self.signature.outputs
+        for index, shape in self.row_shapes:
+            array = np.empty((room, *shape), inputs[index].datatype.numpy)
+            if self._pinned is not None:
+                self._pinned.pin(array)
+            batch.arrays.append(array)
+        if self._known_outputs is not None:
+            batch.outputs = [
+                np.empty((room, *shape), tensor.datatype.numpy)
+                for tensor, shape in zip(outputs, self._known_outputs.row_shapes, strict=True)
+            ]
+        batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(workers)]
+        return batch
+
+    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
+        rows = batch.rows
+        if not session.on_cpu:
+            return self._run_unbound(batch, 0, rows, session)
+        key = (executor, rows)
+        binding = batch.bindings.get(key)
+        if binding is None:
+            if len(batch.bindings) >= MAX_BINDINGS:
+                del batch.bindings[next(iter(batch.bindings))]
+            binding = batch.bindings[key] = self._bind(batch, 0, rows, session)
+        return self._run(batch, binding, 0, rows, session)
+
+    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        if not session.on_cpu:
+            return self._run_unbound(batch, first, rows, session)
+        return self._run(batch, self._bind(batch, first, rows, session), first, rows, session)
+
+    def _run_unbound(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        """The way on a device: there, ONNX Runtime copies an input when it is bound, so that no binding can be kept."""
+        inputs = self._inputs(batch, self._part(first, rows))
+        return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)
+
+    def _part(self, first: int, rows: int) -> Any:
+        """The index of rows in the buffers, which takes the leading dimension off where the model has no batch."""
+        return slice(first, first + rows) if self.signature.batched else (0, ...)  # of a scalar too, an array
+
+    def _inputs(self, batch: Batch, part: Any) -> dict[int, npt.NDArray[Any]]:
+        return {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
+
+    def _bind(self, batch: Batch, first: int, rows: int, session: ModelSession) -> onnxruntime.IOBinding:
+        part = self._part(first, rows)
+        return session.bind(self._inputs(batch, part), batch.outputs and [array[part] for array in batch.outputs])
+
+    def _run(
+        self, batch: Batch, binding: onnxruntime.IOBinding, first: int, rows: int, session: ModelSession
+    ) -> Outputs:
+        known = self._known_outputs
+        if known is None or batch.outputs is None:
+            return pack_outputs(session.run_bound_dynamic(binding), self._whole(rows), session)
+        session.run_bound(binding)
+        # One copy frees the buffer for the next batch at once, whatever becomes of the responses.
+        data = tuple([array[first : first + rows].tobytes() for array in batch.outputs])
+        return Outputs(data, known.row_bytes, known.row_shapes, fixed=True)
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+class GatheredLane(Lane):
+    """See the module. BYTES come as StringRows, other inputs as arrays."""
+
+    def new_batch(self, workers: int, room: int) -> Batch:
+        return Batch(self, workers, room)
+
+    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
+        # By row: workers append their pieces without a lock, after the rows were reserved in some other order.
+        pieces = [arrays for _, _, arrays in sorted(batch.pieces, key=lambda piece: piece[0])]
+        return self._run(pieces, batch.rows, session)
+
+    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
+        # Requests without rows begin where the next one does.
+        pieces = [arrays for start, count, arrays in batch.pieces if (start, count) == (first, rows)]
+        return self._run(pieces[:1], rows, session)
+
+    def _run(self, pieces: list[Sequence[Piece]], rows: int, session: ModelSession) -> Outputs:
+        inputs: dict[int, npt.NDArray[Any] | StringTensor] = {}
+        # Of several wrong inputs Triton names the last.
+        for at, (index, shape) in reversed(list(enumerate(self.row_shapes))):
+            arrays: list[Any] = [piece[at] for piece in pieces]
+            if self.signature.inputs[index].datatype.size:
+                inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            else:
+                inputs[index] = join_rows(arrays, (rows, *shape) if self.signature.batched else shape)
+        return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)

@@ -1,0 +1,95 @@
+"""What an executor hands back to the workers: the outputs of one run, and how long its parts took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.protocol.strings import EncodedStrings
+from toutates.system.errors import RequestError
+
+__all__ = ["BatchResult", "Outputs", "Timing", "Waiter"]
+
+
+class Split:
+    """A request whose rows went into several batches, until all of them have run. Used by its worker's thread only.
+
+    Attributes:
+        parts: by position, the outputs of each part's batch and which rows of them are the request's.
+        left: parts that have not run yet.
+        error: what a part failed with, if any did.
+    """
+
+    __slots__ = ("error", "left", "parts")
+
+    def __init__(self, parts: int) -> None:
+        self.parts: list[tuple[Outputs, int, int] | None] = [None] * parts
+        self.left = parts
+        self.error: RequestError | None = None
+
+
+#: One request's rows in a batch: (ticket, its first row, number of its rows, which part of a split request they are).
+#: What a ticket is, is the affair of whoever added the rows.
+Waiter = tuple[Any, int, int, tuple[Split, int] | None]
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The outputs of one run, in the signature's order.
+
+    Attributes:
+        data: row-major bytes of each output, whole rows one after the other; BYTES encoded.
+        row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
+        row_shapes: shape of a row of each output, as ONNX Runtime has it. The same object for every run of a lane whose
+            output shapes are known beforehand, so that what was derived from it can be found by identity.
+        fixed: whether every run of the lane has outputs of these row shapes.
+        in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
+    """
+
+    data: tuple[bytes | memoryview | npt.NDArray[Any] | EncodedStrings, ...]
+    row_bytes: tuple[int, ...]
+    row_shapes: tuple[tuple[int, ...], ...]
+    fixed: bool = False
+    in_arrays: bool = False
+
+    def with_views(self) -> Outputs:
+        """The same with memoryviews in place of arrays of uint8.
+
+        Made by each worker for itself, and of an array object of its own: on free-threaded Python (3.14) the count of
+        the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
+        """
+        data = [content[:].data if isinstance(content, np.ndarray) else content for content in self.data]
+        return Outputs(tuple(data), self.row_bytes, self.row_shapes)
+
+
+@dataclass(slots=True)
+class Timing:
+    """When a batch ran, monotonic nanoseconds: taken by an executor, ONNX Runtime started and ended, outputs ready."""
+
+    taken_ns: int
+    started_ns: int
+    ended_ns: int
+    done_ns: int
+
+
+class BatchResult:
+    """A batch's outcome for the requests of one worker: ``outputs``, or the ``error`` that all of them get."""
+
+    __slots__ = ("_outputs", "error", "timing", "waiters")
+
+    def __init__(
+        self, waiters: list[Waiter], outputs: Outputs | None, error: RequestError | None, timing: Timing
+    ) -> None:
+        self.waiters = waiters
+        self.error = error
+        self.timing = timing
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """The outputs of the whole batch. To be read once, in the worker's own thread, see ``Outputs.with_views``."""
+        outputs = self._outputs
+        return outputs.with_views() if outputs is not None and outputs.in_arrays else outputs

@@ -1,0 +1,478 @@
+"""ONNX Runtime sessions: how they are made, and the three ways a batch is run in one."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from toutates.engine import string_tensors
+from toutates.engine.result import Outputs
+from toutates.engine.string_tensors import BlankStrings, read_strings
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor
+from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelLoadError
+
+__all__ = ["ModelSession", "Provider", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
+
+logger = logging.getLogger(__name__)
+
+#: Name of an execution provider, as ONNX Runtime has it, and its options.
+Provider = tuple[str, dict[str, str]]
+
+#: What a run takes and returns for one tensor.
+InputArray = npt.NDArray[Any] | StringTensor
+OutputArray = npt.NDArray[Any] | EncodedStrings
+
+#: Element types of ONNX.
+_STRING: Final = 8
+_BFLOAT16: Final = 16
+#: Bindings of string inputs that a session keeps; beyond it the oldest goes. One is at most 128 KiB.
+MAX_STRING_BINDINGS: Final = 16
+#: Outputs above it are sent from the memory ONNX Runtime gave them, instead of being copied once more.
+LARGE_OUTPUT_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How every session of the server is made.
+
+    Attributes:
+        providers: ONNX Runtime's execution providers, by priority, each with its options.
+        custom_op_libraries: shared libraries of custom operators.
+        intra_threads: threads inside one operator. One is right for small models: idle pool threads cost CPU.
+        inter_threads: threads across operators.
+        intra_op_cpus: the CPU of each thread of the pool inside operators, ``intra_threads`` - 1 of them because the
+            executor's own thread is the first; empty leaves them where the system puts them.
+        parallel: whether operators run side by side; None for where ``inter_threads`` is above 1.
+        graph_level: graph optimisations: ``off``, ``basic``, ``extended`` or ``all``.
+        memory_arena: whether memory for the CPU comes from an arena, which keeps what it once had.
+        memory_pattern: whether memory is planned by the pattern of the runs before.
+        config_entries: further entries of ONNX Runtime's session configuration.
+    """
+
+    providers: tuple[Provider, ...] = (("CPUExecutionProvider", {}),)
+    custom_op_libraries: tuple[Path, ...] = ()
+    intra_threads: int = 1
+    inter_threads: int = 1
+    intra_op_cpus: tuple[int, ...] = ()
+    parallel: bool | None = None
+    graph_level: str = "all"
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    config_entries: tuple[tuple[str, str], ...] = ()
+
+
+_GRAPH_LEVELS: Final = {
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+def load_session(
+    model_path: Path, options: SessionOptions, *, profile_prefix: str | None = None
+) -> onnxruntime.InferenceSession:
+    """Load a model. Blocks for as long as ONNX Runtime needs to optimise the graph.
+
+    Args:
+        model_path: the ``.onnx`` file.
+        options: see SessionOptions.
+        profile_prefix: where to write ONNX Runtime's profile, or None for no profile.
+
+    Raises:
+        ModelLoadError: with ONNX Runtime's reason.
+    """
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = options.intra_threads
+    session_options.inter_op_num_threads = options.inter_threads
+    # A pool that spins takes whole cores from the workers while it waits.
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session_options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if options.intra_op_cpus:
+        # One group per thread of the pool, and ONNX Runtime counts processors from 1.
+        affinities = ";".join(str(cpu + 1) for cpu in options.intra_op_cpus)
+        session_options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
+    parallel = options.inter_threads > 1 if options.parallel is None else options.parallel
+    if parallel:  # else there is no second thread
+        session_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
+    session_options.enable_cpu_mem_arena = options.memory_arena
+    session_options.enable_mem_pattern = options.memory_pattern
+    for key, value in options.config_entries:
+        session_options.add_session_config_entry(key, value)
+    # Fatal errors only: a run that fails comes back as an exception, and would leave a line in the log for each request
+    # of a broken client. What a provider lacks is said by another logger of ONNX Runtime's.
+    session_options.log_severity_level = 4
+    if profile_prefix is not None:
+        session_options.enable_profiling = True
+        session_options.profile_file_prefix = profile_prefix
+    try:
+        for library in options.custom_op_libraries:
+            session_options.register_custom_ops_library(str(library))
+        session = _new_session(str(model_path), session_options, options.providers)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class of its own
+        raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {_first_lines(error)}") from error
+    missing = _missing(session, options.providers)
+    if missing:
+        raise ModelLoadError(missing)
+    return session
+
+
+def provider_problem(providers: Sequence[Provider]) -> str:
+    """Why a session cannot be made with these execution providers; empty if it can. Blocks while a device starts."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return _missing(_new_session(_TINY_MODEL, options, providers), providers)
+    except Exception as error:
+        return _first_lines(error)
+
+
+def _new_session(
+    model: str | bytes, options: onnxruntime.SessionOptions, providers: Sequence[Provider]
+) -> onnxruntime.InferenceSession:
+    # Without its fallback, which prints to stdout and goes on with the CPU, at loading and in the middle of a run.
+    return onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
+
+
+def _missing(session: onnxruntime.InferenceSession, providers: Sequence[Provider]) -> str:
+    """ONNX Runtime logs that a provider's libraries cannot be loaded, and goes on with the others; we do not."""
+    missing = [name for name, _ in providers if name not in session.get_providers()]
+    return f"onnxruntime could not start {', '.join(missing)}; its messages above say why" if missing else ""
+
+
+#: An ONNX file: y = Identity(x), one float; of opset 13, which every ONNX Runtime since 1.8 reads.
+_TINY_MODEL: Final = bytes.fromhex(
+    "08073a370a100a017812017922084964656e746974791201675a0f0a0178120a"
+    "0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
+
+_ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:1_000]
+
+
+def execution_failure(error: Exception) -> ExecutionFailed:
+    """ONNX Runtime's exception in Triton's words: ``onnx runtime error N: <text>``."""
+    text = _first_lines(error).removeprefix("Error in execution: ")  # which the Python interface adds
+    match = _ERROR_CODE.search(text)
+    return ExecutionFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
+
+
+class ModelSession:
+    """One ONNX Runtime session of a model version, used by one executor at a time.
+
+    Args:
+        session: the loaded session.
+        signature: the model's tensors.
+        model: its name, for errors.
+        profile_batches: after so many runs the profile is written; None where the session was loaded without one.
+        arena_shrinkage: devices whose arenas give memory back after each run, such as ``cpu:0``; "" for none.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        signature: Signature,
+        model: str,
+        *,
+        profile_batches: int | None = None,
+        arena_shrinkage: str = "",
+    ) -> None:
+        self.session = session
+        self.signature = signature
+        self.model = model
+        #: by output, the type and row shape that were last seen to be what was promised, for ``pack_outputs``
+        self.sound_forms: list[object] = [None] * len(signature.outputs)
+        self._profile_batches_left = profile_batches
+        #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
+        self.started_ns = 0
+        self.ended_ns = 0
+        #: whether every operator runs on the CPU: only then may buffers be bound beforehand
+        self.on_cpu = session.get_providers() == ["CPUExecutionProvider"]
+        options = session.get_session_options()
+        #: whether a run uses no thread but the caller's
+        self.one_thread = options.intra_op_num_threads == 1 and (
+            options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        )
+        self._run_options: onnxruntime.RunOptions | None = None
+        if arena_shrinkage:
+            self._run_options = onnxruntime.RunOptions()
+            self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
+        self._output_names = [tensor.name for tensor in signature.outputs]
+        #: whether BYTES are bytes; else they go in and out as str, which is UTF-8
+        self._lends_strings = (
+            any(not tensor.datatype.size for tensor in (*signature.inputs, *signature.outputs))
+            and string_tensors.usable()
+        )
+        self._string_bindings: dict[object, tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]] = {}
+        # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
+        self._needs_ort_values = any(
+            tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
+        )
+
+    def bind(
+        self, inputs: Mapping[int, npt.NDArray[Any]], outputs: Sequence[npt.NDArray[Any]] | None
+    ) -> onnxruntime.IOBinding:
+        """Bind buffers for ``run_bound``.
+
+        Args:
+            inputs: C-contiguous arrays by the input's index; they must outlive the binding.
+            outputs: likewise, in the signature's order; None leaves the outputs to ``run_bound_dynamic``.
+        """
+        binding = self.session.io_binding()
+        for index, array in inputs.items():
+            tensor = self.signature.inputs[index]
+            binding.bind_input(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, array.ctypes.data)
+        for tensor, array in zip(self.signature.outputs, outputs or (), strict=False):
+            binding.bind_output(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, array.ctypes.data)
+        return binding
+
+    def run_bound(self, binding: onnxruntime.IOBinding) -> None:
+        """Run on bound inputs and outputs.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+        """
+        self.started_ns = time.monotonic_ns()
+        try:
+            self.session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:
+            raise execution_failure(error) from error
+        finally:
+            self.ended_ns = time.monotonic_ns()
+        if self._profile_batches_left is not None:
+            self._count_profiled_batch()
+
+    def run_bound_dynamic(self, binding: onnxruntime.IOBinding) -> list[OutputArray]:
+        """Run on bound inputs; ONNX Runtime allocates the outputs.
+
+        They are bound anew each time: a binding that has run keeps its outputs, and would write over them.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+        """
+        for name in self._output_names:
+            binding.bind_output(name, "cpu")
+        try:
+            self.run_bound(binding)
+            return [self._as_array(value) for value in binding.get_outputs()]
+        finally:
+            binding.clear_binding_outputs()
+
+    def run_arrays(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
+        """Run on arrays, and on StringTensors for BYTES; the way for what cannot be bound beforehand.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+            InvalidRequest: BYTES are not UTF-8, where this ONNX Runtime takes nothing else.
+        """
+        if self._lends_strings:
+            return self._run_lending(inputs)
+        tensors = self.signature.inputs
+        arrays = {
+            index: _as_texts(array, tensors[index].name, self.model) if isinstance(array, StringTensor) else array
+            for index, array in inputs.items()
+        }
+        self.started_ns = time.monotonic_ns()
+        try:
+            if not self._needs_ort_values:
+                feed = {tensors[index].name: array for index, array in arrays.items()}
+                outputs = self.session.run(self._output_names, feed, self._run_options)
+                results = [_encoded(np.asarray(output)) for output in outputs]
+            else:
+                feeds = {tensors[index].name: _as_ort_value(array, tensors[index]) for index, array in arrays.items()}
+                values = self.session.run_with_ort_values(self._output_names, feeds, self._run_options)
+                results = [self._as_array(value) for value in values]
+        except Exception as error:
+            raise execution_failure(error) from error
+        finally:
+            self.ended_ns = time.monotonic_ns()
+        if self._profile_batches_left is not None:
+            self._count_profiled_batch()
+        return results
+
+    def _run_lending(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
+        """``run_arrays`` where string tensors can hold any bytes: through a binding, kept where it is small."""
+        strings = {index: tensor for index, tensor in inputs.items() if isinstance(tensor, StringTensor)}
+        key = (*inputs, *(tensor.shape for tensor in strings.values()))
+        binding, blanks = self._string_bindings.get(key) or self._bind_strings(key, strings)
+        arrays = []  # which must outlive the run
+        for index, array in inputs.items():
+            if not isinstance(array, StringTensor):
+                tensor = self.signature.inputs[index]
+                arrays.append(np.ascontiguousarray(array))
+                address = arrays[-1].ctypes.data
+                binding.bind_input(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, address)
+        try:
+            for index, lent in strings.items():
+                blanks[index].lend(lent)
+            # An output may be the very tensor that went in; so outputs are read before the bytes are taken back.
+            return self.run_bound_dynamic(binding)
+        finally:
+            for blank in blanks.values():
+                blank.take_back()
+
+    def _bind_strings(
+        self, key: object, strings: Mapping[int, StringTensor]
+    ) -> tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]:
+        """A binding with blanks of these shapes as its string inputs."""
+        binding = self.session.io_binding()
+        blanks = {index: BlankStrings(tensor.shape) for index, tensor in strings.items()}
+        for index, blank in blanks.items():
+            binding.bind_ortvalue_input(self.signature.inputs[index].name, blank.value)
+        if all(blank.count <= MANY_ELEMENTS for blank in blanks.values()):
+            if len(self._string_bindings) >= MAX_STRING_BINDINGS:
+                del self._string_bindings[next(iter(self._string_bindings))]
+            self._string_bindings[key] = binding, blanks
+        return binding, blanks
+
+    def _as_array(self, value: onnxruntime.OrtValue) -> OutputArray:
+        """An OrtValue in CPU memory as an array, BF16 as the uint16 of the same bits, BYTES encoded."""
+        element = value.element_type()
+        if element == _STRING:
+            return read_strings(value) if self._lends_strings else _encoded(value.numpy())
+        if element != _BFLOAT16:
+            return np.asarray(value.numpy())
+        shape = value.shape()
+        count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return np.empty(shape, np.uint16)
+        return np.array((ctypes.c_uint16 * count).from_address(value.data_ptr()), np.uint16).reshape(shape)
+
+    def _count_profiled_batch(self) -> None:
+        assert self._profile_batches_left is not None
+        self._profile_batches_left -= 1
+        if self._profile_batches_left <= 0:
+            self.end_profiling()
+
+    def end_profiling(self) -> str | None:
+        """Write the profile now; returns its path, or None if there is none to write or it was written before.
+
+        A profile that could not be written is an error in the log, and none of the requests'.
+        """
+        if self._profile_batches_left is None:
+            return None
+        self._profile_batches_left = None
+        try:
+            path = str(self.session.end_profiling())
+            problem = _problem_of_profile(path)
+        except Exception as error:
+            path, problem = "", _first_lines(error)
+        if problem:
+            logger.error("the profile of model '%s' could not be written: %s", self.model, problem)
+            return None
+        return path
+
+
+def _problem_of_profile(path: str) -> str:
+    """ONNX Runtime writes profiles without looking at what becomes of them; "" if this one is whole."""
+    with open(path, "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 2, 0))
+        return "" if file.read() == b"]\n" else f"'{path}' is cut short"
+
+
+def _as_ort_value(array: npt.NDArray[Any], tensor: Any) -> onnxruntime.OrtValue:
+    if tensor.datatype.name == "BF16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, tensor.datatype.onnx_type)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _as_texts(strings: StringTensor, tensor: str, model: str) -> npt.NDArray[np.object_]:
+    """BYTES as what ONNX Runtime's Python interface takes: ``str``. On anything else it calls ``str()``.
+
+    Raises:
+        InvalidRequest: an element is not UTF-8.
+    """
+    texts: list[str] = []
+    try:
+        for element in strings.elements():
+            texts.append(element.decode())  # noqa: PERF401 - the error names the element by how far this came
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"string element {len(texts)} of inference input '{tensor}' for model '{model}' is not valid UTF-8 "
+            f"({error.reason} at byte {error.start}); this server's ONNX Runtime takes no other strings"
+        ) from error
+    return np.array(texts, np.object_).reshape(strings.shape)
+
+
+def _encoded(array: npt.NDArray[Any]) -> OutputArray:
+    """Texts as they are sent; other arrays as they are."""
+    if not array.dtype.hasobject:
+        return array
+    return EncodedStrings.of([text.encode() for text in array.ravel().tolist()], array.shape)
+
+
+def pack_outputs(arrays: Sequence[OutputArray], rows: int | None, session: ModelSession) -> Outputs:
+    """Outputs in the form that responses are cut from.
+
+    Args:
+        arrays: what a run returned, in the signature's order.
+        rows: rows of the batch, the size every output's first dimension must have; None where nothing is batched.
+        session: that ran.
+
+    Raises:
+        ExecutionFailed: an output is not what the model promised: of another type, without one row per row of the
+            batch, or of a size that differs from what its graph or config.yaml fixes.
+    """
+    data: list[bytes | npt.NDArray[Any] | EncodedStrings] = []
+    in_arrays = False
+    row_bytes: list[int] = []
+    row_shapes: list[tuple[int, ...]] = []
+    for index, (array, tensor) in enumerate(zip(arrays, session.signature.outputs, strict=True)):
+        form = array.dtype, (array.shape if rows is None else array.shape[1:])
+        if rows is not None and array.shape[:1] != (rows,):
+            raise _wrong_output(array, tensor, rows, session.model)
+        if form != session.sound_forms[index]:
+            if not _is_sound(*form, tensor, rows):
+                raise _wrong_output(array, tensor, rows, session.model)
+            session.sound_forms[index] = form
+        row_shapes.append(form[1])
+        if isinstance(array, EncodedStrings):
+            data.append(array)
+            row_bytes.append(0)
+            continue
+        row_bytes.append(array.nbytes // (rows or 1))
+        # A large output keeps ONNX Runtime's memory until the response is sent, which a small one is not worth.
+        large = array.nbytes > LARGE_OUTPUT_BYTES
+        data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
+        in_arrays |= large
+    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
+
+
+def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
+    """Whether an output has its type, the dimensions that are fixed, and as many as it should."""
+    if dtype != tensor.datatype.numpy:
+        return False
+    expected = tensor.graph_shape
+    if rows is None and not expected:
+        return True  # a scalar, or of a rank that the graph leaves open
+    return len(row_shape) == len(expected) and all(
+        size in (-1, actual) for size, actual in zip(expected, row_shape, strict=True)
+    )
+
+
+def _wrong_output(array: OutputArray, tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
+    shape = tensor.graph_shape
+    expected = list(shape if rows is None else (rows, *shape))
+    found = next((type_.name for type_ in BY_NAME.values() if type_.numpy == array.dtype), str(array.dtype))
+    return ExecutionFailed(
+        f"model '{model}' returned output '{tensor.name}' as {found} {list(array.shape)}, "
+        f"expected {tensor.datatype.name} {expected}"
+        + (f" for a batch of {rows} row{'' if rows == 1 else 's'}" if rows is not None else "")
+    )

@@ -1,0 +1,1 @@
+"""The path of an inference: recognise, validate, plan, answer, observe."""

@@ -1,0 +1,64 @@
+"""How many ModelInfer requests one worker may have accepted and not yet answered (``--max-inflight-requests``).
+
+The server's number is split over its workers, each of which counts its own: nothing is shared, and no lock is taken. A
+request costs an addition and a comparison, and only where there is a limit; leaving is counted per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from toutates.engine.result import BatchResult, Waiter
+from toutates.system.errors import Overloaded
+
+__all__ = ["FLAG", "Inflight", "share"]
+
+FLAG: Final = "--max-inflight-requests"
+
+
+def share(total: int, workers: int, number: int) -> int:
+    """Worker ``number``'s share of ``total`` requests, which the shares of all workers add up to."""
+    return total // workers + (number < total % workers)
+
+
+class Inflight:
+    """One worker's count; used by its thread only.
+
+    Args:
+        most: requests at once.
+        total: the flag's value, for the text of refusals.
+
+    Attributes:
+        count: requests whose rows are in a batch that has not come back. A request whose caller has left counts until
+            then, because its rows take their place until then.
+    """
+
+    __slots__ = ("count", "most", "refusal")
+
+    def __init__(self, most: int, total: int) -> None:
+        self.count = 0
+        self.most = most
+        of_total = "" if most == total else f", {most} of them on the worker that has this connection"
+        self.refusal = Overloaded(
+            f"the server has all the requests in flight that it may: {FLAG} is {total}{of_total}; "
+            "try again later, or raise the flag"
+        )
+
+    def leaving(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
+        """``finish``, after the requests of the batch that it answers are taken off the count."""
+
+        def leave_and_finish(result: BatchResult) -> None:
+            self.count -= _ended(result.waiters)
+            finish(result)
+
+        return leave_and_finish
+
+
+def _ended(waiters: Sequence[Waiter]) -> int:
+    """How many requests end with these parts of a batch: all but one that was split and goes on in the next batch.
+
+    Such a one fills its batch to the end, so it can only be the last that this worker has put there.
+    """
+    part = waiters[-1][3]
+    return len(waiters) - (part is not None and part[1] + 1 < len(part[0].parts))

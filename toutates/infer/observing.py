@@ -1,0 +1,263 @@
+"""Observed requests: a few of one worker's, whose way through the server is written down, for whoever wants to know it.
+
+Looking at the clock at every step of every request would cost more than some steps do. So a few requests are looked at
+closely: one of STEPS_INTERVAL always, for the histograms of the first two steps; and as many as the other *sinks* want,
+which are the access log and traces. What they want is a *sampling*: one of so many requests.
+
+A request that nobody observes pays nothing for it. The worker counts its requests a batch at a time, and looks once a
+round whether one is due; then it is the round's first request, and if more are due, those that follow it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from toutates.engine.counters import Durations
+from toutates.engine.result import Timing, Waiter
+from toutates.h2grpc import Call, HeaderField, Status
+from toutates.infer.plan import Plan
+from toutates.models.table import ServedVersion
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+
+__all__ = ["STEPS_INTERVAL", "FirstSteps", "Observation", "Observer", "Sampling", "Sink"]
+
+logger = logging.getLogger(__name__)
+
+#: One of so many requests is observed for the histograms of its steps.
+STEPS_INTERVAL: Final = 256
+
+
+class Observation:
+    """One request's way. Times are monotonic nanoseconds; 0 for a step that the request did not come to.
+
+    Made by ``Observer.begin``; whole and unchanging once a sink gets it, which may keep it and read it in any thread.
+
+    Attributes:
+        arrival_ns: its round began; for all that is counted, this is when the request arrived.
+        found_ns: the server knew what kind of request it is (its plan).
+        copied_ns: its rows were in a batch.
+        taken_ns: an executor took the batch; for a request whose rows went into several batches, the last.
+        started_ns, ended_ns: ONNX Runtime ran.
+        done_ns: the outputs were ready.
+        answered_ns: the answer was written, or the request refused or found given up.
+        version: the model version that answers; None where the request did not get so far.
+        rows: of the request.
+        batch_rows: of all requests of its batch that this worker answers.
+        status: how it ended.
+        text: what an error said.
+        id_field: the request's ``id`` with tag and length; see ``request_id``.
+        peer: the caller's address.
+        wants: which samplings chose it.
+        traceparent, tracestate: what the caller's headers say of its trace, several fields joined; "" for nothing.
+    """
+
+    __slots__ = (
+        "answered_ns",
+        "arrival_ns",
+        "batch_rows",
+        "copied_ns",
+        "done_ns",
+        "ended_ns",
+        "found_ns",
+        "id_field",
+        "peer",
+        "rows",
+        "started_ns",
+        "status",
+        "taken_ns",
+        "text",
+        "traceparent",
+        "tracestate",
+        "version",
+        "wants",
+    )
+
+    def __init__(self, arrival_ns: int, peer: str, wants: Sequence[Sampling]) -> None:
+        self.arrival_ns = arrival_ns
+        self.found_ns = self.copied_ns = self.taken_ns = self.started_ns = self.ended_ns = self.done_ns = 0
+        self.answered_ns = 0
+        self.version: ServedVersion | None = None
+        self.rows = self.batch_rows = 0
+        self.status = Status.OK
+        self.text = ""
+        self.id_field = b""
+        self.peer = peer
+        self.wants = wants
+        self.traceparent = self.tracestate = ""
+
+    @property
+    def request_id(self) -> str:
+        """The request's ``id``, as the caller wrote it; "" for none."""
+        return ModelInferRequest.FromString(self.id_field).id if self.id_field else ""
+
+    def found(self, plan: Plan, id_field: bytes) -> None:
+        """What kind of request it is has become known."""
+        self.found_ns = time.monotonic_ns()
+        self.version = plan.version
+        self.rows = plan.rows
+        self.id_field = id_field
+
+
+#: Takes an observation that is complete. Called on the worker's thread, once per observed request, so that it may do no
+#: more than append it to something bounded.
+Sink = Callable[[Observation], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSteps:
+    """What is known of observed requests alone.
+
+    Attributes:
+        to_plan: times from arrival until it was known what kind of request it is.
+        to_copy: from there until the rows were in a batch.
+    """
+
+    to_plan: Durations
+    to_copy: Durations
+
+
+class Sampling:
+    """Which of one worker's requests a sink gets. Given to ``Observer.sample``, which alone changes it.
+
+    Attributes:
+        sink: gets them.
+        interval: one of so many; 1 for all, 0 for none.
+        next_at: the sink wants another one when the worker has seen so many.
+    """
+
+    __slots__ = ("interval", "next_at", "sink")
+
+    def __init__(self, sink: Sink, interval: int = 0) -> None:
+        self.sink = sink
+        self.interval = interval
+        self.next_at = 0
+
+
+class Observer:
+    """See the module. Used by one worker's thread; other threads may read its counters.
+
+    Attributes:
+        due: whether the next request is to be observed.
+        under_way: observed requests that wait for their batch.
+        steps: by model, of one request in STEPS_INTERVAL. Replaced as a whole where a model is added.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[str, FirstSteps] = {}
+        self.under_way = 0
+        self._seen = 0
+        self._samplings = [Sampling(self._count_steps, STEPS_INTERVAL)]
+        self._next_at = 0
+        self.due = True
+
+    @property
+    def seen(self) -> int:
+        """Requests answered or refused so far; one that was split counts in each of its batches. For any thread."""
+        return self._seen
+
+    def sample(self, sampling: Sampling, interval: int) -> None:
+        """Let a sampling, which may be new, choose one of ``interval`` requests from now on; 1 is all, 0 none."""
+        if sampling not in self._samplings:
+            self._samplings.append(sampling)
+        sampling.interval = interval
+        sampling.next_at = self._seen
+        self._plan_next()
+
+    def count(self, requests: int) -> None:
+        """So many more requests were answered or refused."""
+        self._seen += requests
+        if self._seen >= self._next_at:
+            self.due = True
+
+    def begin(self, call: Call, arrival_ns: int, peer: str, chosen: Sampling | None = None) -> Observation:
+        """Observe a request; to be followed by ``refused``, or by ``are_over`` once its batch has run.
+
+        Args:
+            call: the request's.
+            arrival_ns: monotonic.
+            peer: the caller's address.
+            chosen: a sampling that wants this very request, whatever its interval.
+        """
+        seen = self._seen
+        wants = [sampling for sampling in self._samplings if sampling.interval and seen >= sampling.next_at]
+        for sampling in wants:
+            sampling.next_at += sampling.interval if sampling.interval > 1 else 0
+        self._plan_next()
+        if chosen is not None and chosen not in wants:
+            wants.append(chosen)
+        observation = call.context = Observation(arrival_ns, peer, wants)
+        for field in call.head.fields:
+            if field.name == b"traceparent":
+                observation.traceparent = _joined(observation.traceparent, field)
+            elif field.name == b"tracestate":
+                observation.tracestate = _joined(observation.tracestate, field)
+        self.under_way += 1
+        return observation
+
+    def refused(self, call: Call, status: Status, text: str) -> None:
+        """An observed request was refused before it was in a batch."""
+        observation: Observation = call.context
+        observation.status = status
+        observation.text = text
+        self._end(call, time.monotonic_ns())
+
+    def among(self, waiters: Sequence[Waiter]) -> list[Call]:
+        """The observed ones of those that wait for a batch, which is about to be answered."""
+        calls: list[Call] = []
+        for (call, *_), _, _, _ in waiters:
+            if call.context is not None:
+                calls.append(call)
+                if not call.open:
+                    late = call.deadline_ns <= time.monotonic_ns()
+                    call.context.status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
+        return calls
+
+    def are_over(self, calls: Iterable[Call], timing: Timing, batch_rows: int) -> None:
+        """A batch's requests have their answers, or their errors; but for those that wait for another batch as well."""
+        now_ns = time.monotonic_ns()
+        for call in calls:
+            observation: Observation = call.context
+            observation.taken_ns, observation.started_ns = timing.taken_ns, timing.started_ns
+            observation.ended_ns, observation.done_ns = timing.ended_ns, timing.done_ns
+            observation.batch_rows = batch_rows
+            if not call.open:
+                self._end(call, now_ns)
+
+    def _end(self, call: Call, now_ns: int) -> None:
+        observation: Observation = call.context
+        call.context = None
+        self.under_way -= 1
+        observation.answered_ns = now_ns
+        if observation.taken_ns and not 0 < observation.copied_ns <= observation.taken_ns:
+            observation.copied_ns = observation.taken_ns  # its batch was full, and taken before anything else was done
+        for sampling in observation.wants:
+            try:
+                sampling.sink(observation)
+            except Exception:
+                logger.exception("an observed request could not be passed on")
+
+    def _plan_next(self) -> None:
+        self._next_at = min(sampling.next_at for sampling in self._samplings if sampling.interval)
+        if any(sampling.interval == 1 for sampling in self._samplings):
+            self._next_at = 0
+        self.due = self._seen >= self._next_at
+
+    def _count_steps(self, observation: Observation) -> None:
+        if observation.copied_ns and observation.version is not None:
+            model = observation.version.model
+            steps = self.steps.get(model)
+            if steps is None:
+                steps = FirstSteps(Durations(), Durations())
+                self.steps = {**self.steps, model: steps}
+            steps.to_plan.add(observation.found_ns - observation.arrival_ns)
+            steps.to_copy.add(observation.copied_ns - observation.found_ns)
+
+
+def _joined(before: str, field: HeaderField) -> str:
+    """The value of several fields of one name (RFC 9110 section 5.3)."""
+    value = field.value.decode("latin-1")
+    return f"{before},{value}" if before else value

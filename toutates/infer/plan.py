@@ -1,0 +1,119 @@
+"""A plan: everything about one kind of ModelInfer request that need not be worked out again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toutates.engine.lane import GatheredLane, Lane, PackedLane
+from toutates.engine.result import Outputs
+from toutates.engine.submitter import Submitter
+from toutates.infer.scanning import Layout, read_layout
+from toutates.infer.validation import ValidatedRequest
+from toutates.models.table import ServedVersion
+from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
+
+__all__ = ["Plan"]
+
+#: Far enough from the greatest size of a message for its other parts.
+MAX_TEMPLATED_BYTES: Final = 2**30
+#: Layouts remembered per plan: so many, and so many bytes of them.
+MAX_LAYOUTS: Final = 64
+MAX_LAYOUT_BYTES: Final = 16_384
+
+
+class Plan:
+    """See the module. Belongs to one worker, and to the model table it was made from.
+
+    Attributes:
+        version: the model version that answers.
+        request: what was validated.
+        submitter: this worker's way into the version's SuperTensor.
+        lane: of the request's row shapes.
+        writer: into the lane, if that is a packed one.
+        packed: the writer again, if the request can take the short way: all its data is raw and of fixed size.
+        span_count: length of the list of spans that fits the plan.
+        sizes: bytes of each raw content that is used, by position in the lane.
+        in_order: whether the raw contents come in the lane's order, and none is left over.
+        layouts: by length, how messages of this kind are laid out that can take the shortest way.
+        shapes, template: the row shapes of the outputs that ``template`` was last made for.
+        fixed_template: the template, once it is known to hold for all outputs of the lane.
+    """
+
+    __slots__ = (
+        "fixed_template",
+        "in_order",
+        "lane",
+        "layouts",
+        "packed",
+        "request",
+        "rows",
+        "shapes",
+        "sizes",
+        "span_count",
+        "submitter",
+        "template",
+        "version",
+        "writer",
+    )
+
+    def __init__(self, version: ServedVersion, request: ValidatedRequest, submitter: Submitter) -> None:
+        self.version = version
+        self.request = request
+        self.submitter = submitter
+        self.rows = request.rows
+        self.lane: Lane = version.supertensor.lane(tuple(zip(request.inputs, request.shapes, strict=True)))
+        self.sizes = request.sizes
+        self.span_count = 2 * request.raw_count
+        self.in_order = request.sources == tuple(range(request.raw_count))
+        self.writer = submitter.writer(self.lane) if isinstance(self.lane, PackedLane) else None
+        self.packed = self.writer if None not in request.sources and self.rows else None
+        self.layouts: dict[int, Layout] = {}
+        self.shapes: tuple[tuple[int, ...], ...] | None = None
+        self.template: ResponseTemplate | None = None
+        self.fixed_template: ResponseTemplate | None = None
+
+    def layout_of(self, key: bytes, buffer: bytes, start: int, end: int) -> Layout | None:
+        """The layout of a request of this kind whose contents fit the plan; None once there are too many.
+
+        Ids of every length make a layout of their own, which holds about as many bytes as the plan's key.
+        """
+        layout = self.layouts.get(end - start)
+        if layout is None and len(self.layouts) < min(MAX_LAYOUTS, MAX_LAYOUT_BYTES // len(key)):
+            layout = self.layouts[end - start] = read_layout(buffer, start, end)
+        return layout
+
+    @property
+    def gathered(self) -> GatheredLane:
+        """The lane, for requests that are gathered as arrays."""
+        assert isinstance(self.lane, GatheredLane)
+        return self.lane
+
+    def wire_tensor(self, index: int, row_shape: tuple[int, ...], rows: int) -> WireTensor:
+        """How a response describes output ``index``."""
+        signature = self.version.signature
+        tensor = signature.outputs[index]
+        shape = tensor.to_wire(row_shape)
+        return WireTensor(tensor.name, tensor.datatype.name, (rows, *shape) if signature.batched else shape)
+
+    def template_for(self, outputs: Outputs) -> ResponseTemplate | None:
+        """The template of a response cut from ``outputs``; None for those that have to be written out.
+
+        That is where a response holds BYTES, or classes in place of numbers, or may be too large to be sent.
+        """
+        request = self.request
+        if request.classes or any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
+            return None
+        sizes = [outputs.row_bytes[index] * self.rows for index in request.outputs]
+        if sum(sizes) > MAX_TEMPLATED_BYTES:
+            return None
+        self.shapes = outputs.row_shapes
+        self.template = build_template(
+            self.version.model,
+            str(self.version.number),
+            [self.wire_tensor(index, outputs.row_shapes[index], self.rows) for index in request.outputs],
+            request.outputs,
+            sizes,
+        )
+        if outputs.fixed:
+            self.fixed_template = self.template
+        return self.template

@@ -1,0 +1,36 @@
+"""The one table from what can go wrong in the domain to gRPC statuses."""
+
+from __future__ import annotations
+
+from toutates.h2grpc import GrpcError, Status
+from toutates.system.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    NotInRepository,
+    Overloaded,
+    QueueFull,
+    RequestError,
+    TooLate,
+    UnknownModel,
+    Unsupported,
+)
+
+__all__ = ["STATUSES", "as_grpc_error"]
+
+STATUSES: dict[type[RequestError], Status] = {
+    InvalidRequest: Status.INVALID_ARGUMENT,
+    UnknownModel: Status.NOT_FOUND,
+    ModelNotReady: Status.UNAVAILABLE,
+    NotInRepository: Status.INTERNAL,
+    Overloaded: Status.RESOURCE_EXHAUSTED,
+    QueueFull: Status.UNAVAILABLE,  # as Triton has it
+    TooLate: Status.DEADLINE_EXCEEDED,
+    Unsupported: Status.UNIMPLEMENTED,
+    ExecutionFailed: Status.INTERNAL,
+}
+
+
+def as_grpc_error(error: RequestError) -> GrpcError:
+    """The status and text a caller gets for ``error``."""
+    return GrpcError(STATUSES[type(error)], str(error))

@@ -1,0 +1,286 @@
+"""A thread that turns requests into spans and sends them to a collector, and whose troubles are nobody else's.
+
+Workers append to a bounded queue, and never wait. What does not fit, and what the collector does not take, is lost and
+counted; the log says so now and then. The thread looks into the queue once a second: to be woken would cost the worker
+a system call, and with the GIL workers notice how often the thread runs more than how long. That is also why it does
+not let go of the GIL in between.
+
+Sending, with its headers, certificates, compression and repetitions, is OpenTelemetry's own exporter, which heeds the
+OTEL_EXPORTER_OTLP_* variables.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from toutates.infer.tracing.encoding import SpanEncoder
+from toutates.infer.tracing.record import TracedRequest
+from toutates.infer.tracing.spans import SpanMaker
+
+__all__ = ["ExporterStatistics", "TraceExporter"]
+
+logger = logging.getLogger(__name__)
+
+#: Requests that wait to be sent; about a kilobyte each.
+MAX_WAITING: Final = 4_096
+#: Requests sent at once. The spans of one take 0.03 ms, and sending all of them 1.
+MAX_BATCH: Final = 64
+PAUSE_S: Final = 1.0
+#: The thread rests for so many times the CPU time that it has used, until the server ends. Callers can have every one
+#: of their requests traced, which must not cost the others more than a tenth of a core.
+REST: Final = 9
+#: How long the server waits at its end for what is left.
+FLUSH_S: Final = 5.0
+#: Between two warnings that traces are lost.
+WARNING_PAUSE_S: Final = 60.0
+#: Of what such a warning gives as the reason.
+MAX_REASON_CHARS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterStatistics:
+    """What has become of traced requests, counted in requests.
+
+    Attributes:
+        sent: taken by the collector.
+        dropped: not queued, because the queue was full.
+        failed: not taken by the collector.
+        waiting: in the queue now.
+    """
+
+    sent: int
+    dropped: int
+    failed: int
+    waiting: int
+
+
+class TraceExporter:
+    """See the module.
+
+    Args:
+        endpoint: the collector's whole URL.
+        version: of this server.
+    """
+
+    def __init__(self, endpoint: str, version: str) -> None:
+        self._endpoint = endpoint
+        self._maker = SpanMaker(_resource(version), version)
+        self._encoder: SpanEncoder | None = None
+        self._otlp = OTLPSpanExporter(endpoint=endpoint)
+        self._send_bytes = _bytes_sender(self._otlp)
+        self._complaints = _Complaints()
+        #: guards the queue's length and what was dropped
+        self._lock = threading.Lock()
+        self._waiting: deque[TracedRequest] = deque()
+        self._dropped = 0
+        self._sent = 0
+        self._failed = 0
+        self._taken = 0
+        self._stopping = threading.Event()
+        self._losses = _Losses(endpoint)
+
+    def put(self, request: TracedRequest) -> None:
+        """Have a request's spans sent, soon, if there is room. For any thread; never waits."""
+        with self._lock:
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(request)
+            else:
+                self._dropped += 1
+
+    def statistics(self) -> ExporterStatistics:
+        """The counters as they are now. For any thread."""
+        return ExporterStatistics(self._sent, self._dropped, self._failed, len(self._waiting))
+
+    @asynccontextmanager
+    async def running(
+        self, place: Callable[[], AbstractContextManager[None]] = nullcontext, flush_s: float = FLUSH_S
+    ) -> AsyncIterator[None]:
+        """The thread runs within the block, whose end waits for what is left to be sent, ``flush_s`` seconds at most.
+
+        A collector can keep the thread longer than that, and longer than any timeout. Then it is left to itself; it
+        ends with what it does at that moment, or with the process.
+
+        Args:
+            place: what the thread runs within, such as ``toutates.system.placement.running_on``.
+            flush_s: seconds.
+        """
+
+        # Shielded, so that a server that is cancelled sends what is left too.
+        flushing = trio.CancelScope(shield=True)
+
+        def run() -> None:
+            with place(), self._complaints.instead_of_the_log():
+                self._run()
+
+        async def own_thread() -> None:
+            limiter = trio.CapacityLimiter(1)
+            with flushing:
+                await trio.to_thread.run_sync(run, thread_name="traces", limiter=limiter, abandon_on_cancel=True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(own_thread)
+            try:
+                yield
+            finally:
+                self._stopping.set()
+                flushing.deadline = trio.current_time() + flush_s
+        self._close(in_time=not flushing.cancelled_caught)
+
+    def _close(self, *, in_time: bool) -> None:
+        """The thread has ended, or was given up."""
+        if not in_time:
+            self._shut_down()  # so that it does not wait for another attempt
+        with self._lock:
+            left = len(self._waiting) + self._taken
+            self._waiting.clear()
+        if left:
+            logger.warning("traces of %d requests were not sent before the end, to %s", left, self._endpoint)
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.wait(PAUSE_S)
+            batch = self._take()
+            while batch:
+                began_s = time.thread_time()
+                self._send(batch)
+                stopping = self._stopping.wait(REST * (time.thread_time() - began_s)) or stopping
+                # The few that have come meanwhile wait for more: to send them costs what sending many does.
+                batch = self._take() if len(batch) == MAX_BATCH or stopping else []
+            self._losses.report(self._dropped, self._failed, self._complaints.first, stopping=stopping)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        self._otlp.shutdown()  # type: ignore[no-untyped-call]
+
+    def _take(self) -> list[TracedRequest]:
+        with self._lock:
+            batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+            self._taken = len(batch)
+        return batch
+
+    def _send(self, batch: list[TracedRequest]) -> None:
+        self._complaints.first = ""
+        try:
+            sent = self._export(batch)
+        except Exception as error:  # the thread goes on, whatever it is
+            logger.debug("sending traces failed", exc_info=True)
+            self._complaints.first = f"{type(error).__name__}: {error}"
+            sent = False
+        if sent:
+            self._sent += len(batch)
+        else:
+            self._failed += len(batch)
+            self._losses.report(self._dropped, self._failed, self._complaints.first)
+        self._taken = 0
+
+    def _export(self, batch: list[TracedRequest]) -> bool:
+        if self._send_bytes is None:
+            spans = [span for request in batch for span in self._maker.spans(request)]
+            return self._otlp.export(spans) is SpanExportResult.SUCCESS
+        encoded: list[bytes] = []
+        for request in batch:
+            spans = self._maker.spans(request)
+            encoder = self._encoder = self._encoder or SpanEncoder(spans[0])
+            encoded += map(encoder.span, spans)
+        assert self._encoder is not None
+        return self._send_bytes(self._encoder.request(encoded))
+
+
+def _bytes_sender(exporter: OTLPSpanExporter) -> Callable[[bytes], bool] | None:
+    """What sends a request that is encoded already, and tells whether it was taken.
+
+    OpenTelemetry's exporter has that inside, and no public name for it. Where it is missing, the exporter gets the
+    spans themselves, and everything works as well, at several times the cost.
+    """
+    send = getattr(getattr(exporter, "_client", None), "export", None)
+    return None if send is None else lambda data: bool(send(data).success)
+
+
+class _Losses:
+    """Says in the log that traces are lost, not more than once in WARNING_PAUSE_S."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._reported = (0, 0)
+        self._again_s = 0.0
+
+    def report(self, dropped: int, failed: int, reason: str, *, stopping: bool = False) -> None:
+        if (dropped, failed) == self._reported:
+            return
+        now_s = time.monotonic()
+        if now_s < self._again_s and not stopping:
+            return
+        new_dropped, new_failed = dropped - self._reported[0], failed - self._reported[1]
+        self._reported = (dropped, failed)
+        self._again_s = now_s + WARNING_PAUSE_S
+        if new_failed:
+            logger.warning(
+                "traces of %d requests could not be sent to %s: %s", new_failed, self._endpoint, reason or "no answer"
+            )
+        if new_dropped:
+            logger.warning(
+                "traces of %d requests were dropped: more than can be sent to %s", new_dropped, self._endpoint
+            )
+
+
+class _Complaints(logging.Handler):
+    """Keeps what OpenTelemetry says of an attempt first, which is the only place that tells why it failed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.first = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by ``logging``."""
+        if not self.first:
+            # Of "Transient error ... encountered while exporting spans batch, retrying in ..." only what matters.
+            text = record.getMessage()
+            if isinstance(record.args, tuple) and str(record.msg).startswith("Transient error %s"):
+                text = str(record.args[0])
+            self.first = text[:MAX_REASON_CHARS]
+
+    @contextmanager
+    def instead_of_the_log(self) -> Iterator[None]:
+        """Within the block OpenTelemetry's lines, several for every attempt, come here and not into the log."""
+        noisy = logging.getLogger("opentelemetry")
+        noisy.addHandler(self)
+        noisy.propagate = False
+        try:
+            yield
+        finally:
+            noisy.removeHandler(self)
+            # A thread that was left to itself may come here while another exporter runs.
+            noisy.propagate = not any(isinstance(handler, _Complaints) for handler in noisy.handlers)
+
+
+def _resource(version: str) -> Resource:
+    """Who sends: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and of the rest what we know."""
+    ours = Resource(
+        {
+            "service.version": version,
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+            "host.name": socket.gethostname(),
+            "process.pid": os.getpid(),
+        }
+    )
+    resource = ours.merge(Resource.create())
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "toutates"}))
+    return resource

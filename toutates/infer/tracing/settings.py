@@ -1,0 +1,290 @@
+"""Trace settings: Triton's, for all models and for single ones, and how they change while the server runs.
+
+A model has what it was given, and of the rest what all models have, which in turn is what was given for all, and of the
+rest what the flags say. ``TraceSettings.rules`` is what follows for sampling; it is immutable and replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from toutates.system.errors import InvalidRequest, Unsupported
+
+__all__ = [
+    "LEVELS",
+    "OFF",
+    "Budget",
+    "Changes",
+    "Rule",
+    "Rules",
+    "TraceSetting",
+    "TraceSettings",
+    "read_changes",
+    "without_effect",
+]
+
+OFF: Final = "OFF"
+#: What may be traced, in the order in which Triton lists it.
+LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+#: Levels that Triton had and passes over today.
+_OLD_LEVELS: Final = ("MIN", "MAX")
+_UNLIMITED: Final = -1
+#: Things that one line of the log names.
+_MAX_SAID: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSetting:
+    """What holds for a model, or for all that have nothing of their own.
+
+    Attributes:
+        levels: of LEVELS; none is OFF.
+        rate: one of so many requests is traced; 0 traces only those whose callers ask for it.
+        count: so many requests are traced by the rate, and then none any more; -1 for no end.
+        log_frequency: Triton's, for its trace files; kept, and without effect.
+    """
+
+    levels: tuple[str, ...] = ()
+    rate: int = 1_000
+    count: int = _UNLIMITED
+    log_frequency: int = 0
+
+
+#: New values by their name in ``TraceSetting``; None takes a value back.
+Changes = Mapping[str, Any]
+
+
+def read_changes(settings: Mapping[str, Sequence[str]]) -> Changes:
+    """What a TraceSetting request asks for, by the keys of the protocol; those that nobody knows are ignored.
+
+    Raises:
+        InvalidRequest, Unsupported: in Triton's words. Keys are read in its order, so that of several mistakes the same
+            one is named.
+    """
+    if "trace_file" in settings:
+        raise Unsupported("trace file location can not be updated through network protocol")
+    changes: dict[str, Any] = {}
+    for key, (name, read) in _KEYS.items():
+        values = settings.get(key)
+        if values is None:
+            continue
+        if not values:
+            changes[name] = None
+        elif name == "levels":
+            changes |= _read_levels(values)
+        elif len(values) == 1:
+            changes[name] = read(key, values[0])
+        else:
+            raise InvalidRequest(f"expect only 1 value for '{key}'")
+    return changes
+
+
+def without_effect(settings: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a TraceSetting request asks for that changes nothing, a clause for each, for the log.
+
+    Args:
+        settings: of a request that ``read_changes`` has not refused.
+    """
+    found = [f"the setting '{key[:64]}', which is not known" for key in settings if key not in _KNOWN_KEYS]
+    old = [level for level in _OLD_LEVELS if level in settings.get("trace_level", ())]
+    found += [f"the trace level {level}, which Triton no longer has" for level in old]
+    if any(mode != "opentelemetry" for mode in settings.get("trace_mode", ())):
+        found.append("trace_mode: it is always opentelemetry")
+    if any(value.strip() != "0" for value in settings.get("log_frequency", ())):
+        found.append("log_frequency: it is of Triton's trace files, which are not written")
+    return found[:_MAX_SAID]
+
+
+def _read_levels(values: Sequence[str]) -> Changes:
+    if OFF in values and len(values) > 1:
+        raise InvalidRequest(f"Expect only one trace level '{OFF}' is specified")
+    for level in values:
+        if level not in (OFF, *LEVELS, *_OLD_LEVELS):
+            known = ", ".join((OFF, *LEVELS))
+            raise InvalidRequest(f"there is no trace level '{level[:64]}', choose from {known}")
+    levels = tuple(level for level in LEVELS if level in values)
+    return {"levels": levels} if levels or OFF in values else {}
+
+
+_LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+
+
+def _integer(key: str, text: str, least: int, most: int) -> int:
+    """The number that a text begins with, as C++ reads it for Triton; what follows the digits is ignored."""
+    match = _LEADING_INTEGER.match(text)
+    shown = text[:64]
+    if match is None:
+        raise InvalidRequest(f"Unable to parse '{key}', got: {shown}")
+    # No more digits than int() takes.
+    number = int(match[1][:32])
+    if not least <= number <= most:
+        raise InvalidRequest(f"Unable to parse '{key}', value is out of range [ {least}, {most} ], got: {shown}")
+    return number
+
+
+def _unsigned(key: str, text: str) -> int:
+    return _integer(key, text, 0, 2**32 - 1)
+
+
+def _count(key: str, text: str) -> int:
+    match = _LEADING_INTEGER.match(text)
+    if match is not None and -(2**31) <= int(match[1][:32]) < _UNLIMITED:
+        raise InvalidRequest(f"Unable to parse '{key}'. Expecting value >= {_UNLIMITED}, got: {text[:64]}")
+    return _integer(key, text, _UNLIMITED, 2**31 - 1)
+
+
+#: Keys of the protocol, in Triton's order: the field, and how a single value of it is read.
+_KEYS: Final[Mapping[str, tuple[str, Callable[[str, str], int]]]] = {
+    "trace_level": ("levels", _unsigned),
+    "trace_rate": ("rate", _unsigned),
+    "trace_count": ("count", _count),
+    "log_frequency": ("log_frequency", _unsigned),
+}
+
+
+_KNOWN_KEYS: Final = frozenset({*_KEYS, "trace_file", "trace_mode"})
+
+
+class Budget:
+    """How many requests may still be traced. Shared by all threads.
+
+    Attributes:
+        left: -1 for no end. Read without the lock, by who only wants to show or guess it.
+    """
+
+    __slots__ = ("_lock", "left")
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self.left = count
+
+    def take(self) -> bool:
+        """Whether there was one left, which is taken."""
+        with self._lock:
+            if self.left > 0:
+                self.left -= 1
+                return True
+            return self.left == _UNLIMITED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What sampling needs of a setting.
+
+    Attributes:
+        on: whether anything is traced at all.
+        rate: one of so many; 0 for none but those whose callers ask for it.
+        budget: for what is traced by the rate.
+    """
+
+    on: bool
+    rate: int
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """All that sampling needs. Never changed.
+
+    Attributes:
+        default: for models without a rule of their own.
+        models: those of the others.
+        on: whether any model is traced.
+        every: one of so many requests, of all models together, is to be looked at; 0 for none.
+    """
+
+    default: Rule
+    models: Mapping[str, Rule] = field(default_factory=dict)
+
+    @property
+    def _all(self) -> list[Rule]:
+        return [self.default, *self.models.values()]
+
+    @property
+    def on(self) -> bool:
+        return any(rule.on for rule in self._all)
+
+    @property
+    def every(self) -> int:
+        return min((rule.rate for rule in self._all if rule.on and rule.rate and rule.budget.left), default=0)
+
+    def of(self, model: str) -> Rule:
+        """The rule of a model."""
+        return self.models.get(model, self.default)
+
+
+class TraceSettings:
+    """See the module. Shared by all threads.
+
+    Args:
+        defaults: what the flags say.
+        unavailable: why nothing can be traced, for those who turn it on; "" where it can.
+    """
+
+    def __init__(self, defaults: TraceSetting, unavailable: str = "") -> None:
+        self._defaults = defaults
+        self._unavailable = unavailable
+        #: guards what follows against other updates; readers take ``rules`` as it is
+        self._lock = threading.Lock()
+        #: what was given, by model; "" is all of them. A count is a ``Budget``.
+        self._given: dict[str, dict[str, Any]] = {}
+        self._default_budget = Budget(defaults.count)
+        self._listeners: list[Callable[[Rules], None]] = []
+        self.rules = self._make_rules(self._given)
+
+    def listen(self, listener: Callable[[Rules], None]) -> None:
+        """Have ``listener`` called with the rules, now and whenever they change, by whichever thread changes them."""
+        with self._lock:
+            self._listeners.append(listener)
+            listener(self.rules)
+
+    def get(self, model: str = "") -> TraceSetting:
+        """What holds for a model, or with "" for all others; ``count`` is what is left of it."""
+        with self._lock:
+            return self._effective(self._given, model)[0]
+
+    def update(self, model: str, changes: Changes) -> None:
+        """Change what was given for a model, or with "" for all: all of it or nothing.
+
+        Raises:
+            InvalidRequest: it would turn traces on where nothing can be traced.
+        """
+        with self._lock:
+            given = {name: dict(values) for name, values in self._given.items()}
+            own = given.setdefault(model, {})
+            for name, value in changes.items():
+                own.pop(name, None)
+                if value is not None:
+                    own[name] = Budget(value) if name == "count" else value
+            if not own:
+                del given[model]
+            if self._unavailable and changes.get("levels"):
+                raise InvalidRequest(f"Attempting to set invalid trace setting :{self._unavailable}")
+            self._given = given
+            self._replace_rules()
+
+    def refresh(self) -> None:
+        """A budget is used up, so less is to be looked at."""
+        with self._lock:
+            self._replace_rules()
+
+    def _replace_rules(self) -> None:
+        self.rules = rules = self._make_rules(self._given)
+        for listener in self._listeners:
+            listener(rules)
+
+    def _effective(self, given: Mapping[str, Mapping[str, Any]], model: str) -> tuple[TraceSetting, Budget]:
+        values = {**given.get("", {}), **given.get(model, {})}
+        budget: Budget = values.pop("count", self._default_budget)
+        return replace(self._defaults, **values, count=budget.left), budget
+
+    def _make_rules(self, given: Mapping[str, Mapping[str, Any]]) -> Rules:
+        def rule(model: str) -> Rule:
+            setting, budget = self._effective(given, model)
+            return Rule(bool(setting.levels), setting.rate, budget)
+
+        return Rules(rule(""), {model: rule(model) for model in given if model})

@@ -1,0 +1,136 @@
+"""One request's spans, made of what was noted about it, once it has been answered.
+
+    inference.GRPCInferenceService/ModelInfer     from its arrival to its answer; SERVER
+    ├── batch assembly                            its rows are copied into a batch
+    ├── queue                                     the batch waits for an executor
+    ├── execution                                 ONNX Runtime runs it
+    └── response                                  the answer is written
+
+Names and attributes are those of OpenTelemetry's conventions for RPC; where these have none, Triton's (``triton.``) or
+ours (``toutates.``).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from toutates.infer.tracing.context import RANDOM, SAMPLED, parse_traceparent, parse_tracestate
+from toutates.infer.tracing.record import TracedRequest
+
+__all__ = ["SpanMaker"]
+
+SERVICE: Final = "inference.GRPCInferenceService"
+METHOD: Final = "ModelInfer"
+
+#: Of gRPC's codes, those that are the server's fault by OpenTelemetry's conventions: UNKNOWN, DEADLINE_EXCEEDED,
+#: UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS. Others are the caller's, and no error of the span.
+_SERVER_FAULTS: Final = frozenset((2, 4, 12, 13, 14, 15))
+_NO_STATUS: Final = Status(StatusCode.UNSET)
+#: The spans inside a request's own: name, and from when to when.
+_STEPS: Final = (
+    ("batch assembly", "planned_ns", "copied_ns"),
+    ("queue", "copied_ns", "taken_ns"),
+    ("execution", "started_ns", "ended_ns"),
+    ("response", "ended_ns", "answered_ns"),
+)
+
+
+class SpanMaker:
+    """Makes spans. Used by one thread.
+
+    Args:
+        resource: whose they are.
+        version: of this server.
+    """
+
+    def __init__(self, resource: Resource, version: str) -> None:
+        self._resource = resource
+        self._scope = InstrumentationScope("toutates", version)
+        self._random = random.Random()  # seeded by the system
+
+    def spans(self, request: TracedRequest) -> list[ReadableSpan]:
+        """The spans of a request, its own first."""
+        # The clocks drift apart by what NTP corrects, so their distance is taken anew for every request. It is the same
+        # for all of its spans, which therefore fit together to the nanosecond.
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        parent = self._parent(request)
+        if parent is None:
+            trace_id = self._random.getrandbits(128) or 1
+            flags, state = TraceFlags(SAMPLED | RANDOM), None
+        else:
+            trace_id, flags, state = parent.trace_id, parent.trace_flags, parent.trace_state
+
+        def context() -> SpanContext:
+            return SpanContext(trace_id, self._random.getrandbits(64) or 1, False, flags, state)
+
+        own = context()
+        spans = [
+            ReadableSpan(
+                f"{SERVICE}/{METHOD}",
+                own,
+                parent,
+                self._resource,
+                _attributes(request),
+                kind=SpanKind.SERVER,
+                status=Status(StatusCode.ERROR, request.text) if request.status in _SERVER_FAULTS else _NO_STATUS,
+                start_time=request.arrived_ns + offset_ns,
+                end_time=request.answered_ns + offset_ns,
+                instrumentation_scope=self._scope,
+            )
+        ]
+        for name, start, end in _STEPS:
+            start_ns: int = getattr(request, start)
+            end_ns: int = getattr(request, end)
+            if start_ns and end_ns:
+                spans.append(
+                    ReadableSpan(
+                        name,
+                        context(),
+                        own,
+                        self._resource,
+                        start_time=start_ns + offset_ns,
+                        end_time=end_ns + offset_ns,
+                        instrumentation_scope=self._scope,
+                    )
+                )
+        return spans
+
+    def _parent(self, request: TracedRequest) -> SpanContext | None:
+        """The caller's span; None if the caller named none, or none that can be understood."""
+        context = parse_traceparent(request.traceparent)
+        if context is None:
+            return None
+        state = TraceState(parse_tracestate(request.tracestate))
+        return SpanContext(context.trace_id, context.span_id, True, TraceFlags(context.flags), state)
+
+
+def _attributes(request: TracedRequest) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
+        "rpc.system": "grpc",
+        "rpc.service": SERVICE,
+        "rpc.method": METHOD,
+        "rpc.grpc.status_code": request.status,
+    }
+    if request.model:
+        attributes["triton.model_name"] = request.model
+        attributes["triton.model_version"] = request.version
+    if request.rows:
+        attributes["toutates.request.rows"] = request.rows
+    if request.batch_rows:
+        attributes["toutates.batch.rows"] = request.batch_rows
+    if request.request_id:
+        attributes["triton.request_id"] = request.request_id
+    if request.text:
+        attributes["error.message"] = request.text
+    host, colon, port = request.peer.rpartition(":")
+    if colon:
+        attributes["client.address"] = host
+        attributes["client.port"] = int(port)
+    return attributes

@@ -1,0 +1,420 @@
+"""Validating a ModelInferRequest against its model: what a new kind of request goes through once.
+
+The order of the checks and their texts are Triton's, since clients compare both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.errors import InvalidRequest, RequestError, UnknownModel, Unsupported
+
+__all__ = ["ValidatedRequest", "parameters_without_effect", "request_prefix", "size_mismatch", "validate"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRequest:
+    """What all requests with the same key have in common, once they fit their model.
+
+    Attributes:
+        rows: rows of the batch dimension; 1 where the model has none.
+        inputs: for each input given, in the signature's order: its index in the signature.
+        shapes: likewise, the shape of one row as the graph has it.
+        sources: likewise, which raw content holds it, counted from 0; None for typed contents.
+        sizes: likewise, bytes it must have; None for BYTES.
+        raw_count: how many raw contents there are.
+        outputs: index in the signature of each output to return, sorted by name as Triton returns them.
+        classes: output index -> number of classes asked for.
+    """
+
+    rows: int
+    inputs: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    sources: tuple[int | None, ...]
+    sizes: tuple[int | None, ...]
+    raw_count: int
+    outputs: tuple[int, ...]
+    classes: Mapping[int, int]
+
+
+def request_prefix(identifier: str) -> str:
+    """What Triton puts before some of its texts."""
+    return f"[request id: {identifier or '<id_unknown>'}] "
+
+
+def validate(
+    request: ModelInferRequest, raw_sizes: Sequence[int], signature: Signature, model: str
+) -> ValidatedRequest:
+    """Check a request against its model.
+
+    Args:
+        request: with or without its raw contents, which are not looked at.
+        raw_sizes: bytes of each raw content.
+        signature: the model's tensors.
+        model: its name.
+
+    Raises:
+        RequestError: the caller's fault, in Triton's words.
+    """
+    _check_parameters(request.parameters)
+    sources = _find_data(request, len(raw_sizes), model)
+    classes = _read_output_parameters(request)
+    return _Validator(request, raw_sizes, signature, model, sources, classes).validated()
+
+
+# --- parameters (of the request) -------------------------------------------------------------------------------------
+
+_KIND: Final = "parameter_choice"
+
+
+def _check_parameters(parameters: Mapping[str, InferParameter]) -> None:
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof(_KIND)
+        if key == "sequence_id":
+            _check_sequence_id(parameter, kind)
+        elif key in ("sequence_start", "sequence_end"):
+            if kind != "bool_param":
+                raise InvalidRequest(f"invalid value type for '{key}' parameter, expected bool_param.")
+        elif key == "priority":
+            _check_priority(parameter, kind)
+        elif key == "timeout":
+            if kind != "int64_param":
+                raise InvalidRequest("invalid value type for 'timeout' parameter, expected int64_param.")
+        elif key == "triton_enable_empty_final_response":
+            if kind != "bool_param":
+                raise InvalidRequest(f"invalid value type for '{key}' parameter, expected bool_param.")
+        elif key.startswith("triton_"):
+            raise InvalidRequest(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                "starting with 'triton_' are allowed: triton_enable_empty_final_response"
+            )
+        elif kind == "uint64_param" or kind is None:
+            raise InvalidRequest(
+                f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+            )
+
+
+def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:
+    """The names of parameters that change nothing, each with the reason and what would; of a valid request.
+
+    Values that ask for nothing, such as a priority of 0, are left out.
+    """
+    for key, parameter in parameters.items():
+        value = getattr(parameter, parameter.WhichOneof(_KIND) or "", None)
+        if key == "triton_enable_empty_final_response" or (key in _WITHOUT_EFFECT and not value):
+            continue
+        yield key, _WITHOUT_EFFECT.get(key, "models get no parameters")
+
+
+_WITHOUT_EFFECT: Final = {
+    "sequence_id": "models keep no state between requests",
+    "sequence_start": "models keep no state between requests",
+    "sequence_end": "models keep no state between requests",
+    "priority": "all requests have one priority",
+    "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
+}
+
+
+def _check_sequence_id(parameter: InferParameter, kind: str | None) -> None:
+    if kind not in ("int64_param", "string_param"):
+        raise InvalidRequest("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
+    if kind == "string_param" and len(parameter.string_param) > 128:
+        raise Unsupported("string correlation ID cannot be longer than 128 characters")
+
+
+def _check_priority(parameter: InferParameter, kind: str | None) -> None:
+    if kind not in ("int64_param", "uint64_param"):
+        raise InvalidRequest("invalid value type for 'priority' parameter, expected int64_param or uint64_param.")
+    if kind == "int64_param" and parameter.int64_param < 0:
+        raise InvalidRequest("invalid value for 'priority', expected value >= 0.")
+
+
+# --- where each input's data is --------------------------------------------------------------------------------------
+
+
+def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[int | None]:
+    """For each input as sent, which raw content holds it; None for typed contents."""
+    sources: list[int | None] = []
+    names: set[str] = set()
+    next_raw = 0
+    for tensor in request.inputs:
+        _declare("input", tensor.name, names, request.id)
+        if _shared_memory_region(tensor.name, tensor.parameters) is not None:
+            if tensor.HasField("contents"):
+                raise InvalidRequest(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
+                    f"for model '{model}'"
+                )
+            raise UnknownModel(
+                f"Unable to find shared memory region: '{tensor.parameters['shared_memory_region'].string_param}'"
+            )
+        if tensor.HasField("contents"):
+            if raw_count:
+                raise InvalidRequest(
+                    f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
+                    f"for model '{model}'"
+                )
+            sources.append(None)
+        elif next_raw < raw_count:
+            sources.append(next_raw)
+            next_raw += 1
+        else:
+            raise InvalidRequest(
+                f"unable to find data for input tensor '{tensor.name}' for model '{model}' in request."
+            )
+    return sources
+
+
+def _declare(kind: str, name: str, names: set[str], identifier: str) -> None:
+    """Enter a tensor of the request into the ``names`` seen before it."""
+    if name in names:
+        raise InvalidRequest(f"{request_prefix(identifier)}{kind} '{name}' already exists in request")
+    names.add(name)
+
+
+def _shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
+    """The region a tensor's parameters name, if any; they are checked for their types."""
+    region = parameters.get("shared_memory_region")
+    if region is not None and region.WhichOneof(_KIND) != "string_param":
+        raise InvalidRequest(
+            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
+        )
+    for key in ("shared_memory_byte_size", "shared_memory_offset"):
+        if key in parameters:
+            if region is None:
+                raise InvalidRequest(
+                    f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
+                )
+            if parameters[key].WhichOneof(_KIND) != "int64_param":
+                raise InvalidRequest(
+                    f"invalid value type for '{key}' parameter for tensor '{tensor}', expected int64_param."
+                )
+    if region is not None and "shared_memory_byte_size" not in parameters:
+        raise InvalidRequest(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
+            f"tensor '{tensor}'"
+        )
+    return region.string_param if region is not None else None
+
+
+def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
+    """Output name -> number of classes, for the outputs that ask for classification."""
+    classes: dict[str, int] = {}
+    names: set[str] = set()
+    for output in request.outputs:
+        _declare("output", output.name, names, request.id)
+        region = _shared_memory_region(output.name, output.parameters)
+        parameter = output.parameters.get("classification")
+        if parameter is not None:
+            if parameter.WhichOneof(_KIND) != "int64_param":
+                raise InvalidRequest("invalid value type for 'classification' parameter, expected int64_param")
+            if parameter.int64_param <= 0:
+                raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")
+            classes[output.name] = parameter.int64_param
+        if region is not None:
+            if parameter is not None:
+                raise InvalidRequest("output can't set both 'shared_memory_region' and 'classification'")
+            raise UnknownModel(f"Unable to find shared memory region: '{region}'")
+    return classes
+
+
+# --- against the model -----------------------------------------------------------------------------------------------
+
+_MAX_BYTES: Final = 2**63 - 1
+#: Datatypes whose values have no order that Triton would print.
+_UNCLASSIFIABLE: Final = frozenset(("BOOL", "FP16", "BF16", "BYTES"))
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _name_list(names: Sequence[str]) -> str:
+    quoted = [f"'{name}'" for name in names]
+    return f"[{','.join(quoted)}]"
+
+
+class _Validator:
+    """Section by section what Triton's core checks once a request is complete.
+
+    Of several wrong inputs the last is named.
+    """
+
+    def __init__(
+        self,
+        request: ModelInferRequest,
+        raw_sizes: Sequence[int],
+        signature: Signature,
+        model: str,
+        sources: list[int | None],
+        classes: Mapping[str, int],
+    ) -> None:
+        self._request = request
+        self._raw_sizes = raw_sizes
+        self._signature = signature
+        self._model = model
+        self._sources = sources
+        self._classes = classes
+        self._inputs = {tensor.name: tensor for tensor in signature.inputs}
+        self._outputs = {tensor.name: index for index, tensor in enumerate(signature.outputs)}
+
+    def _error(self, text: str) -> RequestError:
+        return InvalidRequest(request_prefix(self._request.id) + text)
+
+    def validated(self) -> ValidatedRequest:
+        outputs = self._requested_outputs()
+        self._check_names()
+        rows = self._read_rows()
+        positions = {tensor.name: at for at, tensor in enumerate(self._request.inputs)}
+        for tensor in reversed(self._request.inputs):
+            self._check_tensor(tensor, rows)
+        given = [
+            (index, positions[spec.name]) for index, spec in enumerate(self._signature.inputs) if spec.name in positions
+        ]
+        shapes = [self._row_shape(self._request.inputs[at], self._signature.inputs[index]) for index, at in given]
+        sizes = [self._expected_bytes(self._request.inputs[at], rows) for _, at in given]
+        for index, at in reversed(given):
+            self._check_size(self._request.inputs[at], self._signature.inputs[index], self._sources[at], rows)
+        return ValidatedRequest(
+            rows=rows,
+            inputs=tuple(index for index, _ in given),
+            shapes=tuple(shapes),
+            sources=tuple(self._sources[at] for _, at in given),
+            sizes=tuple(sizes),
+            raw_count=len(self._raw_sizes),
+            outputs=outputs,
+            classes=self._checked_classes(),
+        )
+
+    def _requested_outputs(self) -> tuple[int, ...]:
+        names = [output.name for output in self._request.outputs] or list(self._outputs)
+        for name in names:
+            if name not in self._outputs:
+                raise InvalidRequest(f"unexpected inference output '{name}' for model '{self._model}'")
+        return tuple(self._outputs[name] for name in sorted(names))
+
+    def _check_names(self) -> None:
+        given = [tensor.name for tensor in self._request.inputs]
+        required = [tensor.name for tensor in self._signature.inputs if not tensor.optional]
+        most = len(self._signature.inputs)
+        given_names = set(given)
+        missing = [name for name in required if name not in given_names]
+        if not len(required) <= len(given) <= most:
+            raise self._wrong_number(given, len(required), most, missing)
+        for name in reversed(given):
+            if name not in self._inputs:
+                raise InvalidRequest(f"unexpected inference input '{name}' for model '{self._model}'")
+        if missing:  # optional ones were given in their place
+            raise self._wrong_number(given, len(required), most, missing)
+
+    def _wrong_number(self, given: list[str], least: int, most: int, missing: list[str]) -> RequestError:
+        expected = f"{most} inputs" if least == most else f"number of inputs between {least} and {most}"
+        # With too many inputs none need be missing; Triton then writes half of an empty list, and so it is compared.
+        lacking = _name_list(missing) if missing else "]"
+        return self._error(
+            f"expected {expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) "
+            f"{_name_list(given)}, but missing required input(s) {lacking}. "
+            "Please provide all required input(s)."
+        )
+
+    def _read_rows(self) -> int:
+        """The batch dimension, equal for all inputs; 1 where there is none."""
+        if not self._signature.batched:
+            return 1
+        inputs = self._request.inputs
+        for tensor in reversed(inputs):
+            if not tensor.shape:
+                raise self._error(
+                    f"input '{tensor.name}' has no shape but model requires batch dimension for '{self._model}'"
+                )
+        rows = inputs[0].shape[0]
+        for tensor in reversed(inputs):
+            if tensor.shape[0] != rows:
+                raise self._error(f"input '{tensor.name}' batch size does not match other inputs for '{self._model}'")
+        return rows
+
+    def _check_tensor(self, tensor: ModelInferRequest.InferInputTensor, rows: int) -> None:
+        """Datatype and shape."""
+        spec = self._inputs[tensor.name]
+        if tensor.datatype != spec.datatype.name:
+            shown = tensor.datatype if tensor.datatype in BY_NAME else "<invalid>"
+            raise self._error(
+                f"inference input '{tensor.name}' data-type is '{shown}', but model '{self._model}' expects "
+                f"'{spec.datatype.name}'"
+            )
+        shape = tuple(tensor.shape)
+        if any(size < 0 for size in shape):
+            raise self._error(
+                f"All input dimensions should be specified for input '{tensor.name}' for model '{self._model}', "
+                f"got {_shape_text(shape)}"
+            )
+        expected = self._signature.wire_shape(spec)
+        if not shape and spec.is_scalar and not self._signature.batched:
+            return
+        if len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True)):
+            note = (
+                "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
+                "prepended to each input shape."
+            )
+            raise self._error(
+                f"unexpected shape for input '{tensor.name}' for model '{self._model}'. "
+                f"Expected {_shape_text(expected)}, got {_shape_text(shape)}. {note if self._signature.batched else ''}"
+            )
+        # A dimension of 0 does not help: NumPy and ONNX Runtime multiply the others.
+        if prod(size for size in shape if size) * spec.datatype.numpy.itemsize > _MAX_BYTES:
+            raise self._error(f"byte size for tensor '{tensor.name}' exceeds maximum size of {_MAX_BYTES}")
+
+    def _row_shape(self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec) -> tuple[int, ...]:
+        return spec.to_graph(tensor.shape[1:] if self._signature.batched else tensor.shape)
+
+    def _expected_bytes(self, tensor: ModelInferRequest.InferInputTensor, rows: int) -> int | None:
+        size = self._inputs[tensor.name].datatype.size
+        if not size:
+            return None
+        # Triton leaves a batch dimension of 0 out of the product, which refuses such requests unless a row is empty.
+        shape = tensor.shape[1:] if self._signature.batched and rows == 0 else tensor.shape
+        return prod(shape) * size
+
+    def _check_size(
+        self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec, source: int | None, rows: int
+    ) -> None:
+        """Bytes of raw contents; typed contents and BYTES are counted where they are decoded."""
+        expected = self._expected_bytes(tensor, rows)
+        if source is None or expected is None:
+            return
+        got = self._raw_sizes[source]
+        if got != expected or (rows == 0 and got):
+            raise size_mismatch(self._request.id, spec.name, self._model, expected, got)
+
+    def _checked_classes(self) -> dict[int, int]:
+        classes = {self._outputs[name]: count for name, count in self._classes.items()}
+        for index in classes:
+            datatype = self._signature.outputs[index].datatype.name
+            if datatype in _UNCLASSIFIABLE:
+                raise InvalidRequest(f"class result not available for output due to unsupported type '{datatype}'")
+        return classes
+
+
+def size_mismatch(identifier: str, tensor: str, model: str, expected: int, got: int) -> InvalidRequest:
+    """The error for an input whose bytes do not fit its shape.
+
+    Args:
+        identifier: the request's id.
+        tensor: name of the input.
+        model: name of the model.
+        expected: bytes of the shape; of one row where the batch dimension is 0, as Triton counts.
+        got: bytes there are; as many as expected only where the batch dimension is 0.
+    """
+    where = f"for input '{tensor}' for model '{model}'"
+    text = f"input byte size mismatch {where}. Expected {expected}, got {got}"
+    if got == expected:
+        text = (
+            f"input byte size mismatch {where}. Its batch dimension is 0, so expected 0, got {got}; send 1 row or more"
+        )
+    return InvalidRequest(request_prefix(identifier) + text)

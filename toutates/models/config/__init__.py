@@ -1,0 +1,1 @@
+"""What is said about a model: config.yaml, config.pbtxt, labels, and what they come to."""

@@ -1,0 +1,114 @@
+"""The configuration of one version: config.yaml where it has one, else the model's config.pbtxt, else the defaults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from toutates.models.config.declared import Declared
+from toutates.models.config.settings import CONFIG_NAME, MAX_PROBLEMS, ModelSettings, load_settings
+from toutates.models.config.triton_configuration import TritonConfiguration
+from toutates.models.repository import VersionFolder, version_folder
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.signature import Signature, TensorSpec
+
+__all__ = ["VersionConfiguration", "completed", "load_configuration"]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionConfiguration:
+    """How a version is to be loaded.
+
+    Attributes:
+        folder: the version's; its file is the one that the settings name.
+        settings: what the files say; what they leave to the graph is left out.
+        source: the file that says it, for errors; config.yaml where there is none.
+        declared: what config.pbtxt says of the tensors; None where config.yaml has the word.
+        given: all that config.pbtxt says, likewise.
+        notice: what the operator should know; "" for nothing.
+    """
+
+    folder: VersionFolder
+    settings: ModelSettings
+    source: Path
+    declared: Declared | None = None
+    given: ModelConfig | None = None
+    notice: str = ""
+
+
+def load_configuration(folder: VersionFolder, *, most_problems: int | None = MAX_PROBLEMS) -> VersionConfiguration:
+    """Read the configuration of a version.
+
+    Args:
+        folder: what ``repository.scan`` has found.
+        most_problems: of a config.yaml that are told; None for all.
+
+    Raises:
+        ConfigurationError: a file cannot be read or used; with a line for each problem.
+    """
+    source = folder.path / CONFIG_NAME
+    own = load_settings(folder.path, most_problems=most_problems)
+    triton = folder.triton
+    if own is not None:
+        notice = ""
+        if triton is not None:
+            notice = (
+                f"'{source}' holds, and not '{triton.source}' beside its directory, which only chooses the versions"
+            )
+        return VersionConfiguration(version_folder(folder.path, own.model_filename, triton), own, source, notice=notice)
+    if triton is not None:
+        return from_triton(folder, triton)
+    return VersionConfiguration(folder, ModelSettings(), source)
+
+
+def from_triton(folder: VersionFolder, triton: TritonConfiguration) -> VersionConfiguration:
+    """The configuration that a config.pbtxt, or a message in its place, gives a version."""
+    located = version_folder(folder.path, triton.settings.model_filename, triton)
+    return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
+
+
+def completed(settings: ModelSettings, signature: Signature) -> ModelSettings:
+    """The settings with everything that the graph has said: those that give the same when they are read again.
+
+    Args:
+        settings: what the files say.
+        signature: what the graph and they have come to.
+    """
+    batched = signature.batched
+
+    def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (-1, *shape) if batched else shape
+
+    def graph_shapes(tensors: tuple[TensorSpec, ...]) -> MappingProxyType[str, tuple[int, ...]]:
+        # A size of 0, which a graph may have, cannot be configured.
+        return MappingProxyType({t.name: whole(t.graph_shape) for t in tensors if 0 not in t.graph_shape})
+
+    def wire_shapes(tensors: tuple[TensorSpec, ...]) -> MappingProxyType[str, tuple[int, ...]]:
+        return MappingProxyType({t.name: whole(t.shape) for t in tensors if t.reshape is not None and not t.is_scalar})
+
+    preferred = tuple(sorted(set(settings.preferred_batch_sizes)))
+    return replace(
+        settings,
+        batch_size=settings.batch_size if batched else 1,
+        batching=batched,
+        max_queue_delay_us=settings.max_queue_delay_us if batched else 0,
+        preferred_batch_sizes=() if not batched or preferred == (settings.batch_size,) else preferred,
+        preserve_ordering=settings.preserve_ordering and batched,
+        input_shapes=graph_shapes(signature.inputs),
+        output_shapes=graph_shapes(signature.outputs),
+        input_wire_shapes=wire_shapes(signature.inputs),
+        output_wire_shapes=wire_shapes(signature.outputs),
+        required_inputs=tuple(tensor.name for tensor in signature.inputs if not tensor.optional),
+        outputs=tuple(tensor.name for tensor in signature.outputs),
+        devices=_devices(settings),
+    )
+
+
+def _devices(settings: ModelSettings) -> tuple[str, ...]:
+    """By executor, those of one device side by side; one alone stands for all."""
+    counts = Counter(settings.device(number) for number in range(settings.num_executors))
+    if len(counts) > 1:
+        return tuple(counts.elements())
+    return () if "auto" in counts else tuple(counts)

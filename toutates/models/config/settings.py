@@ -1,0 +1,421 @@
+"""The settings of one model version: how it is batched, run and loaded; and the file config.yaml that gives them.
+
+The file lies beside a model.onnx, is small and written by hand, so the reader is strict: a key that is misspelled,
+given twice or of the wrong type is refused rather than passed over, because the server would otherwise run for months
+with a default that nobody chose. A file that is not YAML is refused for the first thing wrong with it. In a file that
+is, everything wrong is reported at once, one line each, so that one start of the server shows all there is to mend.
+
+The same settings can come from Triton's config.pbtxt, see ``triton_configuration``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Final, Literal, cast
+
+from toutates.models.config.yaml_reader import read_mapping
+from toutates.models.config.yaml_section import Section, Shapes
+from toutates.protocol.datatypes import BY_NAME
+from toutates.system.errors import ConfigurationError
+
+__all__ = [
+    "ACCELERATORS",
+    "CONFIG_NAME",
+    "MAX_BATCH_SIZE",
+    "MAX_CAPACITY",
+    "MAX_CAPACITY_BYTES",
+    "MAX_DELAY_US",
+    "MAX_EXECUTORS",
+    "MAX_PROBLEMS",
+    "MODEL_FILENAME",
+    "ModelSettings",
+    "ProfilingSettings",
+    "SessionSettings",
+    "Shapes",
+    "WarmupInput",
+    "WarmupSample",
+    "check_allocator",
+    "is_inside",
+    "load_settings",
+    "raise_problems",
+]
+
+CONFIG_NAME: Final = "config.yaml"
+MODEL_FILENAME: Final = "model.onnx"
+
+Allocator = Literal["cpu", "cuda_pinned"]
+ExecutionMode = Literal["sequential", "parallel"]
+GraphLevel = Literal["off", "basic", "extended", "all"]
+WarmupData = Literal["zero", "random", "file"]
+
+_ALLOCATORS: Final = ("cpu", "cuda_pinned")
+_CUDA_PROVIDERS: Final = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider"})
+_DEVICE: Final = re.compile(r"auto|cpu|gpu:[0-9]{1,3}")
+#: Execution providers that a model may ask for beside the server's, in the order in which ONNX Runtime tries them.
+ACCELERATORS: Final = ("tensorrt", "cuda")
+
+# Upper bounds catch typing errors before they become an allocation: batch_size x capacity rows may be in flight; each
+# executor is a thread and an ONNX Runtime session.
+MAX_BATCH_SIZE: Final = 2**20
+MAX_CAPACITY: Final = 2**16
+MAX_CAPACITY_BYTES: Final = 2**50
+MAX_QUEUE_SIZE: Final = 2**32 - 1  # Triton's field has 32 bits
+MAX_EXECUTORS: Final = 2**10
+_MAX_PROFILED_BATCHES: Final = 2**31 - 1
+_MAX_THREADS: Final = 2**10
+MAX_DELAY_US: Final = 60_000_000
+_MAX_COUNT: Final = 10**6
+
+MAX_PROBLEMS: Final = 10  # more lines than this are not read, and a hostile file must not flood the log
+
+
+def _no_shapes() -> Shapes:
+    return MappingProxyType({})
+
+
+def _no_accelerators() -> Mapping[str, Mapping[str, str]]:
+    return MappingProxyType({})
+
+
+def _no_labels() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingSettings:
+    """ONNX Runtime's own profiler for one model version.
+
+    Attributes:
+        file_prefix: start of the path of the JSON files; model, version, executor's number and a time stamp follow.
+        stop_after_batches: number of batches after which the file is written and profiling ends; None for at unload.
+    """
+
+    file_prefix: str = "ort_profile"
+    stop_after_batches: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What one model's ONNX Runtime sessions do otherwise than the server's flags and ONNX Runtime's defaults say.
+
+    Attributes:
+        intra_threads, inter_threads: threads inside and across operators; None for the server's flags.
+        execution_mode: operators one after the other or side by side; None for parallel where inter_threads > 1.
+        graph_level: graph optimisations.
+        memory_arena: whether memory for the CPU comes from an arena, which keeps what it once had.
+        memory_pattern: whether memory is planned by the pattern of the runs before.
+        arena_shrinkage: devices whose arenas give memory back after each run, such as ``cpu:0;gpu:0``; "" for none.
+        device_allocator_for_initializers: weights are allocated from the device, and not from the arena.
+    """
+
+    intra_threads: int | None = None
+    inter_threads: int | None = None
+    execution_mode: ExecutionMode | None = None
+    graph_level: GraphLevel = "all"
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    arena_shrinkage: str = ""
+    device_allocator_for_initializers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupInput:
+    """One input of a warm-up sample.
+
+    Attributes:
+        datatype: such as ``FP32``.
+        shape: of one row, as clients see it; no dimension is open.
+        data: zeros, random values, or a file.
+        file: with ``data`` "file", the file of raw contents, relative to the model's directory ``warmup``.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    data: WarmupData = "zero"
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    """A request that is run before a version is ready.
+
+    Attributes:
+        name: for errors.
+        inputs: by name.
+        batch_size: rows of the request, all alike; 1 for a model that is not batched.
+        count: how often it is run, on each executor.
+    """
+
+    name: str
+    inputs: Mapping[str, WarmupInput]
+    batch_size: int = 1
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model version is batched and run. The defaults serve a version that has no configuration.
+
+    Attributes:
+        batch_size: most rows put together for one run.
+        capacity: ``batch_size`` times so many rows may be reserved, queued or running at once, of all shapes together;
+            beyond them requests are turned away.
+        capacity_bytes: memory that batches with these rows may take; None for ``models.capacity``'s default.
+        max_queue_size: requests that may wait, those of batches that run not among them; 0 for any number.
+        num_executors: ONNX Runtime sessions running in parallel.
+        allocator: memory of the batch buffers: ordinary, or page-locked for faster copies to a CUDA device.
+        input_shapes: shapes by input name, the batch dimension included as -1; they narrow what the graph leaves open.
+        output_shapes: the same for outputs.
+        profiling: None for off.
+        batching: False keeps a model unbatched whose graph would allow it.
+        max_queue_delay_us: how long a batch that is smaller than any preferred size may wait for more rows, from when
+            its oldest request came; 0 for not at all.
+        preferred_batch_sizes: sizes at which a batch does not wait; () for ``batch_size`` alone.
+        preserve_ordering: Triton's word, kept for ModelConfig. Calls of ModelInfer have no order among each other.
+        input_wire_shapes: shapes by input name as clients see them, where that is not as the graph has them; the batch
+            dimension included as -1. See ``TensorSpec.reshape``.
+        output_wire_shapes: the same for outputs.
+        required_inputs: inputs that are optional in the graph, and yet belong into every request.
+        outputs: those that are offered; () for all of the graph.
+        model_filename: of the graph, in the version's directory.
+        devices: what the executors run on, in turn: ``auto`` (what --execution-providers says), ``cpu`` or ``gpu:N``;
+            () for ``auto``.
+        accelerators: for executors on a GPU, options of execution providers by ``tensorrt`` or ``cuda``; one that is
+            named here is used even if the server's flags do not name it.
+        session: of ONNX Runtime.
+        warmup: requests to run before the version is ready.
+        labels: files of class labels by output, relative to the model's directory.
+    """
+
+    batch_size: int = 64
+    capacity: int = 16
+    num_executors: int = 1
+    allocator: Allocator = "cpu"
+    input_shapes: Shapes = field(default_factory=_no_shapes)
+    output_shapes: Shapes = field(default_factory=_no_shapes)
+    profiling: ProfilingSettings | None = None
+    capacity_bytes: int | None = None
+    max_queue_size: int = 0
+    batching: bool = True
+    max_queue_delay_us: int = 0
+    preferred_batch_sizes: tuple[int, ...] = ()
+    preserve_ordering: bool = False
+    input_wire_shapes: Shapes = field(default_factory=_no_shapes)
+    output_wire_shapes: Shapes = field(default_factory=_no_shapes)
+    required_inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    model_filename: str = MODEL_FILENAME
+    devices: tuple[str, ...] = ()
+    accelerators: Mapping[str, Mapping[str, str]] = field(default_factory=_no_accelerators)
+    session: SessionSettings = SessionSettings()
+    warmup: tuple[WarmupSample, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=_no_labels)
+
+    def device(self, executor: int) -> str:
+        """What an executor runs on, by its number from 0."""
+        return self.devices[executor % len(self.devices)] if self.devices else "auto"
+
+
+def load_settings(version_dir: Path, *, most_problems: int | None = MAX_PROBLEMS) -> ModelSettings | None:
+    """Read the config.yaml of a version directory; None where there is none.
+
+    Args:
+        version_dir: the directory.
+        most_problems: that are told, and of the others their number; None for all.
+
+    Raises:
+        ConfigurationError: the operator's file cannot be read, is not YAML, or holds what cannot be used. With several
+            problems the text has one complete line for each.
+    """
+    source = version_dir / CONFIG_NAME
+    values = read_mapping(source)
+    if values is None:
+        _refuse_misnamed(source)
+        return None
+    problems: list[ConfigurationError] = []
+    settings = _model_settings(Section(source, values, problems))
+    raise_problems(problems, source, most_problems)
+    return settings
+
+
+def raise_problems(problems: Sequence[ConfigurationError], source: Path, most: int | None = None) -> None:
+    """Raise one error for all of them, or for the first ``most``, with a line each; nothing if there are none."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = [str(problem) for problem in problems[:most]]
+        if most is not None and len(problems) > most:
+            lines.append(f"{source}: and {len(problems) - most} more")
+        raise ConfigurationError("\n".join(lines))
+
+
+def check_allocator(settings: ModelSettings, providers: Sequence[str], source: Path) -> None:
+    """Refuse page-locked buffers where no execution provider would allocate or use them.
+
+    Args:
+        settings: of the version about to be loaded.
+        providers: ONNX Runtime's names of the execution providers in use, such as ``CUDAExecutionProvider``.
+        source: the config.yaml to name in the error.
+
+    Raises:
+        ConfigurationError: ``allocator: cuda_pinned`` without a CUDA or TensorRT provider.
+    """
+    if settings.allocator == "cuda_pinned" and _CUDA_PROVIDERS.isdisjoint(providers):
+        raise ConfigurationError(
+            f"page-locked memory needs the CUDA or TensorRT execution provider; in use: {', '.join(providers)}",
+            source=source,
+            key="allocator",
+            value=settings.allocator,
+            remedy="write `allocator: cpu`, or start the server with `--execution-providers cuda`",
+        )
+
+
+def _refuse_misnamed(source: Path) -> None:
+    """Raise for the other usual suffix, which would otherwise be passed over without a word."""
+    other = source.with_suffix(".yml")
+    if other.exists():
+        raise ConfigurationError("would not be read", source=other, remedy=f"rename it to {source.name}")
+
+
+def _model_settings(section: Section) -> ModelSettings:
+    """Read every key; what is wrong goes to the section's list, with a stand-in value that is never used."""
+    defaults = ModelSettings()
+    section.choice("backend", ("supertensor",))
+    settings = ModelSettings(
+        batch_size=section.integer("batch_size", MAX_BATCH_SIZE, defaults.batch_size),
+        capacity=section.integer("capacity", MAX_CAPACITY, defaults.capacity),
+        capacity_bytes=section.optional_integer("capacity_bytes", MAX_CAPACITY_BYTES, 2**30),
+        max_queue_size=section.optional_integer("max_queue_size", MAX_QUEUE_SIZE, 100, lowest=0) or 0,
+        num_executors=section.integer("num_executors", MAX_EXECUTORS, defaults.num_executors),
+        allocator=cast(Allocator, section.choice("allocator", _ALLOCATORS)),
+        input_shapes=section.shapes("input_shapes"),
+        output_shapes=section.shapes("output_shapes"),
+        profiling=_profiling(section.mapping("profiling", "profiling: {file_prefix: ort_profile}")),
+        batching=section.optional_flag("batching") is not False,
+        max_queue_delay_us=section.optional_integer("max_queue_delay_us", MAX_DELAY_US, 100, lowest=0) or 0,
+        preferred_batch_sizes=section.integers("preferred_batch_sizes", MAX_BATCH_SIZE, "[4, 8]"),
+        preserve_ordering=bool(section.optional_flag("preserve_ordering")),
+        input_wire_shapes=section.shapes("input_wire_shapes"),
+        output_wire_shapes=section.shapes("output_wire_shapes"),
+        required_inputs=section.texts("required_inputs", "[name]"),
+        outputs=section.texts("outputs", "[name]"),
+        model_filename=_filename(section, "model_filename", defaults.model_filename),
+        devices=section.texts("devices", "[cpu], of auto, cpu and gpu:N", lambda text: bool(_DEVICE.fullmatch(text))),
+        accelerators=_accelerators(section.mapping("accelerators", "accelerators: {tensorrt: {trt_fp16_enable: '1'}}")),
+        session=_session(section.mapping("session", "session: {intra_threads: 4}")),
+        warmup=tuple(
+            _warmup_sample(sample, f"sample {at}")
+            for at, sample in enumerate(section.sections("warmup", "warmup: [{name: zeros, inputs: {...}}]"))
+        ),
+        labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
+    )
+    for size in settings.preferred_batch_sizes:
+        if size > settings.batch_size:
+            section.refuse(
+                "preferred_batch_sizes", "is above batch_size", size, f"write sizes of at most {settings.batch_size}"
+            )
+    section.refuse_unknown_keys()
+    return settings
+
+
+def _profiling(section: Section | None) -> ProfilingSettings | None:
+    if section is None:
+        return None
+    settings = ProfilingSettings(
+        file_prefix=section.text("file_prefix", ProfilingSettings().file_prefix),
+        stop_after_batches=section.optional_integer("stop_after_batches", _MAX_PROFILED_BATCHES),
+    )
+    section.refuse_unknown_keys()
+    return settings
+
+
+def _session(section: Section | None) -> SessionSettings:
+    if section is None:
+        return SessionSettings()
+    settings = SessionSettings(
+        intra_threads=section.optional_integer("intra_threads", _MAX_THREADS, 4),
+        inter_threads=section.optional_integer("inter_threads", _MAX_THREADS, 2),
+        execution_mode=cast(
+            "ExecutionMode | None", section.optional_choice("execution_mode", ("sequential", "parallel"))
+        ),
+        graph_level=cast(
+            GraphLevel, section.optional_choice("graph_level", ("all", "extended", "basic", "off")) or "all"
+        ),
+        memory_arena=section.optional_flag("memory_arena") is not False,
+        memory_pattern=section.optional_flag("memory_pattern") is not False,
+        arena_shrinkage=section.text("arena_shrinkage", "cpu:0") if section.has("arena_shrinkage") else "",
+        device_allocator_for_initializers=bool(section.optional_flag("device_allocator_for_initializers")),
+    )
+    section.refuse_unknown_keys()
+    return settings
+
+
+def _accelerators(section: Section | None) -> Mapping[str, Mapping[str, str]]:
+    if section is None:
+        return _no_accelerators()
+    found: dict[str, Mapping[str, str]] = {}
+    for name, options in section.subsections("tensorrt: {}"):
+        if name not in ACCELERATORS:
+            section.refuse(name, "unknown accelerator", None, f"known ones: {', '.join(ACCELERATORS)}")
+        found[name] = MappingProxyType(options.words())
+    return MappingProxyType(found)
+
+
+def _labels(section: Section | None) -> Mapping[str, str]:
+    if section is None:
+        return _no_labels()
+    files = section.words()
+    return MappingProxyType({name: _filename(section, name, "labels.txt") for name in files})
+
+
+def _warmup_sample(section: Section, default_name: str) -> WarmupSample:
+    inputs = section.mapping("inputs", "inputs: {x: {datatype: FP32, shape: [4], data: zero}}")
+    if inputs is None:
+        if not section.has("inputs"):
+            section.refuse("inputs", "required key is missing", None, "name every input of the model")
+        tensors = {}
+    else:
+        tensors = {name: _warmup_input(own) for name, own in inputs.subsections("x: {datatype: FP32, shape: [4]}")}
+    sample = WarmupSample(
+        name=section.text("name", default_name),
+        inputs=MappingProxyType(tensors),
+        batch_size=section.optional_integer("batch_size", MAX_BATCH_SIZE, 8) or 1,
+        count=section.optional_integer("count", _MAX_COUNT, 1) or 1,
+    )
+    section.refuse_unknown_keys()
+    return sample
+
+
+def _warmup_input(section: Section) -> WarmupInput:
+    in_file = section.has("file")
+    shape = section.shape("shape")
+    if -1 in shape:
+        section.refuse("shape", "has an open dimension", list(shape), "write the size of each dimension of one row")
+    tensor = WarmupInput(
+        datatype=section.choice("datatype", ("FP32", *(name for name in BY_NAME if name != "FP32"))),
+        shape=shape,
+        data="file" if in_file else cast(WarmupData, section.optional_choice("data", ("zero", "random")) or "zero"),
+        file=_filename(section, "file", "input0") if in_file else "",
+    )
+    if in_file and section.has("data"):
+        section.refuse("data", "stands beside `file`", None, "keep one of them")
+    section.refuse_unknown_keys()
+    return tensor
+
+
+def _filename(section: Section, key: str, default: str) -> str:
+    """The name of a file in the model's own directories, or below one of them."""
+    name = section.text(key, default)
+    if not is_inside(name):
+        section.refuse(key, "leaves the directory that it belongs into", name, f"write a plain name, such as {default}")
+    return name
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path stays within the directory that it is relative to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name

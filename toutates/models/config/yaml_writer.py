@@ -1,0 +1,100 @@
+"""Settings as the text of a config.yaml with every key, which ``settings.load_settings`` reads the same from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from toutates.models.config.settings import ModelSettings, SessionSettings, Shapes, WarmupInput, WarmupSample
+
+__all__ = ["write_yaml"]
+
+_WIDTH = 110
+
+
+def write_yaml(settings: ModelSettings) -> str:
+    """The text; keys that stand for a flag's value, or for nothing, are comments."""
+    lines = [
+        _line("backend", "supertensor"),
+        _line("batch_size", settings.batch_size),
+        _line("capacity", settings.capacity),
+        _line("capacity_bytes", settings.capacity_bytes, "64 MiB x capacity, half of the memory at most"),
+        _line("max_queue_size", settings.max_queue_size, "as many requests as there are rows"),
+        _line("num_executors", settings.num_executors),
+        _line("allocator", settings.allocator),
+        _line("batching", settings.batching),
+        _line("max_queue_delay_us", settings.max_queue_delay_us),
+        _line("preferred_batch_sizes", list(settings.preferred_batch_sizes), "batch_size alone"),
+        _line("preserve_ordering", settings.preserve_ordering),
+        _line("input_shapes", _shapes(settings.input_shapes), "from the graph"),
+        _line("output_shapes", _shapes(settings.output_shapes), "from the graph"),
+        _line("input_wire_shapes", _shapes(settings.input_wire_shapes), "as the graph's"),
+        _line("output_wire_shapes", _shapes(settings.output_wire_shapes), "as the graph's"),
+        _line("required_inputs", list(settings.required_inputs), "from the graph"),
+        _line("outputs", list(settings.outputs), "from the graph"),
+        _line("model_filename", settings.model_filename),
+        _line("devices", list(settings.devices), "from --execution-providers"),
+        _line(
+            "accelerators", {name: dict(options) for name, options in settings.accelerators.items()}, "none of its own"
+        ),
+        *_session(settings.session),
+        _line("warmup", [_warmup(sample) for sample in settings.warmup], "no samples"),
+        _line("labels", dict(settings.labels), "none"),
+        *_profiling(settings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: Any, nothing: str = "") -> str:
+    """``key: value``, or a comment that says what an empty value stands for."""
+    if nothing and not value:
+        return f"# {key}: {nothing}"
+    # Scalars one to a line, lists and the innermost mappings within one.
+    flow = None if isinstance(value, list | dict) else False
+    text = yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    return str(text).rstrip("\n")
+
+
+def _shapes(shapes: Shapes) -> dict[str, list[int]]:
+    return {name: list(shape) for name, shape in shapes.items()}
+
+
+def _session(session: SessionSettings) -> list[str]:
+    return [
+        "session:",
+        *(
+            "  " + line
+            for line in (
+                _line("intra_threads", session.intra_threads, "--ort-intra-threads"),
+                _line("inter_threads", session.inter_threads, "--ort-inter-threads"),
+                _line("execution_mode", session.execution_mode, "parallel where inter_threads is above 1"),
+                _line("graph_level", session.graph_level),
+                _line("memory_arena", session.memory_arena),
+                _line("memory_pattern", session.memory_pattern),
+                _line("arena_shrinkage", session.arena_shrinkage, "never"),
+                _line("device_allocator_for_initializers", session.device_allocator_for_initializers),
+            )
+        ),
+    ]
+
+
+def _profiling(settings: ModelSettings) -> list[str]:
+    profiling = settings.profiling
+    if profiling is None:
+        return ["# profiling: off"]
+    value: dict[str, Any] = {"file_prefix": profiling.file_prefix}
+    if profiling.stop_after_batches is not None:
+        value["stop_after_batches"] = profiling.stop_after_batches
+    return [_line("profiling", value)]
+
+
+def _warmup(sample: WarmupSample) -> Mapping[str, Any]:
+    inputs = {name: _warmup_input(own) for name, own in sample.inputs.items()}
+    return {"name": sample.name, "batch_size": sample.batch_size, "count": sample.count, "inputs": inputs}
+
+
+def _warmup_input(own: WarmupInput) -> dict[str, Any]:
+    data = {"file": own.file} if own.data == "file" else {"data": own.data}
+    return {"datatype": own.datatype, "shape": list(own.shape), **data}

@@ -1,0 +1,281 @@
+"""TLS under one connection, sans-IO: ciphertext in, plaintext out, and the reverse (RFC 8446, RFC 9113 section 9.2).
+
+    driver                     TlsEngine
+      receive(ciphertext) ───▶  handshake, records ──▶ plaintext
+      encrypt(plaintext)  ───▶  records
+      take_output()       ◀───  ciphertext: the handshake's, alerts, and what was encrypted
+
+OpenSSL does the work, through two buffers in memory (``ssl.MemoryBIO``). What it leaves to us is to refuse clients that
+offer other protocols than ``h2``, and to tell clients that speak no TLS what they have come to.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from typing import Final
+
+from toutates.h2grpc.call import Buffer
+from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.frames import ErrorCodes
+from toutates.h2grpc.preface import Opening, http1_answer, recognise
+from toutates.net.client_hello import HANDSHAKE, offered_protocols
+
+__all__ = ["TlsEngine", "describe_tls_error", "harden_tls"]
+
+ALPN: Final = b"h2"
+#: With TLS 1.2, ephemeral keys and authenticated encryption only (RFC 9113 section 9.2.2); TLS 1.3 has nothing else.
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+#: The most plaintext in a record (RFC 8446 section 5.1).
+RECORD_BYTES: Final = 16_384
+#: Ciphertext handed over at a time: OpenSSL's buffer keeps the size that it once had.
+FEED_BYTES: Final = 65_536
+#: Ciphertext that may come after the handshake without any plaintext: several records' worth. Records that hold none,
+#: such as those that change keys over and over, cost us more than their sender.
+MAX_EMPTY_BYTES: Final = 65_536
+
+_AROUND_REASON: Final = re.compile(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$")
+_NO_APPLICATION_PROTOCOL: Final = b"\x15\x03\x03\0\x02\x02\x78"
+_HTTP1_ANSWER: Final = http1_answer("This is a gRPC port that speaks TLS: it takes HTTPS with HTTP/2, not plain HTTP.")
+
+
+def harden_tls(context: ssl.SSLContext) -> None:
+    """Set what HTTP/2 asks of TLS, on a context of either side.
+
+    TLS 1.2 and 1.3, without compression and renegotiation. Of the ciphers, all of them good, the client takes the one
+    that is quickest on its processor. There are no session tickets with TLS 1.3: gRPC clients use none, and with one a
+    client could come back whose certificate has expired meanwhile. (With TLS 1.2 the alternative to tickets is
+    OpenSSL's memory of sessions, which is worse; they end with the context, and two hours after they were made.)
+    """
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_ciphers(CIPHERS)
+    context.set_alpn_protocols([ALPN.decode()])
+    if context.protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0
+
+
+def describe_tls_error(error: ssl.SSLError) -> str:
+    """OpenSSL's reason, without the place in its code."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is refused: {error.verify_message}"
+    return _AROUND_REASON.sub("", str(error))
+
+
+class TlsEngine:
+    """See the module. Used by one thread only.
+
+    Args:
+        context: the server's.
+        max_preface_bytes: looked at to tell HTTP/1 from garbage before giving up.
+
+    Attributes:
+        established: the handshake is complete; before, nothing can be encrypted.
+        peer_closed: the peer has said that it sends no more (close_notify).
+        over: we have said so, or TLS has failed; nothing can be encrypted any more, and nothing is read.
+    """
+
+    __slots__ = (
+        "_empty_bytes",
+        "_flowing",
+        "_held",
+        "_incoming",
+        "_max_preface_bytes",
+        "_object",
+        "_outgoing",
+        "_read",
+        "_write",
+        "established",
+        "over",
+        "peer_closed",
+    )
+
+    def __init__(self, context: ssl.SSLContext, max_preface_bytes: int) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._read = self._object.read
+        self._write = self._object.write
+        self._max_preface_bytes = max_preface_bytes
+        #: what has come of the client's first message; None once it is whole
+        self._held: bytes | None = b""
+        self._empty_bytes = 0
+        #: established, and neither side has ended
+        self._flowing = False
+        self.established = False
+        self.peer_closed = False
+        self.over = False
+
+    @property
+    def version(self) -> str:
+        """``TLSv1.2`` or ``TLSv1.3`` once that is agreed, else ""."""
+        return self._object.version() or ""
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``take_output`` would give something."""
+        return self._outgoing.pending > 0
+
+    def end(self) -> None:
+        """The socket has no more bytes. With or without close_notify: HTTP/2 knows whether its messages are whole.
+
+        Raises:
+            ConnectionFault: the client has left a handshake that it had begun, for a reason of its own.
+        """
+        if self._held is None and not (self.established or self.over):
+            text = "TLS handshake failed: the client left without a word; it may not trust the server's certificate"
+            raise self._fail(ErrorCodes.PROTOCOL_ERROR, text)
+
+    def take_output(self) -> bytes:
+        """Bytes for the peer; they leave the engine."""
+        return self._outgoing.read()
+
+    def receive(self, data: bytes) -> bytes:
+        """Take received bytes, cut anywhere; returns the plaintext that they complete, b"" for none.
+
+        What nearly every read of an established connection brings, one record, is read here. In between lies the rest:
+        handshakes, parts of records, many records, the peer's end.
+
+        Raises:
+            ConnectionFault: TLS cannot go on. What the peer is to be told is in ``take_output``.
+        """
+        try:
+            if not self._flowing or len(data) > FEED_BYTES:
+                return self._receive_rest(data)
+            incoming = self._incoming
+            incoming.write(data)
+            plaintext = self._read(RECORD_BYTES)
+            if not plaintext:
+                self._end_of_peer()
+            elif incoming.pending:
+                plaintext = self._read_on(plaintext)
+            self._empty_bytes = 0
+        except ssl.SSLWantReadError:
+            self._count_empty(len(data))
+            return b""
+        except ssl.SSLError as error:
+            what = "TLS" if self.established else "TLS handshake"
+            raise self._fail(ErrorCodes.PROTOCOL_ERROR, f"{what} failed: {describe_tls_error(error)}") from error
+        return plaintext
+
+    def encrypt(self, data: Buffer) -> None:
+        """Put plaintext into records for ``take_output``. The handshake has to be complete, and nothing ``over``."""
+        written = self._write(data)
+        while written < len(data):
+            written += self._write(memoryview(data)[written:])
+
+    def close(self) -> None:
+        """Say that no more will come (close_notify, RFC 8446 section 6.1), without waiting for the peer to say so."""
+        if self.established and not self.over:
+            try:
+                self._object.unwrap()
+            except ssl.SSLError:
+                pass  # what it misses is the peer's close_notify
+        self.over = True
+        self._flowing = False
+
+    def _receive_rest(self, data: bytes) -> bytes:
+        if self.over or self.peer_closed:
+            return b""
+        if self._held is not None:
+            data = self._receive_hello(self._held + data)
+            if not data:
+                return b""
+        was_established = self.established
+        view = memoryview(data)
+        plaintext = b"".join([self._feed(view[at : at + FEED_BYTES]) for at in range(0, len(data), FEED_BYTES)])
+        if plaintext:
+            self._empty_bytes = 0
+        elif was_established:
+            self._count_empty(len(data))
+        return plaintext
+
+    def _feed(self, data: Buffer) -> bytes:
+        self._incoming.write(data)
+        try:
+            if not self.established:
+                self._object.do_handshake()
+                self.established = self._flowing = True
+            return self._read_on(b"") if self._incoming.pending else b""
+        except ssl.SSLWantReadError:
+            return b""
+
+    def _read_on(self, first: bytes) -> bytes:
+        """Read until there is no whole record left.
+
+        Args:
+            first: what has been read already.
+
+        Raises:
+            ssl.SSLError: SSLWantReadError only if there was no plaintext at all.
+        """
+        pieces = [first] if first else []
+        incoming = self._incoming
+        try:
+            while incoming.pending and not self.peer_closed:
+                piece = self._read(RECORD_BYTES)
+                if piece:
+                    pieces.append(piece)
+                else:
+                    self._end_of_peer()
+        except ssl.SSLWantReadError:
+            if not pieces:
+                raise
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _end_of_peer(self) -> None:
+        self.peer_closed = True
+        self._flowing = False
+
+    def _count_empty(self, count: int) -> None:
+        self._empty_bytes += count
+        if self._empty_bytes > MAX_EMPTY_BYTES:
+            text = "TLS failed: records without data"
+            raise self._fail(ErrorCodes.ENHANCE_YOUR_CALM, text, "empty_tls_records")
+
+    # --- clients in the wrong place ----------------------------------------------------------------------------------
+
+    def _receive_hello(self, data: bytes) -> bytes:
+        """What OpenSSL is to see: nothing until the client's first message is whole, and of a kind that we want.
+
+        Raises:
+            ConnectionFault: it is not.
+        """
+        self._held = data
+        if not data:
+            return b""
+        if data[0] != HANDSHAKE:
+            self._refuse_plaintext(data)
+            return b""
+        protocols = offered_protocols(data)
+        if protocols is None:
+            return b""
+        if protocols and ALPN not in protocols:
+            self._outgoing.write(_NO_APPLICATION_PROTOCOL)
+            raise self._fail(ErrorCodes.PROTOCOL_ERROR, "TLS handshake failed: the client does not offer h2 (ALPN)")
+        self._held = None
+        return data
+
+    def _refuse_plaintext(self, data: bytes) -> None:
+        """End it; with an answer, in plaintext as well, where that helps the client to show what is wrong.
+
+        It would not help over HTTP/2: after SETTINGS and GOAWAY, C-core takes the connection for one that worked, and
+        makes another, over and over until the call's deadline; after a close it fails the call at once.
+        """
+        opening = recognise(data, self._max_preface_bytes)
+        if opening is Opening.INCOMPLETE:
+            return
+        if opening is Opening.HTTP1:
+            self._outgoing.write(_HTTP1_ANSWER)
+            raise self._fail(ErrorCodes.HTTP_1_1_REQUIRED, "plaintext HTTP/1 on a TLS port")
+        if opening is Opening.HTTP2:
+            raise self._fail(ErrorCodes.INADEQUATE_SECURITY, "plaintext HTTP/2 on a TLS port")
+        raise self._fail(ErrorCodes.PROTOCOL_ERROR, "neither TLS nor HTTP on a TLS port")
+
+    def _fail(self, code: ErrorCodes, text: str, limit: str = "") -> ConnectionFault:
+        self.over = True
+        self._flowing = False
+        self._held = b""
+        return ConnectionFault(code, text, limit)

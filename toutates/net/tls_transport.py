@@ -1,0 +1,236 @@
+"""The socket under a connection with TLS in between."""
+
+from __future__ import annotations
+
+import select
+import socket
+from itertools import islice
+from typing import Final
+
+from toutates.h2grpc.call import Buffer
+from toutates.h2grpc.connection import ServerConnection
+from toutates.h2grpc.faults import ConnectionFault
+from toutates.net.tls import TlsEngine
+from toutates.net.transport import MAX_BUFFERS, Transport
+
+__all__ = ["TlsTransport"]
+
+#: Plaintext encrypted at a time; the kernel has to take its ciphertext before there is more. So a large response costs
+#: no second copy of itself, and no other connection waits until all of it is encrypted.
+CHUNK_BYTES: Final = 65_536
+#: Ciphertext per read from peers that fill the first size. Less than without TLS, because decrypting costs more than
+#: copying, and the other connections wait meanwhile.
+LARGE_TLS_READ_BYTES: Final = 262_144
+
+
+class TlsTransport(Transport):
+    """A connection's socket and its TLS. ``unsent`` is plaintext, and holds what the kernel has not taken encrypted.
+
+    Before the handshake is complete, output waits there too. Handshake messages and alerts, a few KiB at most, do not
+    count: they wait in the engine and in ``_ciphertext``.
+
+    Args:
+        sock, connection, peer, epoll, max_unsent_bytes, now_ns: as of ``Transport``.
+        engine: this connection's.
+
+    Raises:
+        OSError: the socket or the epoll refused.
+    """
+
+    __slots__ = ("_ciphertext", "_encrypted_bytes", "_engine", "_peer_ended")
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connection: ServerConnection,
+        peer: str,
+        epoll: select.epoll,
+        max_unsent_bytes: int,
+        now_ns: int,
+        engine: TlsEngine,
+    ) -> None:
+        super().__init__(sock, connection, peer, epoll, max_unsent_bytes, now_ns)
+        self._engine = engine
+        #: what the kernel has not taken of the engine's output so far
+        self._ciphertext: Buffer = b""
+        #: how much of the head of ``unsent`` is in it
+        self._encrypted_bytes = 0
+        #: the peer's last data have been received, and its end as well
+        self._peer_ended = False
+        self.receive = self._receive
+
+    @property
+    def established(self) -> bool:
+        """Whether the handshake is complete."""
+        return self._engine.established
+
+    @property
+    def _largest_read_bytes(self) -> int:
+        return LARGE_TLS_READ_BYTES
+
+    def _bytes_of_full_read(self) -> int:
+        return self.read_bytes >> 1  # a record that is not whole brings nothing, and may be 16 KiB long
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _receive(self, size: int) -> bytes:
+        """Read ``size`` bytes of ciphertext at most; returns the plaintext, b"" once the peer has ended its side.
+
+        Raises:
+            BlockingIOError: there is no plaintext yet.
+            ConnectionFault: TLS cannot go on; ``close_gently`` sends the peer what it is to be told.
+            OSError: the socket is broken.
+        """
+        data = self.sock.recv(size)
+        if not data:
+            self._engine.end()
+            return data
+        engine = self._engine
+        was_established = engine.established
+        try:
+            plaintext = engine.receive(data)
+        except ConnectionFault:
+            self._forget_unsent()
+            raise
+        if plaintext and was_established and not engine.peer_closed:
+            return plaintext
+        if (engine.has_output or engine.established is not was_established) and not self.send_unsent():
+            raise BrokenPipeError
+        if engine.peer_closed and plaintext:
+            # The end comes after this data, as it does without TLS: the socket is writable, so there is a next round.
+            self._peer_ended = True
+            self._watch(sending=True)
+        elif not plaintext and not engine.peer_closed:
+            raise BlockingIOError
+        return plaintext
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> bool:
+        """Send the connection's output, joined to one buffer where it is small."""
+        connection = self.connection
+        bulky = connection.bulky
+        out = connection.take_output()
+        engine = self._engine
+        if engine.over:
+            return True
+        if bulky or self.unsent or self._ciphertext or not engine.established:
+            self._queue(out if bulky else (b"".join(out),))
+            working = self.send_unsent()
+            if bulky and self.unsent:
+                self._let_go_of_batches(len(out))
+            return working
+        data = b"".join(out)
+        if len(data) > CHUNK_BYTES:
+            self._queue((data,))
+            return self.send_unsent()
+        if not data:
+            return True
+        try:
+            engine.encrypt(data)
+            ciphertext = engine.take_output()
+            sent = self.sock.send(ciphertext)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        if sent < len(ciphertext):
+            self._ciphertext = memoryview(ciphertext)[sent:]
+            self._queue((data,))
+            self._encrypted_bytes = len(data)
+            self._watch(sending=True)
+        else:
+            self.sent_bytes += len(data)
+        return True
+
+    def send_unsent(self) -> bool:
+        """Encrypt and send what the kernel takes; the rest waits for EPOLLOUT, for this connection only."""
+        was_congested = self.congested
+        engine = self._engine
+        try:
+            all_sent = self._push_unsent()
+            if all_sent and self.closing and not self.unsent:
+                engine.close()
+                all_sent = self._push()
+        except OSError:
+            return False
+        if self._peer_ended:
+            return False
+        if was_congested and not self.congested:
+            self._wake_senders()
+        self._watch(sending=not all_sent)
+        return not (all_sent and self.closing and engine.over) or self._shut_writing()
+
+    def _push_unsent(self) -> bool:
+        """Whether the kernel took everything that can be encrypted now.
+
+        Raises:
+            OSError: the socket is broken.
+        """
+        engine = self._engine
+        while self._push():
+            if self._encrypted_bytes:
+                self._forget_sent(self._encrypted_bytes)
+                self._encrypted_bytes = 0
+            if not self.unsent or not engine.established or engine.over:
+                return True
+            chunk = self._next_chunk()
+            engine.encrypt(chunk)
+            self._encrypted_bytes = len(chunk)
+        return False
+
+    def _push(self) -> bool:
+        """Whether the kernel took all of the engine's output.
+
+        Raises:
+            OSError: the socket is broken.
+        """
+        while data := self._ciphertext or self._engine.take_output():
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            self._ciphertext = memoryview(data)[sent:] if sent < len(data) else b""
+            if self._ciphertext:
+                return False
+        return True
+
+    def _next_chunk(self) -> Buffer:
+        """The head of ``unsent``, joined so that frames share records."""
+        first = self.unsent[0]
+        if len(first) >= CHUNK_BYTES:
+            return first[:CHUNK_BYTES]
+        pieces = []
+        room = CHUNK_BYTES
+        for piece in islice(self.unsent, MAX_BUFFERS):
+            pieces.append(piece[:room])
+            room -= len(pieces[-1])
+            if not room:
+                break
+        return b"".join(pieces)
+
+    def _forget_unsent(self) -> None:
+        """Nothing can be encrypted any more; a record that is half sent still has to be completed."""
+        self.unsent.clear()
+        self.unsent_bytes = 0
+        self._encrypted_bytes = 0
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close_gently(self, at_ns: int) -> bool:
+        """Send what is left, then close_notify, then end our side; see ``Transport.close_gently``."""
+        if not self._engine.over:
+            return super().close_gently(at_ns)
+        self.closing = True
+        self.close_at_ns = at_ns
+        return self.send_unsent()
+
+    def close(self) -> None:
+        """Close the socket, with close_notify if the kernel takes it."""
+        try:
+            self._engine.close()
+            self._push()
+        except OSError:
+            pass
+        self.receive = self.sock.recv  # it referred to this object, which would outlive its use until collected
+        super().close()

@@ -1,0 +1,1 @@
+"""What watches the server: metrics, the status page, dumps and profiles."""

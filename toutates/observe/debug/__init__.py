@@ -1,0 +1,1 @@
+"""Dumps of threads and tasks, and the profiler."""

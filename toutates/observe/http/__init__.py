@@ -1,0 +1,1 @@
+"""The HTTP side: its thread, its connections, and what answers."""

@@ -1,0 +1,208 @@
+"""Every metric's value, read when somebody asks and at no other time.
+
+A scrape first reads the models, one after the other, and then makes the families of what it has read. In between, and
+between families, it can be left alone for a while: that is what ``None`` says, and what families may be taken for.
+
+What is read belongs to other threads, which go on writing; see ``ServerView`` and ``toutates.engine.counters``. It
+takes no lock but each SuperTensor's, for as long as a batch does.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Final, Protocol
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from toutates.api.grpc.methods import ServerIdentity
+from toutates.infer.service import InferService
+from toutates.models.load_counters import LoadCounters
+from toutates.models.table import UNLOADED, ModelState, ModelTable
+from toutates.net import Worker
+from toutates.observe.metrics.catalogue import CATALOGUE
+from toutates.observe.metrics.families import Family, Named
+from toutates.observe.metrics.gpu import GpuGauges
+from toutates.observe.metrics.host import HostGauges
+from toutates.observe.metrics.model_families import ModelSnapshot, executor_families, original_families, triton_families
+from toutates.observe.metrics.snapshot import Retired, VersionSnapshot, read_version
+from toutates.repositories.interface import Repository
+from toutates.system.interpreter import gil_enabled
+
+__all__ = ["ServerCollector", "View"]
+
+_NS: Final = 1_000_000_000
+
+
+class View(Protocol):
+    """What of a server is read: ``toutates.observe.status.view.ServerView``, which says what each is."""
+
+    @property
+    def identity(self) -> ServerIdentity: ...
+    @property
+    def workers(self) -> Sequence[Worker]: ...
+    @property
+    def infer(self) -> Sequence[InferService]: ...
+    @property
+    def get_table(self) -> Callable[[], ModelTable]: ...
+    @property
+    def repositories(self) -> Sequence[Repository]: ...
+    @property
+    def loading(self) -> LoadCounters: ...
+    @property
+    def dropped_log_lines(self) -> Callable[[], int]: ...
+    @property
+    def traces(self) -> Callable[[], tuple[int, int]]: ...
+    @property
+    def is_ready(self) -> Callable[[], bool]: ...
+
+
+class ServerCollector(Collector):
+    """See the module. One scrape at a time.
+
+    Args:
+        view: of the server.
+        host: of its machine.
+        gpus: of the GPUs there.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, view: View, host: HostGauges, gpus: GpuGauges, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._view = view
+        self._host = host
+        self._gpus = gpus
+        self._clock = clock
+        self._retired = Retired()
+        self._process = ProcessCollector(registry=None)
+        self._info = (view.identity.version, platform.python_version())
+        self._plan_hits = 0
+        #: how long the last text took; known to whoever makes it
+        self.render_s = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, as prometheus_client's registries want it."""
+        for family in self.scrape():
+            if family is not None:
+                yield family.as_metric()
+
+    def scrape(self) -> Iterator[Family | None]:
+        """Every family that has series, once; and None while models are read."""
+        table = self._view.get_table()
+        served = {name: model.served() for name, model in table.models.items() if model.served()}
+        counters = {name: [version.counters for version in versions] for name, versions in served.items()}
+        self._retired.update(counters, self._clock())
+        # Before anybody else has a turn: another scrape may take a version for gone that this one counts as served.
+        retired = {name: list(self._retired.counts(name)) for name in served}
+        versions: list[VersionSnapshot] = []
+        models: list[ModelSnapshot] = []
+        for name, of_model in served.items():
+            own: list[VersionSnapshot] = []
+            for version in of_model:
+                own.append(read_version(version))
+                yield None
+            models.append(ModelSnapshot(name, own, [*(one.counts for one in own), *retired[name]]))
+            versions += own
+        for name, series in chain(
+            original_families(models, self._view.infer),
+            triton_families(versions),
+            self._server(table),
+            self._workers(),
+            executor_families(versions),
+            self._models(),
+        ):
+            if series:
+                yield Family(CATALOGUE[name], series)
+        yield from self._host.collect()
+        yield from self._gpus.collect()
+        for metric in self._process.collect():
+            yield Family(CATALOGUE[metric.samples[0].name], [((), metric.samples[0].value)])
+
+    def _server(self, table: ModelTable) -> Iterator[Named]:
+        view = self._view
+        yield "toutates_info", [((*self._info, "on" if gil_enabled() else "off"), 1)]
+        yield "toutates_ready", [((), int(view.is_ready()))]
+        versions = [version for model in table.models.values() for version in model.versions.values()]
+        states = [version.state for version in versions if version.reason != UNLOADED]
+        yield "toutates_model_versions", [((state.value,), states.count(state)) for state in ModelState]
+        yield "toutates_inflight_refusals_total", [((), sum(infer.counters.overloaded for infer in view.infer))]
+        misses = sum(infer.counters.parsed for infer in view.infer)
+        # A request counts as a miss when it comes, and in all when it has its answer.
+        seen = sum(infer.observer.seen - infer.counters.overloaded for infer in view.infer)  # the rest had no plan
+        self._plan_hits = max(self._plan_hits, seen - misses)
+        yield "toutates_plan_cache_hits_total", [((), self._plan_hits)]
+        yield "toutates_plan_cache_misses_total", [((), misses)]
+        yield "toutates_log_lines_dropped_total", [((), view.dropped_log_lines())]
+        sent, lost = view.traces()
+        yield "toutates_traces_sent_total", [((), sent)]
+        yield "toutates_traces_lost_total", [((), lost)]
+        yield "toutates_metrics_render_seconds", [((), self.render_s)]
+
+    def _workers(self) -> Iterator[Named]:
+        workers = [(str(number), worker) for number, worker in enumerate(self._view.workers)]
+        yield "toutates_connections", [((number,), worker.connections) for number, worker in workers]
+        for name, attribute in (
+            ("toutates_connections_accepted_total", "connections"),
+            ("toutates_open_streams", "open_calls"),
+            ("toutates_streams_total", "streams"),
+            ("toutates_received_bytes_total", "received_bytes"),
+            ("toutates_sent_bytes_total", "sent_bytes"),
+        ):
+            yield name, [((number,), getattr(worker.traffic, attribute)) for number, worker in workers]
+        hits: Counter[str] = Counter()
+        for _, worker in workers:
+            hits.update(worker.limit_hits.copy())
+        yield "toutates_limit_hits_total", [((limit,), count) for limit, count in hits.items()]
+        yield (
+            "toutates_worker_cpu_seconds_total",
+            [((number,), seconds) for number, worker in workers if (seconds := _cpu_seconds(worker)) is not None],
+        )
+        yield (
+            "toutates_worker_loop_lag_seconds",
+            [((number,), worker.lateness.last_ns / _NS) for number, worker in workers],
+        )
+        yield (
+            "toutates_worker_loop_late_seconds_total",
+            [((number,), worker.lateness.sum_ns / _NS) for number, worker in workers],
+        )
+
+    def _models(self) -> Iterator[Named]:
+        loading = self._view.loading
+        yield "toutates_executor_deaths_total", [((), loading.executor_deaths)]
+        yield "toutates_model_loads_total", [((), loading.loads)]
+        yield "toutates_model_load_failures_total", [((), loading.failures)]
+        yield "toutates_model_reloads_total", [((), loading.reloads)]
+        yield "toutates_model_unloads_total", [((), loading.unloads)]
+        yield "toutates_model_load_seconds_total", [((), loading.load_ns / _NS)]
+        named = [(repository.name, repository.statistics()) for repository in list(self._view.repositories)]
+        yield (
+            "toutates_repository_answers",
+            [((name,), int(one.answers)) for name, one in named if one.answers is not None],
+        )
+        now = time.time()
+        yield (
+            "toutates_repository_listing_age_seconds",
+            [((name,), max(0.0, now - one.listed_s)) for name, one in named if one.listed_s is not None],
+        )
+        repositories = [one for _, one in named]
+        yield "toutates_s3_downloads_total", [((), sum(one.objects for one in repositories))]
+        yield "toutates_s3_download_bytes_total", [((), sum(one.bytes for one in repositories))]
+        yield "toutates_s3_download_failures_total", [((), sum(one.failures for one in repositories))]
+        yield "toutates_s3_download_seconds_total", [((), sum(one.duration_ns for one in repositories) / _NS)]
+        caches = {one.cache for one in repositories if one.cache is not None}
+        yield "toutates_cache_bytes", [((), sum(used for _, used, _ in caches))]
+        yield "toutates_cache_capacity_bytes", [((), sum(bound for _, _, bound in caches))]
+
+
+def _cpu_seconds(worker: Worker) -> float | None:
+    """CPU time of a worker's thread; None before it runs and once it has ended."""
+    try:
+        return time.clock_gettime(worker.cpu_clock) if worker.cpu_clock is not None else None
+    except OSError:
+        return None

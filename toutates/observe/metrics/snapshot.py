@@ -1,0 +1,157 @@
+"""What a model version has counted, added up over threads; and over versions, where a metric knows models alone.
+
+A scraper takes a counter that falls for one that began anew, and adds all of it to what it had: if one of a model's
+versions were unloaded, or replaced, the sum of those that are left would look like so many requests at once. So the
+counts of versions that are gone stay in their model's sum as long as any version of it is served. When none is, the
+model's series end, and begin at 0 with its next version. Triton's metrics, which know versions, need nothing of this.
+
+Nothing here refers to a version, so that whoever scrapes, however slowly, keeps none from being freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from toutates.engine.counters import BUCKETS, BatchCounters, VersionCounters, WorkerCounters, size_bucket
+from toutates.engine.supertensor import Occupancy
+from toutates.models.table import ServedVersion
+from toutates.observe.metrics.families import Labels
+
+__all__ = ["SETTLED_S", "Counts", "Retired", "VersionSnapshot", "read_counts", "read_version"]
+
+#: After so long nobody is counted any more in a version that is gone.
+SETTLED_S: Final = 600.0
+
+
+def _buckets() -> list[int]:
+    return [0] * BUCKETS
+
+
+@dataclass(slots=True)
+class Counts:
+    """Everything that is counted of a version, or of several.
+
+    Attributes:
+        requests: of all workers.
+        batches: of all executors and sizes together.
+        batch_rows: rows of these.
+        batch_sizes, batch_durations, batch_runs: buckets; see ``counters``.
+    """
+
+    requests: WorkerCounters = field(default_factory=WorkerCounters)
+    batches: BatchCounters = field(default_factory=BatchCounters)
+    batch_rows: int = 0
+    batch_sizes: list[int] = field(default_factory=_buckets)
+    batch_durations: list[int] = field(default_factory=_buckets)
+    batch_runs: list[int] = field(default_factory=_buckets)
+
+    def __add__(self, other: Counts) -> Counts:
+        sums: Counts = _plus(self, other)
+        sums.requests.last_ms = max(self.requests.last_ms, other.requests.last_ms)
+        return sums
+
+
+def read_counts(counters: VersionCounters) -> Counts:
+    """Add up what the threads have counted by now."""
+    counts = Counts(counters.requests(), batch_durations=counters.batch_durations(), batch_runs=counters.batch_runs())
+    for rows, batches in counters.batches().items():
+        counts.batches = _plus(counts.batches, batches)
+        counts.batch_rows += rows * batches.count
+        counts.batch_sizes[size_bucket(rows)] += batches.count
+    return counts
+
+
+def _plus(one: Any, other: Any) -> Any:
+    """The sum of two numbers, of two lists place by place, or of two records field by field."""
+    if isinstance(one, int):
+        return one + other
+    if isinstance(one, list):
+        return [a + b for a, b in zip(one, other, strict=True)]
+    return type(one)(*(_plus(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSnapshot:
+    """One version as it was at a scrape.
+
+    Attributes:
+        model, number: which.
+        batch_size: most rows that are run together.
+        executors: how many it has, or should have.
+        load_ns: how long loading took.
+        counts: what it has counted.
+        occupancy: how full it was.
+        tags: further labels of Triton's metrics: the ``metric_tags`` of the model's configuration, sorted.
+    """
+
+    model: str
+    number: str
+    batch_size: int
+    executors: int
+    load_ns: int
+    counts: Counts
+    occupancy: Occupancy
+    tags: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The labels model and version."""
+        return self.model, self.number
+
+    def triton_labels(self, *reason: str) -> Labels:
+        """The labels of Triton's metrics, which are in alphabetical order: tags, model, and version behind a reason."""
+        return (*self.tags, self.model, *reason, self.number)
+
+
+def read_version(version: ServedVersion) -> VersionSnapshot:
+    """A version as it is now. Takes its SuperTensor's lock for as long as a batch does."""
+    return VersionSnapshot(
+        version.model,
+        str(version.number),
+        version.settings.batch_size if version.signature.batched else 1,
+        len(version.counters.executors),
+        version.load_ns,
+        read_counts(version.counters),
+        version.supertensor.occupancy(),
+        tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
+    )
+
+
+class Retired:
+    """What versions that are gone have counted, by model; see the module."""
+
+    def __init__(self) -> None:
+        #: of versions that were served at the last update
+        self._served: dict[str, Sequence[VersionCounters]] = {}
+        #: of versions that are gone, and may still be answering: since when
+        self._leaving: dict[str, list[tuple[float, VersionCounters]]] = {}
+        self._gone: dict[str, Counts] = {}
+
+    def update(self, served: Mapping[str, Sequence[VersionCounters]], now: float) -> None:
+        """Compare what is served with what was.
+
+        Args:
+            served: by name, models of which something is served.
+            now: monotonic seconds.
+        """
+        for name, before in self._served.items():
+            if name not in served:
+                self._leaving.pop(name, None)
+                self._gone.pop(name, None)
+                continue
+            for counters in before:
+                if all(counters is not one for one in served[name]):
+                    self._leaving.setdefault(name, []).append((now, counters))
+        self._served = dict(served)
+        for name, leaving in self._leaving.items():
+            while leaving and now - leaving[0][0] >= SETTLED_S:
+                self._gone[name] = self._gone.get(name, Counts()) + read_counts(leaving.pop(0)[1])
+
+    def counts(self, model: str) -> Iterable[Counts]:
+        """Of the versions of a model that are gone."""
+        if model in self._gone:
+            yield self._gone[model]
+        for _, counters in self._leaving.get(model, ()):
+            yield read_counts(counters)

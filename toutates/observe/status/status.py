@@ -1,0 +1,258 @@
+"""The answer to /status.json: what the status page shows, in one object of bounded size."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from toutates.engine.counters import BUCKET_NS
+from toutates.models.table import ModelEntry, ModelState, ServedVersion, VersionEntry
+from toutates.observe.status.history import NOTHING
+from toutates.observe.status.sampling import (
+    ERROR_KINDS,
+    HISTORY,
+    LONG_STEP,
+    MODEL_HISTORY,
+    SERIES,
+    Sampler,
+    VersionSample,
+    percentile_ms,
+)
+from toutates.observe.status.view import ServerView
+from toutates.system.interpreter import describe_interpreter
+
+__all__ = ["Status", "Warned", "unready_reason"]
+
+#: Versions of models that are listed, those that fail and those that are busiest first.
+MAX_VERSIONS: Final = 200
+MAX_WARNINGS: Final = 20
+MAX_WORKERS: Final = 256
+MAX_TEXT: Final = 400
+#: Tensors of a model that are listed, and characters of their names.
+MAX_TENSORS: Final = 16
+MAX_NAME: Final = 100
+#: Versions written in one go.
+AT_ONCE: Final = 16
+
+
+class Warned(Protocol):
+    """One warning or error of the log."""
+
+    @property
+    def time_s(self) -> float:
+        """When, seconds of the Unix epoch."""
+
+    @property
+    def level(self) -> str:
+        """``warning``, ``error`` or ``critical``."""
+
+    @property
+    def area(self) -> str:
+        """Part of the server."""
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+
+
+def unready_reason(view: ServerView) -> str:
+    """Why requests are not welcome, a sentence without a full stop; "" if they are."""
+    return view.unready_reason() or ("" if view.workers else "the server is starting")
+
+
+class Status:
+    """See the module. Used in the sampler's Trio run.
+
+    Args:
+        view: of the server.
+        sampler: its numbers.
+        warnings: the last ones of the log, the oldest first.
+    """
+
+    def __init__(self, view: ServerView, sampler: Sampler, warnings: Callable[[], Iterable[Warned]]) -> None:
+        self._view = view
+        self._sampler = sampler
+        self._warnings = warnings
+
+    def pieces(self, points: int) -> Iterator[bytes]:
+        """JSON in pieces, with the last ``points`` of every history."""
+        sampler = self._sampler
+        listed = self._by_importance()
+        shown = listed[:MAX_VERSIONS]
+        head = {
+            "server": self._server(),
+            "sequence": sampler.sequence,
+            "interval_s": round(sampler.interval_s, 3),
+            "now": self._now(),
+            "history": {name: getattr(sampler, name).last(min(points, HISTORY)) for name in SERIES},
+            "history_size": HISTORY,
+            "long_history": {name: series.last(min(points, HISTORY)) for name, series in sampler.long.items()},
+            "long_step": LONG_STEP,
+            "latency": _histogram(sampler.durations, lambda bucket: (BUCKET_NS << bucket) / 1e6),
+            "batches": _histogram(sampler.batches, lambda bucket: 1 << bucket),
+            "workers": [
+                {
+                    "name": worker.name,
+                    "load": round(worker.load, 3),
+                    "late_ms": round(worker.late_ms, 2),
+                    "connections": worker.connections,
+                    "open_calls": worker.open_calls,
+                }
+                for worker in sampler.workers[:MAX_WORKERS]
+            ],
+            "errors": [
+                {"kind": kind, "count": count, "per_s": round(now / sampler.interval_s, 2)}
+                for kind, count, now in zip(ERROR_KINDS, sampler.errors, sampler.total.errors, strict=True)
+                if count
+            ],
+            "limits": self._limits(),
+            "warnings": [
+                {"time_s": round(one.time_s, 1), "level": one.level, "area": one.area, "text": one.text[:MAX_TEXT]}
+                for one in reversed(list(self._warnings())[-MAX_WARNINGS:])
+            ],
+            "versions_left_out": len(listed) - len(shown),
+        }
+        yield _json(head)[:-1] + b',"versions":['
+        for start in range(0, len(shown), AT_ONCE):
+            some = [self._version(*one, points=min(points, MODEL_HISTORY)) for one in shown[start : start + AT_ONCE]]
+            yield (b"," if start else b"") + b",".join(map(_json, some))
+        yield b"]}"
+
+    def _server(self) -> dict[str, Any]:
+        view = self._view
+        table = view.get_table()
+        return {
+            "name": view.identity.name,
+            "version": view.identity.version,
+            "host": socket.gethostname()[:MAX_NAME],
+            "interpreter": describe_interpreter(),
+            "started_s": view.started_s,
+            "now_s": round(time.time(), 1),
+            "live": view.is_live(),
+            "ready": not unready_reason(view),
+            "loading": not table.complete or not view.workers,
+        }
+
+    def _now(self) -> dict[str, float]:
+        sampler = self._sampler
+        seconds = sampler.interval_s
+        batches = sum(sampler.total.batches)
+        samples = sampler.versions.values()
+        return {
+            "requests_per_s": round(sampler.total.success / seconds, 2),
+            "rows_per_s": round(sampler.total.rows / seconds, 2),
+            "failures_per_s": round(sum(sampler.total.errors) / seconds, 2),
+            "mean_batch": round(sampler.total.rows / batches, 1) if batches else NOTHING,
+            **{f"p{share}_ms": round(percentile_ms(sampler.durations, share / 100), 3) for share in (50, 90, 99)},
+            "waiting": sum(sample.occupancy.waiting for sample in samples),
+            "in_flight": sum(sample.occupancy.rows for sample in samples),
+            "capacity": sum(sample.occupancy.row_capacity for sample in samples),
+            "executors": sum(sample.executors for sample in samples),
+            "busy": round(sum(sample.busy for sample in samples), 2),
+            "connections": sum(worker.connections for worker in sampler.workers),
+            "open_calls": sum(worker.open_calls for worker in sampler.workers),
+            "received_per_s": round(sampler.received_per_s),
+            "sent_per_s": round(sampler.sent_per_s),
+            "memory_bytes": sampler.memory_bytes,
+            "cpu_load": round(sampler.cpu_load, 3),
+            "cpus": len(os.sched_getaffinity(0)),
+        }
+
+    def _limits(self) -> list[dict[str, Any]]:
+        hits: dict[str, int] = {}
+        for worker in list(self._view.workers):
+            for name, count in list(worker.limit_hits.items()):
+                hits[name] = hits.get(name, 0) + count
+        return [{"name": name, "count": count} for name, count in hits.items() if count]
+
+    def _by_importance(self) -> list[tuple[ModelEntry, VersionEntry | None]]:
+        """Every version, first those that cannot answer; a model that has none stands for itself.
+
+        Below MAX_VERSIONS in the order of their names, so that rows stay where they are.
+        """
+        listed: list[tuple[ModelEntry, VersionEntry | None]] = []
+        for model in self._view.get_table().models.values():
+            versions = list(model.versions.values())
+            listed += [(model, version) for version in versions] if versions else [(model, None)]
+        by_load = len(listed) > MAX_VERSIONS
+
+        def rank(one: tuple[ModelEntry, VersionEntry | None]) -> tuple[bool, float]:
+            _, version = one
+            if version is None or version.state is not ModelState.READY:
+                return False, 0.0
+            sample = self._sample(version)
+            return True, -sample.requests_per_s if by_load and sample is not None else 0.0
+
+        return sorted(listed, key=rank)
+
+    def _sample(self, version: VersionEntry) -> VersionSample | None:
+        return self._sampler.versions.get(version.served) if version.served is not None else None
+
+    def _version(self, model: ModelEntry, version: VersionEntry | None, *, points: int) -> dict[str, Any]:
+        if version is None:
+            return {
+                "model": model.name,
+                "version": "",
+                "state": ModelState.UNAVAILABLE.value,
+                "reason": model.problem[:MAX_TEXT] or "it has no version that can be served",
+            }
+        shown: dict[str, Any] = {
+            "model": model.name,
+            "version": str(version.number),
+            "state": version.state.value,
+            "reason": (version.reason or model.problem)[:MAX_TEXT],
+        }
+        sample = self._sample(version)
+        if sample is None or version.served is None:
+            return shown
+        occupancy = sample.occupancy
+        shown |= {
+            "requests_per_s": round(sample.requests_per_s, 2),
+            "rows_per_s": round(sample.rows_per_s, 2),
+            "failures_per_s": round(sample.failed_per_s, 2),
+            "success": sample.success,
+            "failed": sample.failed,
+            "p50_ms": round(percentile_ms(sample.durations, 0.5), 3),
+            "p99_ms": round(percentile_ms(sample.durations, 0.99), 3),
+            "batches": _histogram(sample.batches, lambda bucket: 1 << bucket),
+            "batch_size": version.served.supertensor.batch_size,
+            "waiting": occupancy.waiting,
+            "in_flight": occupancy.rows,
+            "capacity": occupancy.row_capacity,
+            "executors": sample.executors,
+            "advice": version.served.advice,
+            "busy": round(sample.busy, 2),
+            "history": sample.history.last(points),
+            **_tensors(version.served),
+        }
+        return shown
+
+
+def _tensors(served: ServedVersion) -> dict[str, list[str]]:
+    """Inputs and outputs, a line for each: name, datatype and shape; the batch is not in it."""
+    tensors: dict[str, list[str]] = {}
+    for kind, specs in (("inputs", served.signature.inputs), ("outputs", served.signature.outputs)):
+        tensors[kind] = [
+            f"{spec.name[:MAX_NAME]} {spec.datatype.name} [{', '.join(map(str, spec.shape))}]"
+            f"{', optional' if spec.optional else ''}"
+            for spec in specs[:MAX_TENSORS]
+        ]
+        if len(specs) > MAX_TENSORS:
+            tensors[kind].append(f"and {len(specs) - MAX_TENSORS} more")
+    return tensors
+
+
+def _histogram(buckets: Sequence[int], end_of: Callable[[int], float]) -> list[tuple[float, int]]:
+    """Pairs of a bucket's end and its count, from the first bucket that has something to the last."""
+    filled = [bucket for bucket, count in enumerate(buckets) if count]
+    if not filled:
+        return []
+    return [(end_of(bucket), buckets[bucket]) for bucket in range(filled[0], filled[-1] + 1)]
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,195 @@
+"""Certificates and keys, from files to TLS contexts; every mistake is named with its flag and a remedy."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from toutates.net import describe_tls_error, harden_tls
+from toutates.server.options import TlsFiles
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["ServerTls", "client_context", "load_server_tls"]
+
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
+#: OpenSSL's reasons for a key that is another certificate's: of another kind, or of the same.
+_MISMATCHES: Final = ("KEY_TYPE_MISMATCH", "KEY_VALUES_MISMATCH")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What a server shakes hands with.
+
+    Attributes:
+        contexts: one per worker, which then uses it alone.
+        valid_until: of the certificate, as OpenSSL writes it; "" if ``warning`` says that it is not valid.
+        warning: why clients will refuse the certificate, or "".
+    """
+
+    contexts: tuple[ssl.SSLContext, ...]
+    valid_until: str
+    warning: str
+
+
+def load_server_tls(files: TlsFiles, count: int) -> ServerTls:
+    """Contexts for ``count`` workers. All of them or none: files that change meanwhile do not make half of them.
+
+    Raises:
+        ConfigurationError: a file cannot be read or used, or certificate and key do not belong together.
+    """
+    contexts = tuple(_server_context(files) for _ in range(count))
+    rehearsal = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    harden_tls(rehearsal)
+    _load_certificate(rehearsal, files.cert, files.key, "--tls-cert", "--tls-key")
+    valid_until, warning = _rehearse(rehearsal, files)
+    return ServerTls(contexts, valid_until, warning)
+
+
+def client_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """A context of a client, for ``toutates probe``.
+
+    Args:
+        ca: authorities, or the server's very certificate; None is those of the system.
+        cert, key: the client's certificate and its key, both or neither.
+
+    Raises:
+        ConfigurationError: a file cannot be read or used, or certificate and key do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    harden_tls(context)
+    if ca is None:
+        context.load_default_certs()
+    else:
+        _load_authorities(context, ca, "--tls-ca")
+    if cert is not None and key is not None:
+        _load_certificate(context, cert, key, "--tls-cert", "--tls-key")
+    return context
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    harden_tls(context)
+    _load_certificate(context, files.cert, files.key, "--tls-cert", "--tls-key")
+    if files.client_ca is not None:
+        _load_authorities(context, files.client_ca, "--tls-client-ca")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        if not path.is_file():  # a pipe could be read once only
+            problem = "is not a file" if path.exists() else "there is no such file"
+            raise ConfigurationError(problem, key=flag, value=str(path), remedy="correct the path")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot be read: {error.strerror}",
+            key=flag,
+            value=str(path),
+            remedy="let the user that the server runs as read the file and its folders",
+        ) from error
+
+
+def _certificates(path: Path, flag: str, what: str) -> list[str]:
+    """The certificates in a file, as text that OpenSSL can read."""
+    found = [match.decode("latin-1") for match in _CERTIFICATE.findall(_read(path, flag))]
+    problem = "holds no certificate in PEM form"
+    if found:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata="\n".join(found))
+        except (ssl.SSLError, ValueError) as error:
+            reason = describe_tls_error(error) if isinstance(error, ssl.SSLError) else "it is not ASCII"
+            problem = f"holds a certificate that cannot be read: {reason}"
+            found = []
+    if not found:
+        raise ConfigurationError(problem, key=flag, value=str(path), remedy=f"name a PEM file with {what}")
+    return found
+
+
+def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path, cert_flag: str, key_flag: str) -> None:
+    def encrypted() -> NoReturn:
+        raise ConfigurationError(
+            "the key is encrypted, and nobody is there to enter its password",
+            key=key_flag,
+            value=str(key),
+            remedy=f"decrypt it with 'openssl pkey -in {key} -out FILE', and let no other user read FILE",
+        )
+
+    _certificates(cert, cert_flag, "the certificate and, after it, its intermediates")
+    if not _PRIVATE_KEY.search(_read(key, key_flag)):
+        raise ConfigurationError(
+            "holds no private key in PEM form", key=key_flag, value=str(key), remedy=f"name the key of {cert}"
+        )
+    try:
+        context.load_cert_chain(cert, key, password=encrypted)
+    except ssl.SSLError as error:
+        if error.reason in _MISMATCHES:
+            raise ConfigurationError(
+                f"is not the key of the certificate {cert}",
+                key=key_flag,
+                value=str(key),
+                remedy=f"name the key that the first certificate of {cert_flag} was made for",
+            ) from error
+        raise ConfigurationError(
+            f"OpenSSL refuses the certificate or its key: {describe_tls_error(error)}",
+            key=f"{cert_flag}, {key_flag}",
+            value=f"{cert}, {key}",
+            remedy="make both anew, with an ECDSA key on P-256 or an RSA key of 2048 bits at least",
+        ) from error
+    except OSError as error:  # it was there a moment ago
+        raise ConfigurationError(
+            f"cannot be read: {error.strerror}", key=f"{cert_flag}, {key_flag}", value=f"{cert}, {key}"
+        ) from error
+
+
+def _load_authorities(context: ssl.SSLContext, path: Path, flag: str) -> None:
+    certificates = _certificates(path, flag, "the certificates of the authorities to trust")
+    context.load_verify_locations(cadata="\n".join(certificates))
+    # Whatever stands in the file is trusted, an intermediate without its root too.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+
+
+# --- whether it works ------------------------------------------------------------------------------------------------
+
+
+def _rehearse(server: ssl.SSLContext, files: TlsFiles) -> tuple[str, str]:
+    """A handshake with a client in memory that trusts just this certificate.
+
+    Returns:
+        When the certificate's time ends, and why clients will refuse it; one of the two is "".
+
+    Raises:
+        ConfigurationError: no handshake is possible.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cadata=_certificates(files.cert, "--tls-cert", "the server's certificate")[0])
+    upwards, downwards = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = client.wrap_bio(downwards, upwards)
+    answerer = server.wrap_bio(upwards, downwards, server_side=True)
+    try:
+        for side in (caller, answerer, caller):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    except ssl.SSLCertVerificationError as error:
+        return "", f"clients will refuse the certificate {files.cert}: {error.verify_message}"
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"no handshake is possible with this certificate: {describe_tls_error(error)}",
+            key="--tls-cert",
+            value=str(files.cert),
+            remedy="use a certificate with an ECDSA key on P-256, or an RSA key of 2048 bits at least",
+        ) from error
+    certificate = caller.getpeercert() or {}
+    return str(certificate.get("notAfter", "")), ""

@@ -1,0 +1,111 @@
+"""Every setting of the server in one frozen record, checked once, at the edge; and how its process ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from toutates.api.restrictions import RestrictedProtocol
+from toutates.h2grpc import Limits
+from toutates.infer.tracing.configuration import TraceOptions
+from toutates.repositories.modes import ControlMode
+from toutates.repositories.specification import Specification
+from toutates.system.address import Address
+
+__all__ = [
+    "DEFAULT_CACHE_SIZE",
+    "EXIT_FAILURE",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "Options",
+    "TlsFiles",
+]
+
+#: bytes of models from S3
+DEFAULT_CACHE_SIZE = 64 * 2**30
+#: Exit codes: a clean end, a failure, and settings that cannot be used.
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the server's certificate stands, all in PEM form.
+
+    Attributes:
+        cert: the certificate, and its intermediates after it.
+        key: its private key, not encrypted.
+        client_ca: the authorities whose clients may connect; None lets all in.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the flags say. See ``toutates.command.main`` for their meaning and defaults.
+
+    Attributes:
+        model_repositories: directories and S3 locations, see ``toutates.repositories.specification``.
+        model_cache_dir: for what comes from S3; None for the user's cache directory.
+        model_cache_size: bytes it may hold.
+        load_models: names to load at the start; None for all. In the mode "poll", names to look for.
+        load_model: those of ``load_models`` that --load-model names, for messages.
+        model_control_mode: see ``toutates.repositories.control``.
+        repository_poll_s: seconds between two polls.
+        strict_readiness: whether a model that cannot be served makes the server not ready.
+        exit_on_error: whether one at the start makes the server end.
+        execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
+        processing_cores: how many workers; None leaves it to ``toutates.system.placement``.
+        executor_cores: how many models load at the same time, and how many CPUs executors share when pinned.
+        cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
+        max_buffered_bytes: what all connections may hold for slow clients; None leaves it to ``system.memory``.
+        restricted_protocols: what only callers with a secret may use.
+        max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
+        grpc_compression: ``gzip``, ``deflate``, or "" for none.
+        tls: None serves plaintext.
+        tracing: where traces go, and what is traced.
+        metrics_addr: of the HTTP side; None for none.
+        debug_endpoints: whether /debug answers to all, rather than to this machine alone.
+        shutdown_grace_s: seconds.
+        log_level: what the log shows, see ``toutates.system.logs.levels``.
+        log_format: "text" or "json".
+        access_log_rate: share of inference requests that get a line in the log, from 0 to 1.
+    """
+
+    model_repositories: tuple[Specification, ...]
+    model_cache_dir: Path | None = None
+    model_cache_size: int = DEFAULT_CACHE_SIZE
+    load_models: tuple[str, ...] | None = None
+    load_model: tuple[str, ...] = ()
+    model_control_mode: ControlMode = "none"
+    repository_poll_s: float = 15.0
+    strict_readiness: bool = True
+    exit_on_error: bool = False
+    execution_providers: tuple[str, ...] = ("auto",)
+    custom_op_libraries: tuple[Path, ...] = ()
+    trt_op_types_to_exclude: str = ""
+    trt_min_subgraph_size: int | None = None
+    ort_intra_threads: int = 1
+    ort_inter_threads: int = 1
+    grpc_addr: Address = Address("0.0.0.0", 8001)
+    processing_cores: int | None = None
+    executor_cores: int = 1
+    cpu_pinning: tuple[int, ...] | None = None
+    max_concurrent_connections: int = 100_000
+    max_buffered_bytes: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    restricted_protocols: tuple[RestrictedProtocol, ...] = ()
+    max_inflight_requests: int | None = None
+    grpc_compression: str = ""
+    tls: TlsFiles | None = None
+    tracing: TraceOptions = field(default_factory=TraceOptions)
+    metrics_addr: Address | None = Address("0.0.0.0", 9090)
+    debug_endpoints: bool = False
+    server_id: str = "triton"
+    shutdown_grace_s: float = 30.0
+    log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+    access_log_rate: float = 0.0

@@ -1,0 +1,170 @@
+"""The table printed at start: what is served, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnxruntime
+
+from toutates.models.table import ModelState, ModelTable, VersionEntry
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.interpreter import describe_interpreter
+from toutates.system.placement import Placement
+from toutates.system.topology import Topology, format_cpu_list
+
+__all__ = ["placement_records", "placement_table", "startup_records", "startup_table"]
+
+_HEADINGS = ("MODEL", "VERSION", "STATE", "INPUTS", "OUTPUTS", "BATCH", "CAPACITY", "EXECUTORS")
+
+
+def startup_table(table: ModelTable, providers: list[str], seconds: float, why_empty: str = "") -> str:
+    """One line per model version, under a line about the process.
+
+    Args:
+        table: what was loaded.
+        providers: execution providers, by priority.
+        seconds: that loading took.
+        why_empty: why there are no models, where the table does not know it.
+    """
+    rows: list[tuple[str, ...]] = [_HEADINGS]
+    for row in _rows(table):
+        first, *others = row[3].splitlines() or [""]
+        rows.append((*row[:3], first, *row[4:]))
+        rows += [("", "", "", other, *[""] * 4) for other in others]
+    rows = [tuple(map(_printable, row)) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    # The reason of a version that is not served may be long; it is the last thing on its line.
+    widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
+    lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(rows) == 1:
+        lines = [why_empty or table.unready_reason or "no models"]
+    head = (
+        f"{describe_interpreter()}; onnxruntime {onnxruntime.__version__}, {', '.join(providers)}; "
+        f"loaded in {seconds:.1f} s"
+    )
+    return "\n".join([head, *lines])
+
+
+def startup_records(
+    table: ModelTable, providers: list[str], seconds: float, why_empty: str = ""
+) -> list[dict[str, object]]:
+    """The same as ``startup_table`` for programs: the process, then a record per model version, or line of a reason."""
+    process: dict[str, object] = {
+        "event": "the models are loaded" if table.models else (why_empty or table.unready_reason or "no models"),
+        "interpreter": describe_interpreter(),
+        "onnxruntime": onnxruntime.__version__,
+        "providers": ", ".join(providers),
+        "seconds": round(seconds, 1),
+    }
+    records = [process]
+    for row in _rows(table):
+        served = bool(row[4])
+        names = ("model", "version", "state", "inputs", "outputs", "batch", "capacity", "executors")
+        if served:
+            records.append({"event": "model version", **dict(zip(names, row, strict=True))})
+        else:
+            start = {"event": "model version", **dict(zip(names[:3], row[:3], strict=True))}
+            records += [{**start, "reason": line} for line in row[3].splitlines() or [""]]
+    return records
+
+
+def _rows(table: ModelTable) -> list[tuple[str, ...]]:
+    """One per model version, in the order of the headings; of what is not served, the reason in place of the inputs."""
+    rows: list[tuple[str, ...]] = []
+    for model in table.models.values():
+        if model.problem:
+            rows.append((model.name, "-", ModelState.UNAVAILABLE.value, model.problem, *[""] * 4))
+        rows += [_row(model.name, entry) for entry in model.versions.values()]
+    return rows
+
+
+def placement_table(placement: Placement, table: ModelTable, intra_threads: int) -> str:
+    """One line per role: its threads and the CPUs they are pinned to; a single line where they are not.
+
+    Args:
+        placement: the plan.
+        table: what was loaded, which tells how many executors there are.
+        intra_threads: ``--ort-intra-threads``.
+    """
+    if not placement.pinned:
+        counts = {"worker": placement.processing_cores} | _thread_counts(table, intra_threads)
+        shown = [f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items() if count]
+        return f"{', '.join(shown)}; threads are not pinned to cores"
+    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *_roles(placement, table, intra_threads)]))
+
+
+def placement_records(placement: Placement, table: ModelTable, intra_threads: int) -> list[dict[str, object]]:
+    """The same as ``placement_table`` for programs: a record per role, or one where threads are not pinned."""
+    if not placement.pinned:
+        counts = {"worker": placement.processing_cores} | _thread_counts(table, intra_threads)
+        named = {f"{role.replace('-', '_').replace(' ', '_')}s": count for role, count in counts.items()}
+        return [{"event": "threads are not pinned to cores", **named}]
+    return [
+        {"event": "threads are pinned to cores", "role": role, "threads": int(threads), "cores": cores}
+        for role, threads, cores in _roles(placement, table, intra_threads)
+    ]
+
+
+def _thread_counts(table: ModelTable, intra_threads: int) -> dict[str, int]:
+    all_settings = [version.settings for version in table.served()]
+    return {
+        "executor": sum(settings.num_executors for settings in all_settings),
+        "intra-op thread": sum(
+            settings.num_executors * ((settings.session.intra_threads or intra_threads) - 1)
+            for settings in all_settings
+        ),
+    }
+
+
+def _roles(placement: Placement, table: ModelTable, intra_threads: int) -> list[tuple[str, str, str]]:
+    """Role, number of threads, and where they are, of those that have CPUs of their own."""
+    counts = _thread_counts(table, intra_threads)
+    roles = [
+        ("manager", 1, placement.manager),
+        ("executor", counts["executor"], placement.executors),
+        ("worker", placement.processing_cores, placement.workers),
+        ("intra-op", counts["intra-op thread"], placement.intra_op),
+    ]
+    return [(role, str(threads), _places(cpus, placement.topology)) for role, threads, cpus in roles if cpus]
+
+
+def _places(cpus: Sequence[int], topology: Topology) -> str:
+    """``0-3,8 (0), 16-19 (1)``, in the order of the plan."""
+    of_node: dict[int, list[int]] = {}
+    for cpu in cpus:
+        of_node.setdefault(topology.node_of(cpu), []).append(cpu)
+    return ", ".join(f"{format_cpu_list(own)} ({node})" for node, own in of_node.items())
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(model: str, entry: VersionEntry) -> tuple[str, ...]:
+    served = entry.served
+    if served is None:
+        return (model, str(entry.number), entry.state.value, entry.reason, *[""] * 4)
+    signature, settings = served.signature, served.settings
+    return (
+        model,
+        str(entry.number),
+        entry.state.value,
+        _tensors(signature, signature.inputs),
+        _tensors(signature, signature.outputs),
+        str(settings.batch_size) if signature.batched else "none",
+        str(settings.capacity),
+        str(settings.num_executors),
+    )
+
+
+def _printable(text: str) -> str:
+    """A directory may be called anything."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _tensors(signature: Signature, tensors: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(
+        f"{tensor.name} {tensor.datatype.name}{list(signature.wire_shape(tensor))}".replace(", ", ",")
+        for tensor in tensors
+    )

@@ -1,0 +1,126 @@
+"""What can go wrong in the server's own domain, free of any transport.
+
+    ToutatesError
+    ├── ConfigurationError      a flag, a config.yaml or a repository is wrong; names file, key, value, remedy
+    ├── RepositoryError         a repository or a model's files cannot be had now; what is served goes on
+    ├── ModelLoadError          one model version cannot be served; the others can
+    │   ├── PartlyLoaded        some versions of a model cannot be served; the others are
+    │   └── NotPolled           a model's directory or configuration cannot be used, so no version was tried
+    └── RequestError            one inference request cannot be answered
+        ├── InvalidRequest      the caller's request does not fit the protocol or the model
+        ├── UnknownModel        no such model or version
+        ├── ModelNotReady       the version is known, but cannot answer now
+        ├── Overloaded          the model has as many rows under way as it may have; try again later
+        │   └── QueueFull       as many requests wait for the model as its configuration allows
+        ├── TooLate             nobody can be answered before his deadline any more
+        ├── Unsupported         the protocol has it, this server does not
+        ├── NotInRepository     the repositories do not give a model that is to be loaded
+        └── ExecutionFailed     ONNX Runtime refused or failed
+
+``toutates.infer.statuses`` holds the one table from these classes to gRPC statuses. Texts of ``RequestError`` go to
+callers as they are, so they never carry paths or tracebacks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "ConfigurationError",
+    "ExecutionFailed",
+    "InvalidRequest",
+    "ModelLoadError",
+    "ModelNotReady",
+    "NotInRepository",
+    "NotPolled",
+    "Overloaded",
+    "PartlyLoaded",
+    "QueueFull",
+    "RepositoryError",
+    "RequestError",
+    "TooLate",
+    "ToutatesError",
+    "UnknownModel",
+    "Unsupported",
+]
+
+
+class ToutatesError(Exception):
+    """Base of every error this package raises on purpose, outside ``toutates.h2grpc``."""
+
+
+class ConfigurationError(ToutatesError):
+    """A setting cannot be used. The text names where it stands, what is wrong, and what to write instead.
+
+    Args:
+        problem: what is wrong, one sentence without a full stop.
+        source: the file, or None for a command-line flag.
+        key: the key or flag, dotted for nested keys (``profiling.file_prefix``).
+        value: the offending value, shown with ``repr``; omitted from the text when None.
+        remedy: what to write instead, one sentence without a full stop.
+    """
+
+    def __init__(
+        self, problem: str, *, source: Path | None = None, key: str = "", value: object = None, remedy: str = ""
+    ) -> None:
+        self.problem, self.source, self.key, self.value, self.remedy = problem, source, key, value, remedy
+        where = ": ".join(part for part in (str(source) if source else "", key) if part)
+        shown = f" (got {value!r})" if value is not None else ""
+        text = f"{where}: {problem}{shown}" if where else f"{problem}{shown}"
+        super().__init__(f"{text}; {remedy}" if remedy else text)
+
+
+class RepositoryError(ToutatesError):
+    """A repository, or the files of one model, cannot be had at this moment; trying again later may help."""
+
+
+class ModelLoadError(ToutatesError):
+    """One model version cannot be served; the text is what the repository index shows as its reason."""
+
+
+class PartlyLoaded(ModelLoadError):
+    """Some versions of a model cannot be served, and the others are from now on."""
+
+
+class NotPolled(ModelLoadError):
+    """A model's directory or configuration cannot be used, so that none of its versions was tried."""
+
+
+class RequestError(ToutatesError):
+    """One request cannot be answered; the text is sent to the caller."""
+
+
+class InvalidRequest(RequestError):
+    """The request does not fit the protocol or the model."""
+
+
+class UnknownModel(RequestError):
+    """The repository holds no such model or version."""
+
+
+class ModelNotReady(RequestError):
+    """The model version is known, but cannot answer now."""
+
+
+class Overloaded(RequestError):
+    """The model has as many rows under way, or as much memory for them, as it may have."""
+
+
+class QueueFull(Overloaded):
+    """As many requests wait for the model as ``max_queue_size`` allows."""
+
+
+class TooLate(RequestError):
+    """The caller's deadline has passed, or will have before there is an answer."""
+
+
+class Unsupported(RequestError):
+    """The protocol defines it; this server does not offer it."""
+
+
+class NotInRepository(RequestError):
+    """No repository has the model that is to be loaded, two have it, or the one that has it cannot be read."""
+
+
+class ExecutionFailed(RequestError):
+    """ONNX Runtime failed while running a batch."""

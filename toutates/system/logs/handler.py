@@ -1,0 +1,91 @@
+"""Where ``logging`` hands every line in."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from toutates.system.logs.control import LogControl
+from toutates.system.logs.levels import area_of, level_name
+from toutates.system.logs.recent import MAX_CHARACTERS, RecentWarning, RecentWarnings
+from toutates.system.logs.rendering import LogFormatter, printable
+from toutates.system.logs.repeats import Repeats
+
+__all__ = ["LogHandler"]
+
+
+class LogHandler(logging.Handler):
+    """Makes a line in the thread that has something to say, and never waits: writing is another's.
+
+    Args:
+        control: what is shown.
+        formatter: makes lines.
+        recent: gets warnings and worse.
+        put: takes lines.
+        wake: called when there will be something to ``flush_repeats``.
+    """
+
+    def __init__(
+        self,
+        control: LogControl,
+        formatter: LogFormatter,
+        recent: RecentWarnings,
+        put: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._control = control
+        self._lines = formatter
+        self._recent = recent
+        self._put = put
+        self._repeats = Repeats(self.emit, wake)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """As of ``logging.Handler``, but without its lock: everything here has its own, or needs none."""
+        if not self._control.levels.shows(area_of(record.name), record.levelno):
+            return False
+        if not self._repeats.admit(record, time.monotonic_ns()):
+            return False
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a line written, whatever ``handle`` would say."""
+        if record.levelno >= logging.WARNING:
+            self._recent.add(
+                RecentWarning(
+                    record.created,
+                    level_name(record.levelno),
+                    area_of(record.name),
+                    printable(_event(record), MAX_CHARACTERS),
+                )
+            )
+        self._put(self._lines.of_record(record))
+
+    @property
+    def left_out(self) -> int:
+        """Lines that came too often to be written."""
+        return self._repeats.left_out
+
+    def flush_repeats(self, now_ns: int) -> int | None:
+        """See ``Repeats.flush``."""
+        return self._repeats.flush(now_ns)
+
+
+def _event(record: logging.LogRecord) -> str:
+    """What happened, in a sentence; the last line of a traceback says why."""
+    if isinstance(record.msg, dict):  # of one of structlog's loggers
+        text = str(record.msg.get("event", ""))
+    else:
+        try:
+            text = record.getMessage()
+        except Exception:
+            text = str(record.msg)
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if error is None:
+        return text
+    try:
+        return f"{text}: {type(error).__name__}: {error}"
+    except Exception:
+        return f"{text}: {type(error).__name__}"

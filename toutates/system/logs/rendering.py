@@ -1,0 +1,176 @@
+"""How a line looks: text for people, or JSON for programs.
+
+    2026-11-21 12:00:00.123 INFO    server: triton: toutates 0.1.0 on CPython ... serving gRPC on 0.0.0.0:8001
+    {"timestamp": "2026-11-21T11:00:00.123456Z", "level": "info", "area": "server", "event": "triton: toutates ..."}
+
+What a line says may come from a client: model names, reasons of connections that ended, texts of errors. So nothing in
+it begins a new line, moves a terminal's cursor or runs on for ever: what cannot be printed is escaped, and what is long
+is cut. A traceback has lines of its own, in text all of them indented.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import structlog
+from structlog.stdlib import ExtraAdder, ProcessorFormatter
+from structlog.typing import Processor
+
+from toutates.system.logs.levels import LogLevels, area_of, level_name
+
+__all__ = ["LogFormat", "LogFormatter", "LogLine", "printable"]
+
+LogFormat = Literal["text", "json"]
+#: One line before it is rendered. Keys that are always there: time_s, level, area, event; then its fields.
+LogLine = MutableMapping[str, Any]
+
+MAX_EVENT: Final = 8_192
+MAX_FIELD: Final = 1_024
+MAX_TRACEBACK: Final = 32_768
+
+_RESET: Final = "\x1b[0m"
+_COLOURS: Final = {
+    "debug": "\x1b[2m",
+    "warning": "\x1b[33m",
+    "error": "\x1b[31m",
+    "critical": "\x1b[1;31m",
+}
+_DIM: Final = "\x1b[2m"
+#: What a line begins with, and the traceback, which ends it.
+_OWN_KEYS: Final = frozenset({"time_s", "level", "area", "event", "exception"})
+
+
+def printable(text: str, limit: int = MAX_EVENT) -> str:
+    """Text as one line: what is not printable is escaped as in Python, what is beyond the limit is cut off."""
+    if len(text) > limit:
+        text = f"{text[:limit]}... ({len(text) - limit} more characters)"
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+class LogFormatter:
+    """Makes lines out of records of ``logging``, those of structlog's loggers among them, and out of fields.
+
+    Args:
+        log_format: text or json.
+        levels: as they are now; they say how text has its time.
+        colours: whether levels and areas are coloured. Text only.
+    """
+
+    def __init__(self, log_format: LogFormat, levels: Callable[[], LogLevels], *, colours: bool = False) -> None:
+        self.log_format: LogFormat = log_format
+        render: Processor = _as_json if log_format == "json" else _Text(levels, colours)
+        self._render = render
+        self._formatter = ProcessorFormatter(
+            foreign_pre_chain=[ExtraAdder()],
+            processors=[_describe, structlog.processors.format_exc_info, _clean, render],
+        )
+
+    def of_record(self, record: logging.LogRecord) -> str:
+        """A record's line, which ends with a newline. Never fails."""
+        try:
+            return self._formatter.format(record)
+        except Exception as error:  # arguments that do not fit, a __str__ that raises
+            text = f"a line of the log could not be made ({type(error).__name__}): {record.msg!r}"
+            return self.of_fields(time_s=record.created, level=record.levelno, area=area_of(record.name), event=text)
+
+    def of_fields(self, *, time_s: float, level: int, area: str, event: str, **fields: object) -> str:
+        """The line of these fields, which ends with a newline.
+
+        Args:
+            time_s: seconds of the Unix epoch.
+            level: of ``logging``.
+            area: see ``levels``.
+            event: what happened.
+            fields: further ones.
+        """
+        line = {"time_s": time_s, "level": level_name(level), "area": area, "event": event, **fields}
+        return str(self._render(None, "", _clean(None, "", line)))
+
+
+def _describe(_: Any, __: str, line: LogLine) -> LogLine:
+    """Take what matters from the record that ``ProcessorFormatter`` leaves with the line."""
+    record: logging.LogRecord = line.pop("_record")
+    is_ours = line.pop("_from_structlog")
+    event = str(line.pop("event", ""))
+    # A sentence of ``logging`` holds most of its fields already; people need not read them twice.
+    if not is_ours:
+        line["_said"] = event
+    described: LogLine = {
+        "time_s": record.created,
+        "level": level_name(record.levelno),
+        "area": area_of(record.name),
+        "event": event,
+    }
+    if "exc_info" not in line and record.exc_info:
+        line["exc_info"] = record.exc_info
+    return {**described, **{key: value for key, value in line.items() if key not in _OWN_KEYS or key == "exception"}}
+
+
+def _clean(_: Any, __: str, line: Mapping[str, Any]) -> LogLine:
+    """Values that harm nobody, whoever they come from."""
+    cleaned: LogLine = {}
+    for key, value in line.items():
+        if key == "exception":
+            text = str(value)
+            cut = len(text) - MAX_TRACEBACK
+            # Its end says what it is.
+            text = text if cut <= 0 else f"({cut} characters left out)\n{text[cut:]}"
+            cleaned[key] = "\n".join(printable(one) for one in text.split("\n"))
+        elif isinstance(value, bool | int | float) or value is None:
+            cleaned[key] = value
+        else:
+            cleaned[key] = printable(str(value), MAX_EVENT if key in ("event", "_said") else MAX_FIELD)
+    return cleaned
+
+
+def _as_json(_: Any, __: str, line: LogLine) -> str:
+    time_s = line.pop("time_s")
+    line.pop("_said", None)
+    stamp = datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return json.dumps({"timestamp": stamp, **line}) + "\n"
+
+
+class _Text:
+    """One line, and the traceback below it."""
+
+    def __init__(self, levels: Callable[[], LogLevels], colours: bool) -> None:
+        self._levels = levels
+        self._colours = colours
+
+    def __call__(self, _: Any, __: str, line: LogLine) -> str:
+        said: str | None = line.pop("_said", None)
+        level, area = line["level"], line["area"]
+        level_text, area_text = f"{level.upper():<7}", area
+        if self._colours:
+            level_text = f"{_COLOURS.get(level, '')}{level_text}{_RESET}"
+            area_text = f"{_DIM}{area}{_RESET}"
+        parts = [f"{self._time(line['time_s'])} {level_text} {area_text}: {line['event']}"]
+        for key, value in line.items():
+            if key not in _OWN_KEYS and (said is None or str(value) not in said):
+                parts.append(f"{key}={_word(value)}")
+        text = " ".join(parts) + "\n"
+        if "exception" in line:
+            text += "".join(f"    {below}\n" for below in line["exception"].split("\n"))
+        return text
+
+    def _time(self, time_s: float) -> str:
+        if self._levels().iso8601:
+            return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        milliseconds = int(time_s * 1_000)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(milliseconds // 1_000))
+        return f"{stamp}.{milliseconds % 1_000:03d}"
+
+
+def _word(value: Any) -> str:
+    """A value behind its key, in quotes where it would not be one word."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text or "=" in text else text

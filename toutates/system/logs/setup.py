@@ -1,0 +1,177 @@
+"""Sets up the log of the process, once, and takes it down again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from toutates.system.logs.access_log import AccessLog
+from toutates.system.logs.captured import CapturedStream
+from toutates.system.logs.control import LogControl
+from toutates.system.logs.handler import LogHandler
+from toutates.system.logs.levels import PACKAGE, parse_levels
+from toutates.system.logs.output import LogOutput
+from toutates.system.logs.recent import RecentWarnings
+from toutates.system.logs.rendering import LogFormat, LogFormatter
+
+__all__ = ["Logs", "start_logs"]
+
+STANDARD_OUTPUT: Final = 1
+STANDARD_ERROR: Final = 2
+logger = logging.getLogger(__name__)
+
+#: How long the end waits for whoever should read the log.
+CLOSE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The log as the rest of the server knows it.
+
+    Attributes:
+        control: what is shown.
+        recent: the last warnings.
+        access: the access log; None without one.
+        output: the thread that writes; None where the log is somebody else's, as in a test.
+        formatter: makes lines of it; None likewise.
+        handler: takes lines from ``logging``; None likewise.
+    """
+
+    control: LogControl
+    recent: RecentWarnings
+    access: AccessLog | None = None
+    output: LogOutput | None = None
+    formatter: LogFormatter | None = None
+    handler: LogHandler | None = None
+
+    @classmethod
+    def without_output(cls, levels: str) -> Logs:
+        """Of a server in a process that has a log of its own, which stays as it is until a request changes levels."""
+        return cls(LogControl(parse_levels(levels)), RecentWarnings())
+
+    def place(self, cpus: tuple[int, ...]) -> None:
+        """Have the log's thread run on these CPUs; without any where it likes."""
+        if self.output is not None and cpus:
+            self.output.place(set(cpus))
+
+    def show(self, table: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write a table to standard output; where the log is JSON, an object for each of its records.
+
+        Args:
+            table: lines for people.
+            records: the same for programs; each has the key ``event``.
+        """
+        if self.output is None or self.formatter is None:
+            print(table, flush=True)
+            return
+        if self.formatter.log_format == "json":
+            fields: dict[str, Any] = {"time_s": time.time(), "level": logging.INFO, "area": "server"}
+            table = "".join(self.formatter.of_fields(**fields, **record) for record in records)
+        else:
+            table += "\n"
+        self.output.put(table, STANDARD_OUTPUT)
+
+    def write(self, area: str, text: str) -> None:
+        """Write what somebody has asked for: every line of it, whatever the levels are, and however often it comes."""
+        for line in text.splitlines():
+            if self.output is None or self.formatter is None:
+                logging.getLogger(f"{PACKAGE}.{area}").info("%s", line)
+            elif line:
+                self.output.put(self.formatter.of_fields(time_s=time.time(), level=logging.INFO, area=area, event=line))
+
+    @property
+    def lost(self) -> int:
+        """Lines of all times that were not written: they came too often, or nobody took them."""
+        parts = (self.output and self.output.lost, self.handler and self.handler.left_out)
+        return sum(lines or 0 for lines in (*parts, self.access and self.access.left_out))
+
+
+@contextmanager
+def start_logs(
+    levels: str, log_format: LogFormat = "text", *, with_access_log: bool = False, fd: int = STANDARD_ERROR
+) -> Iterator[Logs]:
+    """The log of the process, to standard error, as long as the block runs; then what is left is written.
+
+    Args:
+        levels: in the form of ``--log-level``.
+        log_format: text or json.
+        with_access_log: whether there is one.
+        fd: where it goes.
+
+    Raises:
+        ValueError: the levels are not of that form.
+    """
+    control = LogControl(parse_levels(levels))
+    captured = CapturedStream(fd) if log_format == "json" else None
+    if captured is not None:
+        fd = captured.real
+    recent = RecentWarnings()
+    formatter = LogFormatter(log_format, lambda: control.levels, colours=_takes_colours(fd))
+
+    def tell_loss(lines: int, why: str) -> str:
+        text = f"{lines} lines of the log were lost: {why}"
+        return formatter.of_fields(time_s=time.time(), level=logging.WARNING, area="logs", event=text, lines=lines)
+
+    output = LogOutput(fd, tell_loss)
+    handler = LogHandler(control, formatter, recent, output.put, output.wake)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    root = logging.getLogger()
+    control.apply()
+    root.addHandler(handler)
+    access = AccessLog(formatter, output.put) if with_access_log else None
+    output.start(handler.flush_repeats, *([] if access is None else [access.drain]))
+    try:
+        with _what_python_says():
+            yield Logs(control, recent, access, output, formatter, handler)
+    finally:
+        if captured is not None:
+            captured.end()
+        # First what is left: from here on lines would only wait.
+        has_ended = output.close(CLOSE_S)
+        root.removeHandler(handler)
+        if captured is not None and has_ended:
+            captured.close()
+
+
+@contextmanager
+def _what_python_says() -> Iterator[None]:
+    """Have Python's own words logged within the block: warnings, and exceptions that nobody catches."""
+
+    def of_thread(said: threading.ExceptHookArgs) -> None:
+        if said.exc_type is not SystemExit and said.exc_value is not None:
+            name = said.thread.name if said.thread is not None else "a thread"
+            logger.error("%s failed", name, exc_info=said.exc_value)
+
+    def unraisable(said: sys.UnraisableHookArgs) -> None:
+        text = said.err_msg or "Exception ignored in"
+        logger.error("%s: %r", text, said.object, exc_info=said.exc_value)
+
+    hooks = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = of_thread, unraisable
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        threading.excepthook, sys.unraisablehook = hooks
+
+
+def _takes_colours(fd: int) -> bool:
+    """Whether a terminal shows it, whose user has nothing against them (https://no-color.org)."""
+    try:
+        return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    except OSError:
+        return False
