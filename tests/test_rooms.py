@@ -40,7 +40,7 @@ MOST_ENTRIES = 16
 
 #: Rooms that are bytes only, and what these must not import.
 SANS_IO = {"h2grpc"}
-IO_MODULES = {"asyncio", "os", "select", "selectors", "socket", "ssl", "threading", "time", "trio"}
+IO_MODULES = {"asyncio", "logging", "os", "random", "select", "selectors", "socket", "ssl", "threading", "time", "trio"}
 
 #: Rooms in which modules still import each other, for type checkers.
 CIRCLES = {"engine", "h2grpc"}
