@@ -24,9 +24,9 @@ from tests.h2grpc.support import (
     window_update,
 )
 from tests.net.running import RawClient, Running, running
+from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc import health
 from toutates.api.grpc.health import health_methods
-from toutates.api.readiness import Readiness
 from toutates.h2grpc.budget import CALL_BYTES
 from toutates.protocol.health_pb2 import HealthCheckResponse
 

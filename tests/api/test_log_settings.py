@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toutates.api.log_settings import log_settings
+from toutates.api.dataplane.log_settings import log_settings
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import InvalidRequest, Unsupported
 from toutates.system.logs.control import LogControl

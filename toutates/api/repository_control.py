@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import trio
 from google.protobuf.message import Message
 
-from toutates.api.repository_index import repository_index
+from toutates.api.dataplane.repository_index import repository_index
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
 from toutates.infer.statuses import as_grpc_error
 from toutates.infer.unary import check_size, parse

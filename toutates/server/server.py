@@ -31,8 +31,8 @@ from functools import partial
 import onnxruntime
 import trio
 
+from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.methods import ServerIdentity, build_methods
-from toutates.api.readiness import Readiness
 from toutates.api.repository_control import ControlDesk
 from toutates.engine.session import SessionOptions
 from toutates.infer.answers import is_wanted

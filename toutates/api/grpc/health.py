@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from toutates.api.readiness import Readiness
+from toutates.api.dataplane.readiness import Readiness
 from toutates.h2grpc import Call, Method, Status
 from toutates.infer.unary import check_size, unary
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse

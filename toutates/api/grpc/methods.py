@@ -6,16 +6,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from toutates.api.dataplane.log_settings import log_settings
+from toutates.api.dataplane.readiness import Readiness
+from toutates.api.dataplane.repository_index import repository_index
+from toutates.api.dataplane.statistics import model_statistics
+from toutates.api.dataplane.trace_setting import trace_setting
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.shared_answers import shared_answers
-from toutates.api.log_settings import log_settings
-from toutates.api.readiness import Readiness
 from toutates.api.repository_control import ControlDesk, control_handlers
-from toutates.api.repository_index import repository_index
 from toutates.api.restrictions import RestrictedProtocol
-from toutates.api.statistics import model_statistics
-from toutates.api.trace_setting import trace_setting
 from toutates.h2grpc import Call, GrpcError, Method, Status, UnaryHandler, method_table
 from toutates.infer.service import InferService
 from toutates.infer.tracing.tracer import WorkerTraces
