@@ -1,4 +1,4 @@
-"""``h2grpc`` could be a package of its own: ``tests/test_rooms.py`` sees that it imports neither ours nor I/O."""
+"""``h2grpc`` could be a package of its own: ``tests/test_rooms.py`` sees that it imports nothing of ours and no I/O."""
 
 from __future__ import annotations
 
