@@ -75,7 +75,7 @@ def test_the_reason_of_a_broken_version_ends_its_line_and_widens_no_column() -> 
 def test_several_reasons_are_several_lines_and_names_cannot_begin_one() -> None:
     broken = ModelEntry("a\x1b[31m\nb", {2: VersionEntry(2, ModelState.UNAVAILABLE, "first\nsecond")})
     _, _, first, second = lines(broken)
-    assert first.split() == ["a?[31m?b", "2", "UNAVAILABLE", "first"]
+    assert first.split() == ["a\\x1b[31m\\nb", "2", "UNAVAILABLE", "first"]
     assert second == " " * first.index("first") + "second"
 
 

@@ -20,7 +20,7 @@ from toutates.api.dataplane.repository_index import repository_index
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
 from toutates.infer.statuses import as_grpc_error
 from toutates.infer.unary import check_size, parse
-from toutates.models.repository import escaped, has_control_characters
+from toutates.models.repository import has_control_characters
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import (
@@ -32,6 +32,7 @@ from toutates.protocol.grpc_service_pb2 import (
     RepositoryModelUnloadResponse,
 )
 from toutates.system.errors import InvalidRequest, ModelLoadError, ModelNotReady, RequestError, Unsupported
+from toutates.system.text import shown
 
 __all__ = ["Control", "ControlDesk", "control_handlers"]
 
@@ -203,9 +204,11 @@ def _read_load(message: bytes) -> tuple[str, str | None, dict[str, bytes]]:
     request = parse(RepositoryModelLoadRequest, message)
     name = _name(request.repository_name, request.model_name)
     if name in (".", "..") or "/" in name or "\0" in name:
-        raise InvalidRequest(f"invalid model name '{name[:80]}', model name must not contain path traversal characters")
+        raise InvalidRequest(
+            f"invalid model name '{shown(name)}', model name must not contain path traversal characters"
+        )
     if has_control_characters(name):
-        raise InvalidRequest(f"invalid model name '{escaped(name[:80])}', a model's name has no control characters")
+        raise InvalidRequest(f"invalid model name '{shown(name)}', a model's name has no control characters")
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, parameter in request.parameters.items():
@@ -213,10 +216,10 @@ def _read_load(message: bytes) -> tuple[str, str | None, dict[str, bytes]]:
             _expect(parameter, "string_param", "load parameter 'config'")
             config = parameter.string_param
         elif key.startswith(_FILE):
-            _expect(parameter, "bytes_param", f"load parameter '{key[:80]}'")
+            _expect(parameter, "bytes_param", f"load parameter '{shown(key)}'")
             files[key.removeprefix(_FILE)] = parameter.bytes_param
         else:
-            raise InvalidRequest(f"unrecognized load parameter '{key[:80]}'.")
+            raise InvalidRequest(f"unrecognized load parameter '{shown(key)}'.")
     return name, config, files
 
 
@@ -227,7 +230,7 @@ def _read_unload(message: bytes) -> str:
         if key == "unload_dependents":  # there are none: no model of ours is made of others
             _expect(parameter, "bool_param", "'unload_dependents' parameter")
         else:
-            raise InvalidRequest(f"unrecognized unload parameter '{key[:80]}'.")
+            raise InvalidRequest(f"unrecognized unload parameter '{shown(key)}'.")
     return name
 
 

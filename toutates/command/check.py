@@ -27,6 +27,7 @@ from toutates.server.options import DEFAULT_CACHE_SIZE, Options
 from toutates.server.providers import choose_providers
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
 from toutates.system.memory import available_memory
+from toutates.system.text import one_line
 
 __all__ = ["Report", "check", "check_repository"]
 
@@ -120,7 +121,7 @@ def check_repository(
         report.problems.append(f"{root}: has no models; {advice or example}")
     for folder in folders:
         if folder.passed_over:
-            report.warnings.append(_one_line(say_passed_over(folder)))
+            report.warnings.append(one_line(say_passed_over(folder)))
             continue
         _check_model(repository, folder, _Checks(server, remembered_problem, has_gpu_build), report)
     limit = memory()
@@ -155,10 +156,10 @@ def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, re
     try:
         folder = repository.fetch(found, lambda done, total: None)
     except ToutatesError as error:
-        own.problems += [_one_line(line) for line in str(error).splitlines()]
+        own.problems += [one_line(line) for line in str(error).splitlines()]
     else:
         _check_links(folder.path, own)
-        own.warnings += [_one_line(warning) for warning in folder.warnings]
+        own.warnings += [one_line(warning) for warning in folder.warnings]
         if folder.problem:
             remedy = "make it readable" if "Permission denied" in folder.problem else "mend it, or remove the directory"
             own.problems += _lines(folder.path, folder.problem, remedy)
@@ -200,10 +201,10 @@ def _check_version(folder: ModelFolder, version: VersionFolder, checks: _Checks,
     try:
         inspected = inspect_version(folder.name, version, checks.server, checks.device_problem, try_warmup=True)
     except ConfigurationError as error:
-        report.problems += [_one_line(line) for line in str(error).splitlines()]
+        report.problems += [one_line(line) for line in str(error).splitlines()]
         return
     except ModelLoadError as error:
-        said = _one_line(str(error))
+        said = one_line(str(error))
         if "NOT_IMPLEMENTED" in said and checks.has_gpu_build:
             report.warnings.append(f"{version.model_path}: cannot be read on the CPU: {said}; try it on the GPU")
         else:
@@ -216,7 +217,7 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
     """What a version that can be served is, and what of it may not be meant so."""
     configuration, signature = inspected.configuration, inspected.signature
     settings, source = configuration.settings, configuration.source
-    report.warnings += [_one_line(text) for text in (configuration.notice, *inspected.warnings) if text]
+    report.warnings += [one_line(text) for text in (configuration.notice, *inspected.warnings) if text]
     if not signature.batched and settings.batching and settings.batch_size > 1 and source.exists():
         fixed = [
             f"{tensor.name} {list(tensor.shape)}"
@@ -267,12 +268,7 @@ def _remedy(said: str, path: Path) -> str:
 def _lines(path: Path, problem: str, remedy: str) -> list[str]:
     """Problems that may have several lines, each complete with a path and a remedy."""
     lines = [line for line in problem.splitlines() if line.strip()]
-    return [_one_line(line if str(path) in line and "; " in line else f"{path}: {line}; {remedy}") for line in lines]
-
-
-def _one_line(text: str) -> str:
-    joined = " ".join(text.split())
-    return "".join(letter if letter.isprintable() else "?" for letter in joined)
+    return [one_line(line if str(path) in line and "; " in line else f"{path}: {line}; {remedy}") for line in lines]
 
 
 def _size(count: int) -> str:

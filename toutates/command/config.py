@@ -13,6 +13,7 @@ from toutates.models.config.yaml_writer import write_yaml
 from toutates.models.inspection import ALL_DEVICES, inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import one_line
 
 __all__ = ["effective_configuration", "require_model_dir"]
 
@@ -64,7 +65,7 @@ def effective_configuration(
     if form in ("yaml", "both"):
         parts.append(
             f"# {folder.name} version {chosen.number}: config.yaml, to lie beside {settings.model_filename}\n"
-            + (f"# no key for {_one_line(config.version_policy)}\n" if triton is not None else "")
+            + (f"# no key for version_policy {{ {one_line(config.version_policy)} }}\n" if triton is not None else "")
             + write_yaml(settings)
         )
     if form in ("pbtxt", "both"):
@@ -73,10 +74,6 @@ def effective_configuration(
             + write_pbtxt(config)
         )
     return "\n".join(parts)
-
-
-def _one_line(policy: object) -> str:
-    return "version_policy { " + " ".join(str(policy).split()) + " }"
 
 
 def _version(folder: ModelFolder, number: int | None) -> VersionFolder:

@@ -23,6 +23,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelLoadError
+from toutates.system.text import one_line
 
 __all__ = ["ModelSession", "Provider", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
 
@@ -124,7 +125,7 @@ def load_session(
             session_options.register_custom_ops_library(str(library))
         session = _new_session(str(model_path), session_options, options.providers)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of its own
-        raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {_first_lines(error)}") from error
+        raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {one_line(error, _MAX_REASON)}") from error
     missing = _missing(session, options.providers)
     if missing:
         raise ModelLoadError(missing)
@@ -138,7 +139,7 @@ def provider_problem(providers: Sequence[Provider]) -> str:
     try:
         return _missing(_new_session(_TINY_MODEL, options, providers), providers)
     except Exception as error:
-        return _first_lines(error)
+        return one_line(error, _MAX_REASON)
 
 
 def _new_session(
@@ -160,16 +161,13 @@ _TINY_MODEL: Final = bytes.fromhex(
     "0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
 )
 
+_MAX_REASON: Final = 1_000  # characters of what ONNX Runtime says
 _ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:1_000]
 
 
 def execution_failure(error: Exception) -> ExecutionFailed:
     """ONNX Runtime's exception in Triton's words: ``onnx runtime error N: <text>``."""
-    text = _first_lines(error).removeprefix("Error in execution: ")  # which the Python interface adds
+    text = one_line(error, _MAX_REASON).removeprefix("Error in execution: ")  # which the Python interface adds
     match = _ERROR_CODE.search(text)
     return ExecutionFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
 
@@ -373,7 +371,7 @@ class ModelSession:
             path = str(self.session.end_profiling())
             problem = _problem_of_profile(path)
         except Exception as error:
-            path, problem = "", _first_lines(error)
+            path, problem = "", one_line(error, _MAX_REASON)
         if problem:
             logger.error("the profile of model '%s' could not be written: %s", self.model, problem)
             return None

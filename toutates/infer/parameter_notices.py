@@ -9,6 +9,7 @@ from typing import Final
 
 from toutates.infer.validation import parameters_without_effect
 from toutates.protocol.grpc_service_pb2 import InferParameter
+from toutates.system.text import shown
 
 __all__ = ["ParameterNotices"]
 
@@ -18,7 +19,6 @@ logger = logging.getLogger(__name__)
 MAX_NAMES: Final = 8
 #: Models that are remembered.
 MAX_MODELS: Final = 1_000
-_MAX_SHOWN: Final = 64  # characters of a name
 
 
 class ParameterNotices:
@@ -44,7 +44,7 @@ class ParameterNotices:
         for name, reason in parameters_without_effect(parameters):
             if self._is_new(model, name):
                 text = "requests for model '%s' have the parameter '%s', which has no effect: %s"
-                logger.warning(text, model, name[:_MAX_SHOWN], reason, extra={"model": model})
+                logger.warning(text, model, shown(name), reason, extra={"model": model})
 
     def _is_new(self, model: str, name: str) -> bool:
         said = self._said.get(model, frozenset())

@@ -28,13 +28,13 @@ from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import MODEL_FILENAME
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import printable
 
 __all__ = [
     "MODEL_FILENAME",
     "RESERVED",
     "ModelFolder",
     "VersionFolder",
-    "escaped",
     "found_instead",
     "has_control_characters",
     "is_version",
@@ -230,12 +230,7 @@ def _shown(name: str) -> str:
         name.encode()
     except UnicodeEncodeError:
         name = os.fsencode(name).decode(errors="backslashreplace")
-    return "".join(escaped(letter) if category(letter) in _CONTROL else letter for letter in name)
-
-
-def escaped(text: str) -> str:
-    """Text in ASCII, with what is not as in Python's literals."""
-    return text.encode("unicode_escape").decode("ascii")
+    return printable(name) if has_control_characters(name) else name
 
 
 def is_version(name: str) -> bool:

@@ -48,6 +48,7 @@ from toutates.system.errors import (
     ToutatesError,
 )
 from toutates.system.placement import running_on
+from toutates.system.text import one_line
 
 __all__ = ["MAX_SETTLE_S", "ModelControl"]
 
@@ -522,9 +523,8 @@ def _override(name: str, text: str) -> TritonConfiguration:
     try:
         json_format.Parse(text, config)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        shown = " ".join(str(error).split())[:300]
         raise InvalidRequest(
-            f"{_failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
+            f"{_failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {one_line(error, 300)}"
         ) from error
     try:
         return triton_configuration(config, name, Path("config"))

@@ -15,6 +15,7 @@ from typing import Any, Final
 from toutates.repositories.s3_keys import S3Object
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.system.text import one_line
 
 __all__ = ["ObjectChanged", "ObjectReader", "ReadInterrupted", "S3Client"]
 
@@ -296,5 +297,4 @@ def _code(error: Exception) -> tuple[str, int]:
 
 def _shown(error: BaseException) -> str:
     """A foreign text on one line of bounded length."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return one_line(error, _MAX_SHOWN) or type(error).__name__

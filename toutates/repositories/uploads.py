@@ -11,8 +11,9 @@ from typing import Final
 
 from toutates.models.config.settings import is_inside
 from toutates.models.config.triton_configuration import TritonConfiguration
-from toutates.models.repository import ModelFolder, escaped, has_control_characters, scan_model
+from toutates.models.repository import ModelFolder, has_control_characters, scan_model
 from toutates.system.errors import NotInRepository
+from toutates.system.text import shown
 
 __all__ = ["misplaced", "uploaded"]
 
@@ -30,10 +31,8 @@ def misplaced(files: Iterable[str]) -> str:
             or name.endswith("/")
             or has_control_characters(name)
         ):
-            shown = escaped(name[:80]) if has_control_characters(name) else name[:80]
-            return (
-                f"load parameter 'file:{shown}' must name a file in the model's directory, such as 'file:1/model.onnx'"
-            )
+            example = "such as 'file:1/model.onnx'"
+            return f"load parameter 'file:{shown(name)}' must name a file in the model's directory, {example}"
     return ""
 
 

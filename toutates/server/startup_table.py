@@ -10,6 +10,7 @@ from toutates.models.table import ModelState, ModelTable, VersionEntry
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.interpreter import describe_interpreter
 from toutates.system.placement import Placement
+from toutates.system.text import printable
 from toutates.system.topology import Topology, format_cpu_list
 
 __all__ = ["placement_records", "placement_table", "startup_records", "startup_table"]
@@ -31,7 +32,7 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float, why_e
         first, *others = row[3].splitlines() or [""]
         rows.append((*row[:3], first, *row[4:]))
         rows += [("", "", "", other, *[""] * 4) for other in others]
-    rows = [tuple(map(_printable, row)) for row in rows]
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     # The reason of a version that is not served may be long; it is the last thing on its line.
     widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
@@ -156,11 +157,6 @@ def _row(model: str, entry: VersionEntry) -> tuple[str, ...]:
         str(settings.capacity),
         str(settings.num_executors),
     )
-
-
-def _printable(text: str) -> str:
-    """A directory may be called anything."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _tensors(signature: Signature, tensors: tuple[TensorSpec, ...]) -> str:

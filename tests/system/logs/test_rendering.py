@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from toutates.system.logs.levels import LogLevels
-from toutates.system.logs.rendering import MAX_EVENT, MAX_FIELD, MAX_TRACEBACK, LogFormat, LogFormatter, printable
+from toutates.system.logs.rendering import MAX_EVENT, MAX_FIELD, MAX_TRACEBACK, LogFormat, LogFormatter
+from toutates.system.text import printable
 
 
 def formatter(log_format: LogFormat = "text", *, iso8601: bool = False, colours: bool = False) -> LogFormatter:

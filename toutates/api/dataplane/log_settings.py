@@ -23,6 +23,7 @@ from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import InvalidRequest, Unsupported
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.levels import AREA_KEY, AREAS, LEVELS, LogLevels, level_name
+from toutates.system.text import shown
 
 __all__ = ["log_settings"]
 
@@ -30,7 +31,6 @@ _Values = Mapping[str, pb.LogSettingsRequest.SettingValue]
 
 #: What log_format may be, and whether that is ISO 8601.
 _FORMATS: Final = {"default": False, "ISO8601": True}
-_MAX_SHOWN: Final = 80
 _MAX_KEYS_SHOWN: Final = 5
 _KEYS: Final = frozenset({"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"})
 
@@ -46,12 +46,10 @@ def log_settings(control: LogControl, request: pb.LogSettingsRequest) -> pb.LogS
     """
     before = control.levels
     wanted = _changed(before, request.settings)
-    unknown = [
-        key[:_MAX_SHOWN] for key in sorted(request.settings) if key not in _KEYS and not key.startswith(AREA_KEY)
-    ]
+    unknown = [key for key in sorted(request.settings) if key not in _KEYS and not key.startswith(AREA_KEY)]
     if unknown:
-        shown = ", ".join(repr(key) for key in unknown[:_MAX_KEYS_SHOWN])
-        logger.warning("a LogSettings request has %d keys that are not known, and ignored: %s", len(unknown), shown)
+        names = ", ".join(f"'{shown(key)}'" for key in unknown[:_MAX_KEYS_SHOWN])
+        logger.warning("a LogSettings request has %d keys that are not known, and ignored: %s", len(unknown), names)
     if wanted != before:
         shown_before = _settings(before)
         changes = [f"{key}={value}" for key, value in _settings(wanted).items() if shown_before.get(key) != value]
@@ -98,7 +96,7 @@ def _changed(levels: LogLevels, values: _Values) -> LogLevels:
             raise InvalidRequest("expect string for 'log_format'")
         name = values["log_format"].string_param
         if name not in _FORMATS:
-            raise InvalidRequest(f"invalid argument for log_format, got: {name[:_MAX_SHOWN]}")
+            raise InvalidRequest(f"invalid argument for log_format, got: {shown(name)}")
         iso8601 = _FORMATS[name]
     areas = dict(levels.areas)
     for key in sorted(values):
@@ -126,7 +124,7 @@ def _bool(values: _Values, key: str, now: bool) -> bool:
 def _change_area(areas: dict[str, int], key: str, value: pb.LogSettingsRequest.SettingValue) -> None:
     area = key.removeprefix(AREA_KEY)
     if area not in AREAS:
-        raise InvalidRequest(f"there is no area for '{key[:_MAX_SHOWN]}', choose from {', '.join(AREAS)}")
+        raise InvalidRequest(f"there is no area for '{shown(key)}', choose from {', '.join(AREAS)}")
     kind = value.WhichOneof("parameter_choice")
     if kind == "uint32_param":
         raise InvalidRequest(f"expect string for '{key}'")
@@ -135,8 +133,8 @@ def _change_area(areas: dict[str, int], key: str, value: pb.LogSettingsRequest.S
     elif value.string_param in LEVELS:
         level = LEVELS[value.string_param]
     elif value.string_param:
-        shown = value.string_param[:_MAX_SHOWN]
-        raise InvalidRequest(f"invalid argument for {key}, got: {shown}; choose from {', '.join(LEVELS)}")
+        given = shown(value.string_param)
+        raise InvalidRequest(f"invalid argument for {key}, got: {given}; choose from {', '.join(LEVELS)}")
     else:
         level = None
     if level is None:

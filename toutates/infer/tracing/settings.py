@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from toutates.system.errors import InvalidRequest, Unsupported
+from toutates.system.text import shown
 
 __all__ = [
     "LEVELS",
@@ -89,7 +90,7 @@ def without_effect(settings: Mapping[str, Sequence[str]]) -> list[str]:
     Args:
         settings: of a request that ``read_changes`` has not refused.
     """
-    found = [f"the setting '{key[:64]}', which is not known" for key in settings if key not in _KNOWN_KEYS]
+    found = [f"the setting '{shown(key)}', which is not known" for key in settings if key not in _KNOWN_KEYS]
     old = [level for level in _OLD_LEVELS if level in settings.get("trace_level", ())]
     found += [f"the trace level {level}, which Triton no longer has" for level in old]
     if any(mode != "opentelemetry" for mode in settings.get("trace_mode", ())):
@@ -105,7 +106,7 @@ def _read_levels(values: Sequence[str]) -> Changes:
     for level in values:
         if level not in (OFF, *LEVELS, *_OLD_LEVELS):
             known = ", ".join((OFF, *LEVELS))
-            raise InvalidRequest(f"there is no trace level '{level[:64]}', choose from {known}")
+            raise InvalidRequest(f"there is no trace level '{shown(level)}', choose from {known}")
     levels = tuple(level for level in LEVELS if level in values)
     return {"levels": levels} if levels or OFF in values else {}
 
@@ -116,13 +117,12 @@ _LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 def _integer(key: str, text: str, least: int, most: int) -> int:
     """The number that a text begins with, as C++ reads it for Triton; what follows the digits is ignored."""
     match = _LEADING_INTEGER.match(text)
-    shown = text[:64]
     if match is None:
-        raise InvalidRequest(f"Unable to parse '{key}', got: {shown}")
+        raise InvalidRequest(f"Unable to parse '{key}', got: {shown(text)}")
     # No more digits than int() takes.
     number = int(match[1][:32])
     if not least <= number <= most:
-        raise InvalidRequest(f"Unable to parse '{key}', value is out of range [ {least}, {most} ], got: {shown}")
+        raise InvalidRequest(f"Unable to parse '{key}', value is out of range [ {least}, {most} ], got: {shown(text)}")
     return number
 
 
@@ -133,7 +133,7 @@ def _unsigned(key: str, text: str) -> int:
 def _count(key: str, text: str) -> int:
     match = _LEADING_INTEGER.match(text)
     if match is not None and -(2**31) <= int(match[1][:32]) < _UNLIMITED:
-        raise InvalidRequest(f"Unable to parse '{key}'. Expecting value >= {_UNLIMITED}, got: {text[:64]}")
+        raise InvalidRequest(f"Unable to parse '{key}'. Expecting value >= {_UNLIMITED}, got: {shown(text)}")
     return _integer(key, text, _UNLIMITED, 2**31 - 1)
 
 

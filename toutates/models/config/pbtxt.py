@@ -11,6 +11,7 @@ from google.protobuf import text_format
 from toutates.models.config.small_file import read_small_file
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import one_line
 
 __all__ = ["PBTXT_NAME", "parse_pbtxt", "read_pbtxt", "write_pbtxt"]
 
@@ -52,13 +53,13 @@ def parse_pbtxt(text: str, source: Path) -> ModelConfig:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
-        found = " ".join(str(error).split())[:300]
+        found = one_line(error, 300)
         if line is not None:
             found = found.removeprefix(f"{line}:{column} : ")
             found = f"line {line}, column {column}: {found}" if column is not None else f"line {line}: {found}"
         raise _failed(source, found, _remedy(found)) from error
     except (ValueError, RecursionError) as error:  # what the parser lets through: numbers and escapes out of range
-        raise _failed(source, " ".join(str(error).split())[:300], "correct it") from error
+        raise _failed(source, one_line(error, 300), "correct it") from error
     return config
 
 

@@ -52,6 +52,7 @@ from toutates.protocol.model_config_pb2 import (
 )
 from toutates.protocol.signature import reshape_fits
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import shown
 
 __all__ = ["BACKEND", "PLATFORM", "TritonConfiguration", "read_triton_configuration", "triton_configuration"]
 
@@ -248,9 +249,9 @@ class _Reader:
         for key, value in sorted(tags.items())[:_MAX_TAGS]:
             if not _TAG.fullmatch(key) or len(value) > _MAX_TAG_VALUE:
                 self._refuse(
-                    f"metric_tags['{key[:80]}']",
+                    f"metric_tags['{shown(key)}']",
                     "cannot be a label of metrics",
-                    value[:80],
+                    shown(value),
                     f"write a key of letters, digits and underscores, and at most {_MAX_TAG_VALUE} characters",
                 )
 

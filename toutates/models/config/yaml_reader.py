@@ -17,12 +17,11 @@ import yaml
 
 from toutates.models.config.small_file import read_small_file
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import MAX_SHOWN, printable
 
-__all__ = ["NULL", "Null", "YamlValue", "read_mapping", "shown"]
+__all__ = ["NULL", "Null", "YamlValue", "read_mapping", "shown_value"]
 
 _MAX_FILE_BYTES: Final = 2**16  # a hundred times what a real file holds; PyYAML takes half a second for the worst one
-
-_MAX_SHOWN: Final = 80  # characters
 
 # 18 digits stay within 64 bits, and far below the length at which int() itself refuses to work.
 _DECIMAL: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
@@ -60,15 +59,15 @@ def read_mapping(source: Path) -> dict[str, YamlValue] | None:
     value = _parse(source, data)
     if not isinstance(value, dict):
         raise ConfigurationError(
-            "is not a mapping", source=source, value=shown(value), remedy="write `key: value` lines"
+            "is not a mapping", source=source, value=shown_value(value), remedy="write `key: value` lines"
         )
     return value
 
 
-def shown(value: object) -> object:
+def shown_value(value: object) -> object:
     """A value as an error shows it: cut short when a hostile or mistaken file holds a very long one."""
     text = repr(value)
-    return value if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return value if len(text) <= MAX_SHOWN else printable(text, MAX_SHOWN)
 
 
 def _parse(source: Path, data: bytes) -> YamlValue:
@@ -119,7 +118,7 @@ def _mapping(node: yaml.MappingNode) -> dict[str, YamlValue]:
             raise _refused("a key must be a plain text", key_node.start_mark)
         key = _text(key_node)
         if key in result:
-            raise _refused(f"key {key[:_MAX_SHOWN]!r} is given twice", key_node.start_mark)
+            raise _refused(f"key {key[:MAX_SHOWN]!r} is given twice", key_node.start_mark)
         result[key] = _value(value_node)
     return result
 
@@ -137,14 +136,14 @@ def _scalar(node: yaml.ScalarNode) -> YamlValue:
             return _BOOLEANS[text.lower()]
         case "null":
             return NULL
-    raise _refused(f"{text[:_MAX_SHOWN]!r} is not a plain decimal number or text", node.start_mark)
+    raise _refused(f"{text[:MAX_SHOWN]!r} is not a plain decimal number or text", node.start_mark)
 
 
 def _text(node: yaml.ScalarNode) -> str:
     # Escapes such as "\0" and "\ud800" would pass here, then fail where the text meets the operating system or a log.
     text: str = node.value
     if not text.isprintable():
-        raise _refused(f"{text[:_MAX_SHOWN]!r} has a character that cannot be printed", node.start_mark)
+        raise _refused(f"{text[:MAX_SHOWN]!r} has a character that cannot be printed", node.start_mark)
     return text
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeGuard
 
-from toutates.models.config.yaml_reader import YamlValue, shown
+from toutates.models.config.yaml_reader import YamlValue, shown_value
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import printable
 
 __all__ = ["MAX_DIMENSION", "MAX_RANK", "Section", "Shapes"]
 
@@ -181,9 +182,9 @@ class Section:
 
     def refuse(self, key: str, problem: str, value: object, remedy: str) -> None:
         """Note what is wrong with a key."""
-        where = self._prefix + ((key or "''") if len(key) <= _MAX_KEY_SHOWN else key[:_MAX_KEY_SHOWN] + "...")
+        where = self._prefix + (printable(key, _MAX_KEY_SHOWN) or "''")
         self._problems.append(
-            ConfigurationError(problem, source=self._source, key=where, value=shown(value), remedy=remedy)
+            ConfigurationError(problem, source=self._source, key=where, value=shown_value(value), remedy=remedy)
         )
 
     def _choice(self, key: str, value: object, allowed: Sequence[str]) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.levels import area_of, level_name
 from toutates.system.logs.recent import MAX_CHARACTERS, RecentWarning, RecentWarnings
-from toutates.system.logs.rendering import LogFormatter, printable
+from toutates.system.logs.rendering import LogFormatter
 from toutates.system.logs.repeats import Repeats
+from toutates.system.text import printable
 
 __all__ = ["LogHandler"]
 

@@ -22,8 +22,9 @@ from structlog.stdlib import ExtraAdder, ProcessorFormatter
 from structlog.typing import Processor
 
 from toutates.system.logs.levels import LogLevels, area_of, level_name
+from toutates.system.text import printable
 
-__all__ = ["LogFormat", "LogFormatter", "LogLine", "printable"]
+__all__ = ["LogFormat", "LogFormatter", "LogLine"]
 
 LogFormat = Literal["text", "json"]
 #: One line before it is rendered. Keys that are always there: time_s, level, area, event; then its fields.
@@ -43,15 +44,6 @@ _COLOURS: Final = {
 _DIM: Final = "\x1b[2m"
 #: What a line begins with, and the traceback, which ends it.
 _OWN_KEYS: Final = frozenset({"time_s", "level", "area", "event", "exception"})
-
-
-def printable(text: str, limit: int = MAX_EVENT) -> str:
-    """Text as one line: what is not printable is escaped as in Python, what is beyond the limit is cut off."""
-    if len(text) > limit:
-        text = f"{text[:limit]}... ({len(text) - limit} more characters)"
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 class LogFormatter:
@@ -122,7 +114,7 @@ def _clean(_: Any, __: str, line: Mapping[str, Any]) -> LogLine:
             cut = len(text) - MAX_TRACEBACK
             # Its end says what it is.
             text = text if cut <= 0 else f"({cut} characters left out)\n{text[cut:]}"
-            cleaned[key] = "\n".join(printable(one) for one in text.split("\n"))
+            cleaned[key] = "\n".join(printable(one, MAX_EVENT) for one in text.split("\n"))
         elif isinstance(value, bool | int | float) or value is None:
             cleaned[key] = value
         else:
