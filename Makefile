@@ -106,7 +106,7 @@ bench: $(VENV)/.bench  ## Cost per request beside other servers (needs h2load; A
 # --- the rest ---------------------------------------------------------------------------------------------------
 
 proto: $(VENV)/.dev  ## Generate the protobuf modules anew
-	$(BIN)/python proto/generate.py
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. toutates/protocol/*.proto
 
 clean:  ## Remove environments, example models and caches
 	rm -rf $(VENV) $(VENV314T) .bench-venvs $(MODELS) build dist .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov

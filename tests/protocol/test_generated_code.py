@@ -1,30 +1,24 @@
-"""The generated modules are what proto/generate.py makes of the .proto files."""
+"""The generated modules are what protoc makes of the .proto files: those that `make proto` would write."""
 
 from __future__ import annotations
 
-import importlib.util
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL = Path("toutates", "protocol")
 
 
-@pytest.fixture
-def generator() -> ModuleType:
+def test_generated_modules_are_current(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "proto" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_generated_modules_are_current(generator: ModuleType, tmp_path: Path) -> None:
-    written = generator.generate(tmp_path)
-    assert len(written) == 2 * len(list((ROOT / "proto").glob("*.proto")))
+    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / PROTOCOL).glob("*.proto"))
+    options = ["-I.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *sources], cwd=ROOT, check=True)
+    written = sorted((tmp_path / PROTOCOL).iterdir())
+    assert len(written) == 2 * len(sources) == 6
+    assert {path.name for path in written} == {path.name for path in (ROOT / PROTOCOL).glob("*_pb2.py*")}
     for path in written:
-        checked_in = ROOT / "toutates" / "protocol" / path.name
-        assert path.read_text("utf-8") == checked_in.read_text("utf-8"), "run python proto/generate.py"
+        assert path.read_text("utf-8") == (ROOT / PROTOCOL / path.name).read_text("utf-8"), "run make proto"

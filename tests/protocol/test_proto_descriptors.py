@@ -1,4 +1,7 @@
-"""Our messages are tritonclient's: every message, field, enum and method, in both directions."""
+"""Our messages are tritonclient's: every message, field, enum and method, in both directions.
+
+Their packages alone have another name, so that both can be defined in protobuf's pool of one process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pool, json_format, text_format
+from google.protobuf import json_format, text_format
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     EnumDescriptorProto,
@@ -17,6 +20,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from toutates.protocol import grpc_service_pb2, health_pb2, model_config_pb2
+from toutates.protocol.names import with_client_names
 
 Facts = dict[str, Any]
 
@@ -73,12 +77,35 @@ def file_of(module: ModuleType) -> FileDescriptorProto:
     return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
+def file_as_clients_know(module: ModuleType) -> FileDescriptorProto:
+    """A file of ours, with the names that clients have for its package and for the types of its fields."""
+    file = file_of(module)
+    assert file.package.startswith("toutates.")
+    ours, theirs = f".{file.package}.", f".{file.package.removeprefix('toutates.')}."
+
+    def rename(message: DescriptorProto) -> None:
+        for field in message.field:
+            assert not field.type_name or field.type_name.startswith(ours)
+            field.type_name = field.type_name.replace(ours, theirs)
+        for nested in message.nested_type:
+            rename(nested)
+
+    for message in file.message_type:
+        rename(message)
+    for service in file.service:
+        for method in service.method:
+            method.input_type = method.input_type.replace(ours, theirs)
+            method.output_type = method.output_type.replace(ours, theirs)
+    file.package = theirs.strip(".")
+    return file
+
+
 def test_inference_descriptors_equal_tritonclients() -> None:
     pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
     from tritonclient.grpc import model_config_pb2 as their_config
     from tritonclient.grpc import service_pb2 as their_service
 
-    ours = facts_of(file_of(grpc_service_pb2), file_of(model_config_pb2))
+    ours = facts_of(file_as_clients_know(grpc_service_pb2), file_as_clients_know(model_config_pb2))
     theirs = facts_of(file_of(their_service), file_of(their_config))
     assert set(ours) == set(theirs)
     assert len(ours) > 400
@@ -88,7 +115,7 @@ def test_inference_descriptors_equal_tritonclients() -> None:
 def test_health_descriptors_are_grpcs() -> None:
     package = "grpc.health.v1"
     request, response = f".{package}.HealthCheckRequest", f".{package}.HealthCheckResponse"
-    assert facts_of(file_of(health_pb2)) == {
+    assert facts_of(file_as_clients_know(health_pb2)) == {
         f"{package}.HealthCheckRequest": ("message", False),
         f"{package}.HealthCheckRequest.service": (1, "TYPE_STRING", "LABEL_OPTIONAL", "", None, False, b""),
         f"{package}.HealthCheckResponse": ("message", False),
@@ -112,19 +139,34 @@ def test_health_descriptors_are_grpcs() -> None:
     }
 
 
-def test_our_messages_stay_out_of_the_default_pool() -> None:
-    code = (
-        "from toutates.protocol import grpc_service_pb2, health_pb2\n"
-        "from google.protobuf import descriptor_pool\n"
-        "for name in ('inference.ModelInferRequest', 'grpc.health.v1.HealthCheckRequest'):\n"
-        "    try:\n"
-        "        descriptor_pool.Default().FindMessageTypeByName(name)\n"
-        "    except KeyError:\n"
-        "        continue\n"
-        "    raise SystemExit(name)\n"
-    )
-    run_python(code)
-    assert grpc_service_pb2.DESCRIPTOR.pool is not descriptor_pool.Default()
+@pytest.mark.parametrize("runtime", ["", "python"], ids=["default_runtime", "pure_python_runtime"])
+def test_names_and_files_of_clients_are_left_to_them(runtime: str) -> None:
+    """As in protobuf's pool, where a name or a file that is defined twice is an error."""
+    code = """
+from google.protobuf import descriptor_pool
+from toutates.protocol import grpc_service_pb2, health_pb2
+pool = descriptor_pool.Default()
+for find, name in (
+    (pool.FindMessageTypeByName, "inference.ModelInferRequest"),
+    (pool.FindMessageTypeByName, "grpc.health.v1.HealthCheckRequest"),
+    (pool.FindFileByName, "grpc_service.proto"),
+    (pool.FindFileByName, "model_config.proto"),
+    (pool.FindFileByName, "grpc/health/v1/health.proto"),
+):
+    try:
+        find(name)
+    except KeyError:
+        continue
+    raise SystemExit(name)
+"""
+    run_python(code, runtime)
+
+
+@pytest.mark.parametrize("name", ["inference.ModelInferRequest", "grpc.health.v1.HealthCheckRequest"])
+def test_error_texts_name_messages_as_clients_know_them(name: str) -> None:
+    assert with_client_names(f"cannot parse 'toutates.{name}', toutates.{name}") == f"cannot parse '{name}', {name}"
+    others = "toutates.inference and toutates.models stay"
+    assert with_client_names(others) == others
 
 
 OURS = "from toutates.protocol import grpc_service_pb2 as ours, model_config_pb2, health_pb2"

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
 from toutates.infer.statuses import as_grpc_error
+from toutates.protocol.names import with_client_names
 from toutates.system.errors import RequestError
 
 __all__ = ["check_size", "parse", "unary"]
@@ -30,7 +31,8 @@ def parse(request_type: type[Request], message: bytes) -> Request:
     try:
         return request_type.FromString(message)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise GrpcError(Status.INTERNAL, f"the message is not a {request_type.DESCRIPTOR.name}: {error}") from None
+        reason = with_client_names(str(error))
+        raise GrpcError(Status.INTERNAL, f"the message is not a {request_type.DESCRIPTOR.name}: {reason}") from None
 
 
 def check_size(request_type: type[Message], call: Call) -> None:

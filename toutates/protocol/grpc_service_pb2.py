@@ -1,136 +1,211 @@
-"""Messages of grpc_service.proto. Written by proto/generate.py; edit the .proto file instead."""
-
-from toutates.protocol import model_config_pb2, pool  # noqa: F401
-
-DESCRIPTOR = pool.POOL.AddSerializedFile(
-    b'\n\x12grpc_service.proto\x12\tinference\x1a\x12model_config.proto"\x13\n\x11ServerLiveRequest""\n\x12ServerLi'
-    b'veResponse\x12\x0c\n\x04live\x18\x01 \x01(\x08"\x14\n\x12ServerReadyRequest"$\n\x13ServerReadyResponse\x12\r'
-    b'\n\x05ready\x18\x01 \x01(\x08"2\n\x11ModelReadyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version'
-    b'\x18\x02 \x01(\t"#\n\x12ModelReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08"\x17\n\x15ServerMetadataRequest'
-    b'"K\n\x16ServerMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12'
-    b'\n\nextensions\x18\x03 \x03(\t"5\n\x14ModelMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07ver'
-    b'sion\x18\x02 \x01(\t"\x8d\x02\n\x15ModelMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versi'
-    b'ons\x18\x02 \x03(\t\x12\x10\n\x08platform\x18\x03 \x01(\t\x12?\n\x06inputs\x18\x04 \x03(\x0b2/.inference.Mode'
-    b'lMetadataResponse.TensorMetadata\x12@\n\x07outputs\x18\x05 \x03(\x0b2/.inference.ModelMetadataResponse.Tensor'
-    b'Metadata\x1a?\n\x0eTensorMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08datatype\x18\x02 \x01(\t\x12'
-    b'\r\n\x05shape\x18\x03 \x03(\x03"3\n\x12ModelConfigRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07vers'
-    b'ion\x18\x02 \x01(\t"=\n\x13ModelConfigResponse\x12&\n\x06config\x18\x01 \x01(\x0b2\x16.inference.ModelConfig"'
-    b'\x99\x01\n\x0eInferParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 '
-    b'\x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x16\n\x0cdouble_param\x18\x04 \x01(\x01H'
-    b'\x00\x12\x16\n\x0cuint64_param\x18\x05 \x01(\x04H\x00B\x12\n\x10parameter_choice"\xd0\x01\n\x13InferTensorCon'
-    b'tents\x12\x15\n\rbool_contents\x18\x01 \x03(\x08\x12\x14\n\x0cint_contents\x18\x02 \x03(\x05\x12\x16\n\x0eint'
-    b'64_contents\x18\x03 \x03(\x03\x12\x15\n\ruint_contents\x18\x04 \x03(\r\x12\x17\n\x0fuint64_contents\x18\x05 '
-    b'\x03(\x04\x12\x15\n\rfp32_contents\x18\x06 \x03(\x02\x12\x15\n\rfp64_contents\x18\x07 \x03(\x01\x12\x16\n\x0e'
-    b'bytes_contents\x18\x08 \x03(\x0c"\xee\x06\n\x11ModelInferRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12'
-    b'\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\nparameters\x18\x04 \x03(\x0b2,.in'
-    b'ference.ModelInferRequest.ParametersEntry\x12=\n\x06inputs\x18\x05 \x03(\x0b2-.inference.ModelInferRequest.In'
-    b'ferInputTensor\x12H\n\x07outputs\x18\x06 \x03(\x0b27.inference.ModelInferRequest.InferRequestedOutputTensor'
-    b'\x12\x1a\n\x12raw_input_contents\x18\x07 \x03(\x0c\x1a\x94\x02\n\x10InferInputTensor\x12\x0c\n\x04name\x18'
-    b'\x01 \x01(\t\x12\x10\n\x08datatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12Q\n\nparameters\x18'
-    b'\x04 \x03(\x0b2=.inference.ModelInferRequest.InferInputTensor.ParametersEntry\x120\n\x08contents\x18\x05 \x01'
-    b'(\x0b2\x1e.inference.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n'
-    b'\x05value\x18\x02 \x01(\x0b2\x19.inference.InferParameter:\x028\x01\x1a\xd5\x01\n\x1aInferRequestedOutputTens'
-    b'or\x12\x0c\n\x04name\x18\x01 \x01(\t\x12[\n\nparameters\x18\x02 \x03(\x0b2G.inference.ModelInferRequest.Infer'
-    b'RequestedOutputTensor.ParametersEntry\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05va'
-    b'lue\x18\x02 \x01(\x0b2\x19.inference.InferParameter:\x028\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18'
-    b'\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b2\x19.inference.InferParameter:\x028\x01"\xd5\x04\n\x12ModelInf'
-    b'erResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18'
-    b'\x03 \x01(\t\x12A\n\nparameters\x18\x04 \x03(\x0b2-.inference.ModelInferResponse.ParametersEntry\x12@\n\x07ou'
-    b'tputs\x18\x05 \x03(\x0b2/.inference.ModelInferResponse.InferOutputTensor\x12\x1b\n\x13raw_output_contents\x18'
-    b'\x06 \x03(\x0c\x1a\x97\x02\n\x11InferOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08datatype\x18'
-    b'\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12S\n\nparameters\x18\x04 \x03(\x0b2?.inference.ModelInferRe'
-    b'sponse.InferOutputTensor.ParametersEntry\x120\n\x08contents\x18\x05 \x01(\x0b2\x1e.inference.InferTensorConte'
-    b'nts\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b2\x19.inferen'
-    b'ce.InferParameter:\x028\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18'
-    b'\x02 \x01(\x0b2\x19.inference.InferParameter:\x028\x01"h\n\x18ModelStreamInferResponse\x12\x15\n\rerror_messa'
-    b'ge\x18\x01 \x01(\t\x125\n\x0einfer_response\x18\x02 \x01(\x0b2\x1d.inference.ModelInferResponse"7\n\x16ModelS'
-    b'tatisticsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t"J\n\x17ModelStatistic'
-    b'sResponse\x12/\n\x0bmodel_stats\x18\x01 \x03(\x0b2\x1a.inference.ModelStatistics"\xb4\x03\n\x0fModelStatistic'
-    b's\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0elast_inference\x18\x03 '
-    b'\x01(\x04\x12\x17\n\x0finference_count\x18\x04 \x01(\x04\x12\x17\n\x0fexecution_count\x18\x05 \x01(\x04\x123'
-    b'\n\x0finference_stats\x18\x06 \x01(\x0b2\x1a.inference.InferStatistics\x124\n\x0bbatch_stats\x18\x07 \x03('
-    b'\x0b2\x1f.inference.InferBatchStatistics\x12,\n\x0cmemory_usage\x18\x08 \x03(\x0b2\x16.inference.MemoryUsage'
-    b'\x12E\n\x0eresponse_stats\x18\t \x03(\x0b2-.inference.ModelStatistics.ResponseStatsEntry\x1aX\n\x12ResponseSt'
-    b'atsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x121\n\x05value\x18\x02 \x01(\x0b2".inference.InferResponseStatisti'
-    b'cs:\x028\x01".\n\x11StatisticDuration\x12\r\n\x05count\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04"\x9c'
-    b'\x03\n\x0fInferStatistics\x12-\n\x07success\x18\x01 \x01(\x0b2\x1c.inference.StatisticDuration\x12*\n\x04fail'
-    b'\x18\x02 \x01(\x0b2\x1c.inference.StatisticDuration\x12+\n\x05queue\x18\x03 \x01(\x0b2\x1c.inference.Statisti'
-    b'cDuration\x123\n\rcompute_input\x18\x04 \x01(\x0b2\x1c.inference.StatisticDuration\x123\n\rcompute_infer\x18'
-    b'\x05 \x01(\x0b2\x1c.inference.StatisticDuration\x124\n\x0ecompute_output\x18\x06 \x01(\x0b2\x1c.inference.Sta'
-    b'tisticDuration\x12/\n\tcache_hit\x18\x07 \x01(\x0b2\x1c.inference.StatisticDuration\x120\n\ncache_miss\x18'
-    b'\x08 \x01(\x0b2\x1c.inference.StatisticDuration"\xc3\x02\n\x17InferResponseStatistics\x123\n\rcompute_infer'
-    b'\x18\x01 \x01(\x0b2\x1c.inference.StatisticDuration\x124\n\x0ecompute_output\x18\x02 \x01(\x0b2\x1c.inference'
-    b'.StatisticDuration\x12-\n\x07success\x18\x03 \x01(\x0b2\x1c.inference.StatisticDuration\x12*\n\x04fail\x18'
-    b'\x04 \x01(\x0b2\x1c.inference.StatisticDuration\x124\n\x0eempty_response\x18\x05 \x01(\x0b2\x1c.inference.Sta'
-    b'tisticDuration\x12,\n\x06cancel\x18\x06 \x01(\x0b2\x1c.inference.StatisticDuration"\xca\x01\n\x14InferBatchSt'
-    b'atistics\x12\x12\n\nbatch_size\x18\x01 \x01(\x04\x123\n\rcompute_input\x18\x02 \x01(\x0b2\x1c.inference.Stati'
-    b'sticDuration\x123\n\rcompute_infer\x18\x03 \x01(\x0b2\x1c.inference.StatisticDuration\x124\n\x0ecompute_outpu'
-    b't\x18\x04 \x01(\x0b2\x1c.inference.StatisticDuration":\n\x0bMemoryUsage\x12\x0c\n\x04type\x18\x01 \x01(\t\x12'
-    b'\n\n\x02id\x18\x02 \x01(\x03\x12\x11\n\tbyte_size\x18\x03 \x01(\x04"\x8a\x01\n\x18ModelRepositoryParameter'
-    b'\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cst'
-    b'ring_param\x18\x03 \x01(\tH\x00\x12\x15\n\x0bbytes_param\x18\x04 \x01(\x0cH\x00B\x12\n\x10parameter_choice"@'
-    b'\n\x16RepositoryIndexRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08"'
-    b'\xa4\x01\n\x17RepositoryIndexResponse\x12=\n\x06models\x18\x01 \x03(\x0b2-.inference.RepositoryIndexResponse.'
-    b'ModelIndex\x1aJ\n\nModelIndex\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n'
-    b'\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t"\xec\x01\n\x1aRepositoryModelLoadRequest\x12'
-    b'\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12I\n\nparameters\x18\x03 '
-    b'\x03(\x0b25.inference.RepositoryModelLoadRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key'
-    b'\x18\x01 \x01(\t\x122\n\x05value\x18\x02 \x01(\x0b2#.inference.ModelRepositoryParameter:\x028\x01"\x1d\n\x1bR'
-    b'epositoryModelLoadResponse"\xf0\x01\n\x1cRepositoryModelUnloadRequest\x12\x17\n\x0frepository_name\x18\x01 '
-    b'\x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12K\n\nparameters\x18\x03 \x03(\x0b27.inference.RepositoryMode'
-    b'lUnloadRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x122\n\x05value\x18'
-    b'\x02 \x01(\x0b2#.inference.ModelRepositoryParameter:\x028\x01"\x1f\n\x1dRepositoryModelUnloadResponse"/\n\x1f'
-    b'SystemSharedMemoryStatusRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"\xa5\x02\n SystemSharedMemoryStatusResponse'
-    b'\x12I\n\x07regions\x18\x01 \x03(\x0b28.inference.SystemSharedMemoryStatusResponse.RegionsEntry\x1aL\n\x0cRegi'
-    b'onStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01('
-    b'\x04\x12\x11\n\tbyte_size\x18\x04 \x01(\x04\x1ah\n\x0cRegionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12G\n'
-    b'\x05value\x18\x02 \x01(\x0b28.inference.SystemSharedMemoryStatusResponse.RegionStatus:\x028\x01"a\n!SystemSha'
-    b'redMemoryRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06offs'
-    b'et\x18\x03 \x01(\x04\x12\x11\n\tbyte_size\x18\x04 \x01(\x04"$\n"SystemSharedMemoryRegisterResponse"3\n#System'
-    b'SharedMemoryUnregisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"&\n$SystemSharedMemoryUnregisterResponse"-\n'
-    b'\x1dCudaSharedMemoryStatusRequest\x12\x0c\n\x04name\x18\x01 \x01(\t"\x95\x02\n\x1eCudaSharedMemoryStatusRespo'
-    b'nse\x12G\n\x07regions\x18\x01 \x03(\x0b26.inference.CudaSharedMemoryStatusResponse.RegionsEntry\x1aB\n\x0cReg'
-    b'ionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\x04\x12\x11\n\tbyte_size\x18'
-    b'\x03 \x01(\x04\x1af\n\x0cRegionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12E\n\x05value\x18\x02 \x01(\x0b26.in'
-    b'ference.CudaSharedMemoryStatusResponse.RegionStatus:\x028\x01"i\n\x1fCudaSharedMemoryRegisterRequest\x12\x0c'
-    b'\n\x04name\x18\x01 \x01(\t\x12\x12\n\nraw_handle\x18\x02 \x01(\x0c\x12\x11\n\tdevice_id\x18\x03 \x01(\x03\x12'
-    b'\x11\n\tbyte_size\x18\x04 \x01(\x04""\n CudaSharedMemoryRegisterResponse"1\n!CudaSharedMemoryUnregisterReques'
-    b't\x12\x0c\n\x04name\x18\x01 \x01(\t"$\n"CudaSharedMemoryUnregisterResponse"\xe6\x01\n\x13TraceSettingRequest'
-    b'\x12>\n\x08settings\x18\x01 \x03(\x0b2,.inference.TraceSettingRequest.SettingsEntry\x12\x12\n\nmodel_name\x18'
-    b'\x02 \x01(\t\x1a\x1d\n\x0cSettingValue\x12\r\n\x05value\x18\x01 \x03(\t\x1a\\\n\rSettingsEntry\x12\x0b\n\x03k'
-    b'ey\x18\x01 \x01(\t\x12:\n\x05value\x18\x02 \x01(\x0b2+.inference.TraceSettingRequest.SettingValue:\x028\x01"'
-    b'\xd5\x01\n\x14TraceSettingResponse\x12?\n\x08settings\x18\x01 \x03(\x0b2-.inference.TraceSettingResponse.Sett'
-    b'ingsEntry\x1a\x1d\n\x0cSettingValue\x12\r\n\x05value\x18\x01 \x03(\t\x1a]\n\rSettingsEntry\x12\x0b\n\x03key'
-    b'\x18\x01 \x01(\t\x12;\n\x05value\x18\x02 \x01(\x0b2,.inference.TraceSettingResponse.SettingValue:\x028\x01"'
-    b'\x9a\x02\n\x12LogSettingsRequest\x12=\n\x08settings\x18\x01 \x03(\x0b2+.inference.LogSettingsRequest.Settings'
-    b'Entry\x1ah\n\x0cSettingValue\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x16\n\x0cuint32_param\x18\x02 '
-    b'\x01(\rH\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00B\x12\n\x10parameter_choice\x1a[\n\rSettingsEntry'
-    b'\x12\x0b\n\x03key\x18\x01 \x01(\t\x129\n\x05value\x18\x02 \x01(\x0b2*.inference.LogSettingsRequest.SettingVal'
-    b'ue:\x028\x01"\x9d\x02\n\x13LogSettingsResponse\x12>\n\x08settings\x18\x01 \x03(\x0b2,.inference.LogSettingsRe'
-    b'sponse.SettingsEntry\x1ah\n\x0cSettingValue\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x16\n\x0cuint32_'
-    b'param\x18\x02 \x01(\rH\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00B\x12\n\x10parameter_choice\x1a\\\n'
-    b'\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12:\n\x05value\x18\x02 \x01(\x0b2+.inference.LogSettingsRes'
-    b'ponse.SettingValue:\x028\x012\x8e\x0f\n\x14GRPCInferenceService\x12I\n\nServerLive\x12\x1c.inference.ServerLi'
-    b'veRequest\x1a\x1d.inference.ServerLiveResponse\x12L\n\x0bServerReady\x12\x1d.inference.ServerReadyRequest\x1a'
-    b'\x1e.inference.ServerReadyResponse\x12I\n\nModelReady\x12\x1c.inference.ModelReadyRequest\x1a\x1d.inference.M'
-    b'odelReadyResponse\x12U\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference.ServerMetadata'
-    b'Response\x12R\n\rModelMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadataResponse'
-    b'\x12L\n\x0bModelConfig\x12\x1d.inference.ModelConfigRequest\x1a\x1e.inference.ModelConfigResponse\x12I\n\nMod'
-    b'elInfer\x12\x1c.inference.ModelInferRequest\x1a\x1d.inference.ModelInferResponse\x12Y\n\x10ModelStreamInfer'
-    b'\x12\x1c.inference.ModelInferRequest\x1a#.inference.ModelStreamInferResponse(\x010\x01\x12X\n\x0fModelStatist'
-    b'ics\x12!.inference.ModelStatisticsRequest\x1a".inference.ModelStatisticsResponse\x12X\n\x0fRepositoryIndex'
-    b'\x12!.inference.RepositoryIndexRequest\x1a".inference.RepositoryIndexResponse\x12d\n\x13RepositoryModelLoad'
-    b'\x12%.inference.RepositoryModelLoadRequest\x1a&.inference.RepositoryModelLoadResponse\x12j\n\x15RepositoryMod'
-    b"elUnload\x12'.inference.RepositoryModelUnloadRequest\x1a(.inference.RepositoryModelUnloadResponse\x12s\n\x18S"
-    b'ystemSharedMemoryStatus\x12*.inference.SystemSharedMemoryStatusRequest\x1a+.inference.SystemSharedMemoryStatu'
-    b'sResponse\x12y\n\x1aSystemSharedMemoryRegister\x12,.inference.SystemSharedMemoryRegisterRequest\x1a-.inferenc'
-    b'e.SystemSharedMemoryRegisterResponse\x12\x7f\n\x1cSystemSharedMemoryUnregister\x12..inference.SystemSharedMem'
-    b'oryUnregisterRequest\x1a/.inference.SystemSharedMemoryUnregisterResponse\x12m\n\x16CudaSharedMemoryStatus\x12'
-    b'(.inference.CudaSharedMemoryStatusRequest\x1a).inference.CudaSharedMemoryStatusResponse\x12s\n\x18CudaSharedM'
-    b'emoryRegister\x12*.inference.CudaSharedMemoryRegisterRequest\x1a+.inference.CudaSharedMemoryRegisterResponse'
-    b'\x12y\n\x1aCudaSharedMemoryUnregister\x12,.inference.CudaSharedMemoryUnregisterRequest\x1a-.inference.CudaSha'
-    b'redMemoryUnregisterResponse\x12O\n\x0cTraceSetting\x12\x1e.inference.TraceSettingRequest\x1a\x1f.inference.Tr'
-    b'aceSettingResponse\x12L\n\x0bLogSettings\x12\x1d.inference.LogSettingsRequest\x1a\x1e.inference.LogSettingsRe'
-    b'sponseb\x06proto3'
+# -*- coding: utf-8 -*-
+# Generated by the protocol buffer compiler.  DO NOT EDIT!
+# NO CHECKED-IN PROTOBUF GENCODE
+# source: toutates/protocol/grpc_service.proto
+# Protobuf Python Version: 6.33.5
+"""Generated protocol buffer code."""
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pool as _descriptor_pool
+from google.protobuf import runtime_version as _runtime_version
+from google.protobuf import symbol_database as _symbol_database
+from google.protobuf.internal import builder as _builder
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    33,
+    5,
+    '',
+    'toutates/protocol/grpc_service.proto'
 )
-pool.build(DESCRIPTOR, globals())
+# @@protoc_insertion_point(imports)
+
+_sym_db = _symbol_database.Default()
+
+
+from toutates.protocol import model_config_pb2 as toutates_dot_protocol_dot_model__config__pb2
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$toutates/protocol/grpc_service.proto\x12\x12toutates.inference\x1a$toutates/protocol/model_config.proto\"\x13\n\x11ServerLiveRequest\"\"\n\x12ServerLiveResponse\x12\x0c\n\x04live\x18\x01 \x01(\x08\"\x14\n\x12ServerReadyRequest\"$\n\x13ServerReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"2\n\x11ModelReadyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"#\n\x12ModelReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"\x17\n\x15ServerMetadataRequest\"K\n\x16ServerMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nextensions\x18\x03 \x03(\t\"5\n\x14ModelMetadataRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x9f\x02\n\x15ModelMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08platform\x18\x03 \x01(\t\x12H\n\x06inputs\x18\x04 \x03(\x0b\x32\x38.toutates.inference.ModelMetadataResponse.TensorMetadata\x12I\n\x07outputs\x18\x05 \x03(\x0b\x32\x38.toutates.inference.ModelMetadataResponse.TensorMetadata\x1a?\n\x0eTensorMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"3\n\x12ModelConfigRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"F\n\x13ModelConfigResponse\x12/\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1f.toutates.inference.ModelConfig\"\x99\x01\n\x0eInferParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x64ouble_param\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cuint64_param\x18\x05 \x01(\x04H\x00\x42\x12\n\x10parameter_choice\"\xd0\x01\n\x13InferTensorContents\x12\x15\n\rbool_contents\x18\x01 \x03(\x08\x12\x14\n\x0cint_contents\x18\x02 \x03(\x05\x12\x16\n\x0eint64_contents\x18\x03 \x03(\x03\x12\x15\n\ruint_contents\x18\x04 \x03(\r\x12\x17\n\x0fuint64_contents\x18\x05 \x03(\x04\x12\x15\n\rfp32_contents\x18\x06 \x03(\x02\x12\x15\n\rfp64_contents\x18\x07 \x03(\x01\x12\x16\n\x0e\x62ytes_contents\x18\x08 \x03(\x0c\"\xbf\x07\n\x11ModelInferRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12I\n\nparameters\x18\x04 \x03(\x0b\x32\x35.toutates.inference.ModelInferRequest.ParametersEntry\x12\x46\n\x06inputs\x18\x05 \x03(\x0b\x32\x36.toutates.inference.ModelInferRequest.InferInputTensor\x12Q\n\x07outputs\x18\x06 \x03(\x0b\x32@.toutates.inference.ModelInferRequest.InferRequestedOutputTensor\x12\x1a\n\x12raw_input_contents\x18\x07 \x03(\x0c\x1a\xaf\x02\n\x10InferInputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12Z\n\nparameters\x18\x04 \x03(\x0b\x32\x46.toutates.inference.ModelInferRequest.InferInputTensor.ParametersEntry\x12\x39\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\'.toutates.inference.InferTensorContents\x1aU\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".toutates.inference.InferParameter:\x02\x38\x01\x1a\xe7\x01\n\x1aInferRequestedOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x64\n\nparameters\x18\x02 \x03(\x0b\x32P.toutates.inference.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry\x1aU\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".toutates.inference.InferParameter:\x02\x38\x01\x1aU\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".toutates.inference.InferParameter:\x02\x38\x01\"\x8b\x05\n\x12ModelInferResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12J\n\nparameters\x18\x04 \x03(\x0b\x32\x36.toutates.inference.ModelInferResponse.ParametersEntry\x12I\n\x07outputs\x18\x05 \x03(\x0b\x32\x38.toutates.inference.ModelInferResponse.InferOutputTensor\x12\x1b\n\x13raw_output_contents\x18\x06 \x03(\x0c\x1a\xb2\x02\n\x11InferOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\\\n\nparameters\x18\x04 \x03(\x0b\x32H.toutates.inference.ModelInferResponse.InferOutputTensor.ParametersEntry\x12\x39\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\'.toutates.inference.InferTensorContents\x1aU\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".toutates.inference.InferParameter:\x02\x38\x01\x1aU\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".toutates.inference.InferParameter:\x02\x38\x01\"q\n\x18ModelStreamInferResponse\x12\x15\n\rerror_message\x18\x01 \x01(\t\x12>\n\x0einfer_response\x18\x02 \x01(\x0b\x32&.toutates.inference.ModelInferResponse\"7\n\x16ModelStatisticsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"S\n\x17ModelStatisticsResponse\x12\x38\n\x0bmodel_stats\x18\x01 \x03(\x0b\x32#.toutates.inference.ModelStatistics\"\xe1\x03\n\x0fModelStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0elast_inference\x18\x03 \x01(\x04\x12\x17\n\x0finference_count\x18\x04 \x01(\x04\x12\x17\n\x0f\x65xecution_count\x18\x05 \x01(\x04\x12<\n\x0finference_stats\x18\x06 \x01(\x0b\x32#.toutates.inference.InferStatistics\x12=\n\x0b\x62\x61tch_stats\x18\x07 \x03(\x0b\x32(.toutates.inference.InferBatchStatistics\x12\x35\n\x0cmemory_usage\x18\x08 \x03(\x0b\x32\x1f.toutates.inference.MemoryUsage\x12N\n\x0eresponse_stats\x18\t \x03(\x0b\x32\x36.toutates.inference.ModelStatistics.ResponseStatsEntry\x1a\x61\n\x12ResponseStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12:\n\x05value\x18\x02 \x01(\x0b\x32+.toutates.inference.InferResponseStatistics:\x02\x38\x01\".\n\x11StatisticDuration\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\"\xe4\x03\n\x0fInferStatistics\x12\x36\n\x07success\x18\x01 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x33\n\x04\x66\x61il\x18\x02 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x34\n\x05queue\x18\x03 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12<\n\rcompute_input\x18\x04 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12<\n\rcompute_infer\x18\x05 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12=\n\x0e\x63ompute_output\x18\x06 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x38\n\tcache_hit\x18\x07 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x39\n\ncache_miss\x18\x08 \x01(\x0b\x32%.toutates.inference.StatisticDuration\"\xf9\x02\n\x17InferResponseStatistics\x12<\n\rcompute_infer\x18\x01 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12=\n\x0e\x63ompute_output\x18\x02 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x36\n\x07success\x18\x03 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x33\n\x04\x66\x61il\x18\x04 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12=\n\x0e\x65mpty_response\x18\x05 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12\x35\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32%.toutates.inference.StatisticDuration\"\xe5\x01\n\x14InferBatchStatistics\x12\x12\n\nbatch_size\x18\x01 \x01(\x04\x12<\n\rcompute_input\x18\x02 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12<\n\rcompute_infer\x18\x03 \x01(\x0b\x32%.toutates.inference.StatisticDuration\x12=\n\x0e\x63ompute_output\x18\x04 \x01(\x0b\x32%.toutates.inference.StatisticDuration\":\n\x0bMemoryUsage\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x11\n\tbyte_size\x18\x03 \x01(\x04\"\x8a\x01\n\x18ModelRepositoryParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x15\n\x0b\x62ytes_param\x18\x04 \x01(\x0cH\x00\x42\x12\n\x10parameter_choice\"@\n\x16RepositoryIndexRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\"\xad\x01\n\x17RepositoryIndexResponse\x12\x46\n\x06models\x18\x01 \x03(\x0b\x32\x36.toutates.inference.RepositoryIndexResponse.ModelIndex\x1aJ\n\nModelIndex\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xfe\x01\n\x1aRepositoryModelLoadRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12R\n\nparameters\x18\x03 \x03(\x0b\x32>.toutates.inference.RepositoryModelLoadRequest.ParametersEntry\x1a_\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12;\n\x05value\x18\x02 \x01(\x0b\x32,.toutates.inference.ModelRepositoryParameter:\x02\x38\x01\"\x1d\n\x1bRepositoryModelLoadResponse\"\x82\x02\n\x1cRepositoryModelUnloadRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12T\n\nparameters\x18\x03 \x03(\x0b\x32@.toutates.inference.RepositoryModelUnloadRequest.ParametersEntry\x1a_\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12;\n\x05value\x18\x02 \x01(\x0b\x32,.toutates.inference.ModelRepositoryParameter:\x02\x38\x01\"\x1f\n\x1dRepositoryModelUnloadResponse\"/\n\x1fSystemSharedMemoryStatusRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xb7\x02\n SystemSharedMemoryStatusResponse\x12R\n\x07regions\x18\x01 \x03(\x0b\x32\x41.toutates.inference.SystemSharedMemoryStatusResponse.RegionsEntry\x1aL\n\x0cRegionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tbyte_size\x18\x04 \x01(\x04\x1aq\n\x0cRegionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12P\n\x05value\x18\x02 \x01(\x0b\x32\x41.toutates.inference.SystemSharedMemoryStatusResponse.RegionStatus:\x02\x38\x01\"a\n!SystemSharedMemoryRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tbyte_size\x18\x04 \x01(\x04\"$\n\"SystemSharedMemoryRegisterResponse\"3\n#SystemSharedMemoryUnregisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n$SystemSharedMemoryUnregisterResponse\"-\n\x1d\x43udaSharedMemoryStatusRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa7\x02\n\x1e\x43udaSharedMemoryStatusResponse\x12P\n\x07regions\x18\x01 \x03(\x0b\x32?.toutates.inference.CudaSharedMemoryStatusResponse.RegionsEntry\x1a\x42\n\x0cRegionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\x04\x12\x11\n\tbyte_size\x18\x03 \x01(\x04\x1ao\n\x0cRegionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12N\n\x05value\x18\x02 \x01(\x0b\x32?.toutates.inference.CudaSharedMemoryStatusResponse.RegionStatus:\x02\x38\x01\"i\n\x1f\x43udaSharedMemoryRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nraw_handle\x18\x02 \x01(\x0c\x12\x11\n\tdevice_id\x18\x03 \x01(\x03\x12\x11\n\tbyte_size\x18\x04 \x01(\x04\"\"\n CudaSharedMemoryRegisterResponse\"1\n!CudaSharedMemoryUnregisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\"CudaSharedMemoryUnregisterResponse\"\xf8\x01\n\x13TraceSettingRequest\x12G\n\x08settings\x18\x01 \x03(\x0b\x32\x35.toutates.inference.TraceSettingRequest.SettingsEntry\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x1a\x1d\n\x0cSettingValue\x12\r\n\x05value\x18\x01 \x03(\t\x1a\x65\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x43\n\x05value\x18\x02 \x01(\x0b\x32\x34.toutates.inference.TraceSettingRequest.SettingValue:\x02\x38\x01\"\xe7\x01\n\x14TraceSettingResponse\x12H\n\x08settings\x18\x01 \x03(\x0b\x32\x36.toutates.inference.TraceSettingResponse.SettingsEntry\x1a\x1d\n\x0cSettingValue\x12\r\n\x05value\x18\x01 \x03(\t\x1a\x66\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x44\n\x05value\x18\x02 \x01(\x0b\x32\x35.toutates.inference.TraceSettingResponse.SettingValue:\x02\x38\x01\"\xac\x02\n\x12LogSettingsRequest\x12\x46\n\x08settings\x18\x01 \x03(\x0b\x32\x34.toutates.inference.LogSettingsRequest.SettingsEntry\x1ah\n\x0cSettingValue\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x16\n\x0cuint32_param\x18\x02 \x01(\rH\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x42\x12\n\x10parameter_choice\x1a\x64\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x42\n\x05value\x18\x02 \x01(\x0b\x32\x33.toutates.inference.LogSettingsRequest.SettingValue:\x02\x38\x01\"\xaf\x02\n\x13LogSettingsResponse\x12G\n\x08settings\x18\x01 \x03(\x0b\x32\x35.toutates.inference.LogSettingsResponse.SettingsEntry\x1ah\n\x0cSettingValue\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x16\n\x0cuint32_param\x18\x02 \x01(\rH\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x42\x12\n\x10parameter_choice\x1a\x65\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x43\n\x05value\x18\x02 \x01(\x0b\x32\x34.toutates.inference.LogSettingsResponse.SettingValue:\x02\x38\x01\x32\xfb\x11\n\x14GRPCInferenceService\x12[\n\nServerLive\x12%.toutates.inference.ServerLiveRequest\x1a&.toutates.inference.ServerLiveResponse\x12^\n\x0bServerReady\x12&.toutates.inference.ServerReadyRequest\x1a\'.toutates.inference.ServerReadyResponse\x12[\n\nModelReady\x12%.toutates.inference.ModelReadyRequest\x1a&.toutates.inference.ModelReadyResponse\x12g\n\x0eServerMetadata\x12).toutates.inference.ServerMetadataRequest\x1a*.toutates.inference.ServerMetadataResponse\x12\x64\n\rModelMetadata\x12(.toutates.inference.ModelMetadataRequest\x1a).toutates.inference.ModelMetadataResponse\x12^\n\x0bModelConfig\x12&.toutates.inference.ModelConfigRequest\x1a\'.toutates.inference.ModelConfigResponse\x12[\n\nModelInfer\x12%.toutates.inference.ModelInferRequest\x1a&.toutates.inference.ModelInferResponse\x12k\n\x10ModelStreamInfer\x12%.toutates.inference.ModelInferRequest\x1a,.toutates.inference.ModelStreamInferResponse(\x01\x30\x01\x12j\n\x0fModelStatistics\x12*.toutates.inference.ModelStatisticsRequest\x1a+.toutates.inference.ModelStatisticsResponse\x12j\n\x0fRepositoryIndex\x12*.toutates.inference.RepositoryIndexRequest\x1a+.toutates.inference.RepositoryIndexResponse\x12v\n\x13RepositoryModelLoad\x12..toutates.inference.RepositoryModelLoadRequest\x1a/.toutates.inference.RepositoryModelLoadResponse\x12|\n\x15RepositoryModelUnload\x12\x30.toutates.inference.RepositoryModelUnloadRequest\x1a\x31.toutates.inference.RepositoryModelUnloadResponse\x12\x85\x01\n\x18SystemSharedMemoryStatus\x12\x33.toutates.inference.SystemSharedMemoryStatusRequest\x1a\x34.toutates.inference.SystemSharedMemoryStatusResponse\x12\x8b\x01\n\x1aSystemSharedMemoryRegister\x12\x35.toutates.inference.SystemSharedMemoryRegisterRequest\x1a\x36.toutates.inference.SystemSharedMemoryRegisterResponse\x12\x91\x01\n\x1cSystemSharedMemoryUnregister\x12\x37.toutates.inference.SystemSharedMemoryUnregisterRequest\x1a\x38.toutates.inference.SystemSharedMemoryUnregisterResponse\x12\x7f\n\x16\x43udaSharedMemoryStatus\x12\x31.toutates.inference.CudaSharedMemoryStatusRequest\x1a\x32.toutates.inference.CudaSharedMemoryStatusResponse\x12\x85\x01\n\x18\x43udaSharedMemoryRegister\x12\x33.toutates.inference.CudaSharedMemoryRegisterRequest\x1a\x34.toutates.inference.CudaSharedMemoryRegisterResponse\x12\x8b\x01\n\x1a\x43udaSharedMemoryUnregister\x12\x35.toutates.inference.CudaSharedMemoryUnregisterRequest\x1a\x36.toutates.inference.CudaSharedMemoryUnregisterResponse\x12\x61\n\x0cTraceSetting\x12\'.toutates.inference.TraceSettingRequest\x1a(.toutates.inference.TraceSettingResponse\x12^\n\x0bLogSettings\x12&.toutates.inference.LogSettingsRequest\x1a\'.toutates.inference.LogSettingsResponseb\x06proto3')
+
+_globals = globals()
+_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'toutates.protocol.grpc_service_pb2', _globals)
+if not _descriptor._USE_C_DESCRIPTORS:
+  DESCRIPTOR._loaded_options = None
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELSTATISTICS_RESPONSESTATSENTRY']._loaded_options = None
+  _globals['_MODELSTATISTICS_RESPONSESTATSENTRY']._serialized_options = b'8\001'
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._loaded_options = None
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._loaded_options = None
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_options = b'8\001'
+  _globals['_TRACESETTINGREQUEST_SETTINGSENTRY']._loaded_options = None
+  _globals['_TRACESETTINGREQUEST_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_TRACESETTINGRESPONSE_SETTINGSENTRY']._loaded_options = None
+  _globals['_TRACESETTINGRESPONSE_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_LOGSETTINGSREQUEST_SETTINGSENTRY']._loaded_options = None
+  _globals['_LOGSETTINGSREQUEST_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_LOGSETTINGSRESPONSE_SETTINGSENTRY']._loaded_options = None
+  _globals['_LOGSETTINGSRESPONSE_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_SERVERLIVEREQUEST']._serialized_start=98
+  _globals['_SERVERLIVEREQUEST']._serialized_end=117
+  _globals['_SERVERLIVERESPONSE']._serialized_start=119
+  _globals['_SERVERLIVERESPONSE']._serialized_end=153
+  _globals['_SERVERREADYREQUEST']._serialized_start=155
+  _globals['_SERVERREADYREQUEST']._serialized_end=175
+  _globals['_SERVERREADYRESPONSE']._serialized_start=177
+  _globals['_SERVERREADYRESPONSE']._serialized_end=213
+  _globals['_MODELREADYREQUEST']._serialized_start=215
+  _globals['_MODELREADYREQUEST']._serialized_end=265
+  _globals['_MODELREADYRESPONSE']._serialized_start=267
+  _globals['_MODELREADYRESPONSE']._serialized_end=302
+  _globals['_SERVERMETADATAREQUEST']._serialized_start=304
+  _globals['_SERVERMETADATAREQUEST']._serialized_end=327
+  _globals['_SERVERMETADATARESPONSE']._serialized_start=329
+  _globals['_SERVERMETADATARESPONSE']._serialized_end=404
+  _globals['_MODELMETADATAREQUEST']._serialized_start=406
+  _globals['_MODELMETADATAREQUEST']._serialized_end=459
+  _globals['_MODELMETADATARESPONSE']._serialized_start=462
+  _globals['_MODELMETADATARESPONSE']._serialized_end=749
+  _globals['_MODELMETADATARESPONSE_TENSORMETADATA']._serialized_start=686
+  _globals['_MODELMETADATARESPONSE_TENSORMETADATA']._serialized_end=749
+  _globals['_MODELCONFIGREQUEST']._serialized_start=751
+  _globals['_MODELCONFIGREQUEST']._serialized_end=802
+  _globals['_MODELCONFIGRESPONSE']._serialized_start=804
+  _globals['_MODELCONFIGRESPONSE']._serialized_end=874
+  _globals['_INFERPARAMETER']._serialized_start=877
+  _globals['_INFERPARAMETER']._serialized_end=1030
+  _globals['_INFERTENSORCONTENTS']._serialized_start=1033
+  _globals['_INFERTENSORCONTENTS']._serialized_end=1241
+  _globals['_MODELINFERREQUEST']._serialized_start=1244
+  _globals['_MODELINFERREQUEST']._serialized_end=2203
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR']._serialized_start=1579
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR']._serialized_end=1882
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._serialized_start=1797
+  _globals['_MODELINFERREQUEST_INFERINPUTTENSOR_PARAMETERSENTRY']._serialized_end=1882
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR']._serialized_start=1885
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR']._serialized_end=2116
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_start=1797
+  _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_end=1882
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_start=1797
+  _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_end=1882
+  _globals['_MODELINFERRESPONSE']._serialized_start=2206
+  _globals['_MODELINFERRESPONSE']._serialized_end=2857
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_start=2464
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_end=2770
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_start=1797
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_end=1882
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._serialized_start=1797
+  _globals['_MODELINFERRESPONSE_PARAMETERSENTRY']._serialized_end=1882
+  _globals['_MODELSTREAMINFERRESPONSE']._serialized_start=2859
+  _globals['_MODELSTREAMINFERRESPONSE']._serialized_end=2972
+  _globals['_MODELSTATISTICSREQUEST']._serialized_start=2974
+  _globals['_MODELSTATISTICSREQUEST']._serialized_end=3029
+  _globals['_MODELSTATISTICSRESPONSE']._serialized_start=3031
+  _globals['_MODELSTATISTICSRESPONSE']._serialized_end=3114
+  _globals['_MODELSTATISTICS']._serialized_start=3117
+  _globals['_MODELSTATISTICS']._serialized_end=3598
+  _globals['_MODELSTATISTICS_RESPONSESTATSENTRY']._serialized_start=3501
+  _globals['_MODELSTATISTICS_RESPONSESTATSENTRY']._serialized_end=3598
+  _globals['_STATISTICDURATION']._serialized_start=3600
+  _globals['_STATISTICDURATION']._serialized_end=3646
+  _globals['_INFERSTATISTICS']._serialized_start=3649
+  _globals['_INFERSTATISTICS']._serialized_end=4133
+  _globals['_INFERRESPONSESTATISTICS']._serialized_start=4136
+  _globals['_INFERRESPONSESTATISTICS']._serialized_end=4513
+  _globals['_INFERBATCHSTATISTICS']._serialized_start=4516
+  _globals['_INFERBATCHSTATISTICS']._serialized_end=4745
+  _globals['_MEMORYUSAGE']._serialized_start=4747
+  _globals['_MEMORYUSAGE']._serialized_end=4805
+  _globals['_MODELREPOSITORYPARAMETER']._serialized_start=4808
+  _globals['_MODELREPOSITORYPARAMETER']._serialized_end=4946
+  _globals['_REPOSITORYINDEXREQUEST']._serialized_start=4948
+  _globals['_REPOSITORYINDEXREQUEST']._serialized_end=5012
+  _globals['_REPOSITORYINDEXRESPONSE']._serialized_start=5015
+  _globals['_REPOSITORYINDEXRESPONSE']._serialized_end=5188
+  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_start=5114
+  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_end=5188
+  _globals['_REPOSITORYMODELLOADREQUEST']._serialized_start=5191
+  _globals['_REPOSITORYMODELLOADREQUEST']._serialized_end=5445
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._serialized_start=5350
+  _globals['_REPOSITORYMODELLOADREQUEST_PARAMETERSENTRY']._serialized_end=5445
+  _globals['_REPOSITORYMODELLOADRESPONSE']._serialized_start=5447
+  _globals['_REPOSITORYMODELLOADRESPONSE']._serialized_end=5476
+  _globals['_REPOSITORYMODELUNLOADREQUEST']._serialized_start=5479
+  _globals['_REPOSITORYMODELUNLOADREQUEST']._serialized_end=5737
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._serialized_start=5350
+  _globals['_REPOSITORYMODELUNLOADREQUEST_PARAMETERSENTRY']._serialized_end=5445
+  _globals['_REPOSITORYMODELUNLOADRESPONSE']._serialized_start=5739
+  _globals['_REPOSITORYMODELUNLOADRESPONSE']._serialized_end=5770
+  _globals['_SYSTEMSHAREDMEMORYSTATUSREQUEST']._serialized_start=5772
+  _globals['_SYSTEMSHAREDMEMORYSTATUSREQUEST']._serialized_end=5819
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE']._serialized_start=5822
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE']._serialized_end=6133
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSTATUS']._serialized_start=5942
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSTATUS']._serialized_end=6018
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_start=6020
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_end=6133
+  _globals['_SYSTEMSHAREDMEMORYREGISTERREQUEST']._serialized_start=6135
+  _globals['_SYSTEMSHAREDMEMORYREGISTERREQUEST']._serialized_end=6232
+  _globals['_SYSTEMSHAREDMEMORYREGISTERRESPONSE']._serialized_start=6234
+  _globals['_SYSTEMSHAREDMEMORYREGISTERRESPONSE']._serialized_end=6270
+  _globals['_SYSTEMSHAREDMEMORYUNREGISTERREQUEST']._serialized_start=6272
+  _globals['_SYSTEMSHAREDMEMORYUNREGISTERREQUEST']._serialized_end=6323
+  _globals['_SYSTEMSHAREDMEMORYUNREGISTERRESPONSE']._serialized_start=6325
+  _globals['_SYSTEMSHAREDMEMORYUNREGISTERRESPONSE']._serialized_end=6363
+  _globals['_CUDASHAREDMEMORYSTATUSREQUEST']._serialized_start=6365
+  _globals['_CUDASHAREDMEMORYSTATUSREQUEST']._serialized_end=6410
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE']._serialized_start=6413
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE']._serialized_end=6708
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE_REGIONSTATUS']._serialized_start=6529
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE_REGIONSTATUS']._serialized_end=6595
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_start=6597
+  _globals['_CUDASHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_end=6708
+  _globals['_CUDASHAREDMEMORYREGISTERREQUEST']._serialized_start=6710
+  _globals['_CUDASHAREDMEMORYREGISTERREQUEST']._serialized_end=6815
+  _globals['_CUDASHAREDMEMORYREGISTERRESPONSE']._serialized_start=6817
+  _globals['_CUDASHAREDMEMORYREGISTERRESPONSE']._serialized_end=6851
+  _globals['_CUDASHAREDMEMORYUNREGISTERREQUEST']._serialized_start=6853
+  _globals['_CUDASHAREDMEMORYUNREGISTERREQUEST']._serialized_end=6902
+  _globals['_CUDASHAREDMEMORYUNREGISTERRESPONSE']._serialized_start=6904
+  _globals['_CUDASHAREDMEMORYUNREGISTERRESPONSE']._serialized_end=6940
+  _globals['_TRACESETTINGREQUEST']._serialized_start=6943
+  _globals['_TRACESETTINGREQUEST']._serialized_end=7191
+  _globals['_TRACESETTINGREQUEST_SETTINGVALUE']._serialized_start=7059
+  _globals['_TRACESETTINGREQUEST_SETTINGVALUE']._serialized_end=7088
+  _globals['_TRACESETTINGREQUEST_SETTINGSENTRY']._serialized_start=7090
+  _globals['_TRACESETTINGREQUEST_SETTINGSENTRY']._serialized_end=7191
+  _globals['_TRACESETTINGRESPONSE']._serialized_start=7194
+  _globals['_TRACESETTINGRESPONSE']._serialized_end=7425
+  _globals['_TRACESETTINGRESPONSE_SETTINGVALUE']._serialized_start=7059
+  _globals['_TRACESETTINGRESPONSE_SETTINGVALUE']._serialized_end=7088
+  _globals['_TRACESETTINGRESPONSE_SETTINGSENTRY']._serialized_start=7323
+  _globals['_TRACESETTINGRESPONSE_SETTINGSENTRY']._serialized_end=7425
+  _globals['_LOGSETTINGSREQUEST']._serialized_start=7428
+  _globals['_LOGSETTINGSREQUEST']._serialized_end=7728
+  _globals['_LOGSETTINGSREQUEST_SETTINGVALUE']._serialized_start=7522
+  _globals['_LOGSETTINGSREQUEST_SETTINGVALUE']._serialized_end=7626
+  _globals['_LOGSETTINGSREQUEST_SETTINGSENTRY']._serialized_start=7628
+  _globals['_LOGSETTINGSREQUEST_SETTINGSENTRY']._serialized_end=7728
+  _globals['_LOGSETTINGSRESPONSE']._serialized_start=7731
+  _globals['_LOGSETTINGSRESPONSE']._serialized_end=8034
+  _globals['_LOGSETTINGSRESPONSE_SETTINGVALUE']._serialized_start=7522
+  _globals['_LOGSETTINGSRESPONSE_SETTINGVALUE']._serialized_end=7626
+  _globals['_LOGSETTINGSRESPONSE_SETTINGSENTRY']._serialized_start=7933
+  _globals['_LOGSETTINGSRESPONSE_SETTINGSENTRY']._serialized_end=8034
+  _globals['_GRPCINFERENCESERVICE']._serialized_start=8037
+  _globals['_GRPCINFERENCESERVICE']._serialized_end=10336
+# @@protoc_insertion_point(module_scope)

@@ -1,5 +1,3 @@
-# Messages of grpc_service.proto. Written by proto/generate.py; edit the .proto file instead.
-# ruff: noqa
 from toutates.protocol import model_config_pb2 as _model_config_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor

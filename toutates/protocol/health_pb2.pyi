@@ -1,5 +1,3 @@
-# Messages of health.proto. Written by proto/generate.py; edit the .proto file instead.
-# ruff: noqa
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

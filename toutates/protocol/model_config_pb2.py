@@ -1,137 +1,188 @@
-"""Messages of model_config.proto. Written by proto/generate.py; edit the .proto file instead."""
-
-from toutates.protocol import pool
-
-DESCRIPTOR = pool.POOL.AddSerializedFile(
-    b'\n\x12model_config.proto\x12\tinference"\xf3\n\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n'
-    b'\x08platform\x18\x02 \x01(\t\x125\n\x0eversion_policy\x18\x03 \x01(\x0b2\x1d.inference.ModelVersionPolicy\x12'
-    b'\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b2\x15.inference.ModelInput\x12&\n'
-    b'\x06output\x18\x06 \x03(\x0b2\x16.inference.ModelOutput\x125\n\x0einstance_group\x18\x07 \x03(\x0b2\x1d.infer'
-    b'ence.ModelInstanceGroup\x12\x1e\n\x16default_model_filename\x18\x08 \x01(\t\x12H\n\x12cc_model_filenames\x18'
-    b'\t \x03(\x0b2,.inference.ModelConfig.CcModelFilenamesEntry\x12;\n\x0bmetric_tags\x18\n \x03(\x0b2&.inference.'
-    b'ModelConfig.MetricTagsEntry\x12;\n\x10dynamic_batching\x18\x0b \x01(\x0b2\x1f.inference.ModelDynamicBatchingH'
-    b'\x00\x12=\n\x11sequence_batching\x18\r \x01(\x0b2 .inference.ModelSequenceBatchingH\x00\x129\n\x13ensemble_sc'
-    b'heduling\x18\x0f \x01(\x0b2\x1a.inference.ModelEnsemblingH\x00\x128\n\x0coptimization\x18\x0c \x01(\x0b2".inf'
-    b'erence.ModelOptimizationPolicy\x12:\n\nparameters\x18\x0e \x03(\x0b2&.inference.ModelConfig.ParametersEntry'
-    b'\x12,\n\x0cmodel_warmup\x18\x10 \x03(\x0b2\x16.inference.ModelWarmup\x12\x0f\n\x07backend\x18\x11 \x01(\t\x12'
-    b'4\n\x10model_operations\x18\x12 \x01(\x0b2\x1a.inference.ModelOperations\x12C\n\x18model_transaction_policy'
-    b'\x18\x13 \x01(\x0b2!.inference.ModelTransactionPolicy\x12*\n\x0bbatch_input\x18\x14 \x03(\x0b2\x15.inference.'
-    b'BatchInput\x12,\n\x0cbatch_output\x18\x15 \x03(\x0b2\x16.inference.BatchOutput\x12A\n\x17model_repository_age'
-    b'nts\x18\x17 \x01(\x0b2 .inference.ModelRepositoryAgents\x125\n\x0eresponse_cache\x18\x18 \x01(\x0b2\x1d.infer'
-    b'ence.ModelResponseCache\x12\x0f\n\x07runtime\x18\x19 \x01(\t\x12.\n\rmodel_metrics\x18\x1a \x01(\x0b2\x17.inf'
-    b'erence.ModelMetrics\x1a7\n\x15CcModelFilenamesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02'
-    b' \x01(\t:\x028\x01\x1a1\n\x0fMetricTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01('
-    b'\t:\x028\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b2'
-    b'\x19.inference.ModelParameter:\x028\x01B\x13\n\x11scheduling_choice"#\n\x12ModelTensorReshape\x12\r\n\x05shap'
-    b'e\x18\x01 \x03(\x03"\xd3\x02\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01('
-    b'\x0e2\x13.inference.DataType\x12,\n\x06format\x18\x03 \x01(\x0e2\x1c.inference.ModelInput.Format\x12\x0c\n'
-    b'\x04dims\x18\x04 \x03(\x03\x12.\n\x07reshape\x18\x05 \x01(\x0b2\x1d.inference.ModelTensorReshape\x12\x17\n'
-    b'\x0fis_shape_tensor\x18\x06 \x01(\x08\x12\x1a\n\x12allow_ragged_batch\x18\x07 \x01(\x08\x12\x10\n\x08optional'
-    b'\x18\x08 \x01(\x08\x12\x1f\n\x17is_non_linear_format_io\x18\t \x01(\x08";\n\x06Format\x12\x0f\n\x0bFORMAT_NON'
-    b'E\x10\x00\x12\x0f\n\x0bFORMAT_NHWC\x10\x01\x12\x0f\n\x0bFORMAT_NCHW\x10\x02"\xd3\x01\n\x0bModelOutput\x12\x0c'
-    b'\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e2\x13.inference.DataType\x12\x0c\n\x04dims\x18'
-    b'\x03 \x03(\x03\x12\x16\n\x0elabel_filename\x18\x04 \x01(\t\x12.\n\x07reshape\x18\x05 \x01(\x0b2\x1d.inference'
-    b'.ModelTensorReshape\x12\x17\n\x0fis_shape_tensor\x18\x06 \x01(\x08\x12\x1f\n\x17is_non_linear_format_io\x18'
-    b'\x07 \x01(\x08"\xd9\x02\n\nBatchInput\x12(\n\x04kind\x18\x01 \x01(\x0e2\x1a.inference.BatchInput.Kind\x12\x13'
-    b'\n\x0btarget_name\x18\x02 \x03(\t\x12&\n\tdata_type\x18\x03 \x01(\x0e2\x13.inference.DataType\x12\x14\n\x0cso'
-    b'urce_input\x18\x04 \x03(\t"\xcd\x01\n\x04Kind\x12\x17\n\x13BATCH_ELEMENT_COUNT\x10\x00\x12#\n\x1fBATCH_ACCUMU'
-    b'LATED_ELEMENT_COUNT\x10\x01\x12-\n)BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO\x10\x02\x12$\n BATCH_MAX_ELEMENT'
-    b'_COUNT_AS_SHAPE\x10\x03\x12\x14\n\x10BATCH_ITEM_SHAPE\x10\x04\x12\x1c\n\x18BATCH_ITEM_SHAPE_FLATTEN\x10\x05"'
-    b'\x8f\x01\n\x0bBatchOutput\x12\x13\n\x0btarget_name\x18\x01 \x03(\t\x12)\n\x04kind\x18\x02 \x01(\x0e2\x1b.infe'
-    b'rence.BatchOutput.Kind\x12\x14\n\x0csource_input\x18\x03 \x03(\t"*\n\x04Kind\x12"\n\x1eBATCH_SCATTER_WITH_INP'
-    b'UT_SHAPE\x10\x00"\x90\x02\n\x12ModelVersionPolicy\x126\n\x06latest\x18\x01 \x01(\x0b2$.inference.ModelVersion'
-    b'Policy.LatestH\x00\x120\n\x03all\x18\x02 \x01(\x0b2!.inference.ModelVersionPolicy.AllH\x00\x12:\n\x08specific'
-    b'\x18\x03 \x01(\x0b2&.inference.ModelVersionPolicy.SpecificH\x00\x1a\x1e\n\x06Latest\x12\x14\n\x0cnum_versions'
-    b'\x18\x01 \x01(\r\x1a\x05\n\x03All\x1a\x1c\n\x08Specific\x12\x10\n\x08versions\x18\x01 \x03(\x03B\x0f\n\rpolic'
-    b'y_choice"\x87\x04\n\x12ModelInstanceGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05count\x18\x02 \x01('
-    b'\x05\x12\x0c\n\x04gpus\x18\x03 \x03(\x05\x120\n\x04kind\x18\x04 \x01(\x0e2".inference.ModelInstanceGroup.Kind'
-    b'\x12\x0f\n\x07profile\x18\x05 \x03(\t\x121\n\x0crate_limiter\x18\x06 \x01(\x0b2\x1b.inference.ModelRateLimite'
-    b'r\x12\x0f\n\x07passive\x18\x07 \x01(\x08\x12H\n\x11secondary_devices\x18\x08 \x03(\x0b2-.inference.ModelInsta'
-    b'nceGroup.SecondaryDevice\x12\x13\n\x0bhost_policy\x18\t \x01(\t\x1a\x9c\x01\n\x0fSecondaryDevice\x12O\n\x04ki'
-    b'nd\x18\x01 \x01(\x0e2A.inference.ModelInstanceGroup.SecondaryDevice.SecondaryDeviceKind\x12\x11\n\tdevice_id'
-    b'\x18\x02 \x01(\x03"%\n\x13SecondaryDeviceKind\x12\x0e\n\nKIND_NVDLA\x10\x00"A\n\x04Kind\x12\r\n\tKIND_AUTO'
-    b'\x10\x00\x12\x0c\n\x08KIND_GPU\x10\x01\x12\x0c\n\x08KIND_CPU\x10\x02\x12\x0e\n\nKIND_MODEL\x10\x03"\x96\x01\n'
-    b'\x10ModelRateLimiter\x127\n\tresources\x18\x01 \x03(\x0b2$.inference.ModelRateLimiter.Resource\x12\x10\n\x08p'
-    b'riority\x18\x02 \x01(\r\x1a7\n\x08Resource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06global\x18\x02 \x01'
-    b'(\x08\x12\r\n\x05count\x18\x03 \x01(\r"\xfd\r\n\x17ModelOptimizationPolicy\x127\n\x05graph\x18\x01 \x01(\x0b2'
-    b'(.inference.ModelOptimizationPolicy.Graph\x12B\n\x08priority\x18\x02 \x01(\x0e20.inference.ModelOptimizationP'
-    b"olicy.ModelPriority\x125\n\x04cuda\x18\x03 \x01(\x0b2'.inference.ModelOptimizationPolicy.Cuda\x12X\n\x16execu"
-    b'tion_accelerators\x18\x04 \x01(\x0b28.inference.ModelOptimizationPolicy.ExecutionAccelerators\x12R\n\x13input'
-    b'_pinned_memory\x18\x05 \x01(\x0b25.inference.ModelOptimizationPolicy.PinnedMemoryBuffer\x12S\n\x14output_pinn'
-    b'ed_memory\x18\x06 \x01(\x0b25.inference.ModelOptimizationPolicy.PinnedMemoryBuffer\x12&\n\x1egather_kernel_bu'
-    b'ffer_threshold\x18\x07 \x01(\r\x12\x16\n\x0eeager_batching\x18\x08 \x01(\x08\x1a\x16\n\x05Graph\x12\r\n\x05le'
-    b'vel\x18\x01 \x01(\x05\x1a\xba\x05\n\x04Cuda\x12\x0e\n\x06graphs\x18\x01 \x01(\x08\x12\x18\n\x10busy_wait_even'
-    b'ts\x18\x02 \x01(\x08\x12E\n\ngraph_spec\x18\x03 \x03(\x0b21.inference.ModelOptimizationPolicy.Cuda.GraphSpec'
-    b'\x12\x1a\n\x12output_copy_stream\x18\x04 \x01(\x08\x1a\xa4\x04\n\tGraphSpec\x12\x12\n\nbatch_size\x18\x01 '
-    b'\x01(\x05\x12K\n\x05input\x18\x02 \x03(\x0b2<.inference.ModelOptimizationPolicy.Cuda.GraphSpec.InputEntry\x12'
-    b'W\n\x11graph_lower_bound\x18\x03 \x01(\x0b2<.inference.ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound\x1a'
-    b'\x14\n\x05Shape\x12\x0b\n\x03dim\x18\x01 \x03(\x03\x1a\xdf\x01\n\nLowerBound\x12\x12\n\nbatch_size\x18\x01 '
-    b'\x01(\x05\x12V\n\x05input\x18\x02 \x03(\x0b2G.inference.ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound.Inp'
-    b'utEntry\x1ae\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12F\n\x05value\x18\x02 \x01(\x0b27.inference.Mod'
-    b'elOptimizationPolicy.Cuda.GraphSpec.Shape:\x028\x01\x1ae\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12F'
-    b'\n\x05value\x18\x02 \x01(\x0b27.inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape:\x028\x01\x1a\xa4\x03'
-    b'\n\x15ExecutionAccelerators\x12g\n\x19gpu_execution_accelerator\x18\x01 \x03(\x0b2D.inference.ModelOptimizati'
-    b'onPolicy.ExecutionAccelerators.Accelerator\x12g\n\x19cpu_execution_accelerator\x18\x02 \x03(\x0b2D.inference.'
-    b'ModelOptimizationPolicy.ExecutionAccelerators.Accelerator\x1a\xb8\x01\n\x0bAccelerator\x12\x0c\n\x04name\x18'
-    b'\x01 \x01(\t\x12h\n\nparameters\x18\x02 \x03(\x0b2T.inference.ModelOptimizationPolicy.ExecutionAccelerators.A'
-    b'ccelerator.ParametersEntry\x1a1\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18'
-    b'\x02 \x01(\t:\x028\x01\x1a$\n\x12PinnedMemoryBuffer\x12\x0e\n\x06enable\x18\x01 \x01(\x08"I\n\rModelPriority'
-    b'\x12\x14\n\x10PRIORITY_DEFAULT\x10\x00\x12\x10\n\x0cPRIORITY_MAX\x10\x01\x12\x10\n\x0cPRIORITY_MIN\x10\x02"'
-    b'\xdb\x01\n\x10ModelQueuePolicy\x12A\n\x0etimeout_action\x18\x01 \x01(\x0e2).inference.ModelQueuePolicy.Timeou'
-    b'tAction\x12$\n\x1cdefault_timeout_microseconds\x18\x02 \x01(\x04\x12\x1e\n\x16allow_timeout_override\x18\x03 '
-    b'\x01(\x08\x12\x16\n\x0emax_queue_size\x18\x04 \x01(\r"&\n\rTimeoutAction\x12\n\n\x06REJECT\x10\x00\x12\t\n'
-    b'\x05DELAY\x10\x01"\x9b\x03\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\x12$'
-    b'\n\x1cmax_queue_delay_microseconds\x18\x02 \x01(\x04\x12\x19\n\x11preserve_ordering\x18\x03 \x01(\x08\x12\x17'
-    b'\n\x0fpriority_levels\x18\x04 \x01(\x04\x12\x1e\n\x16default_priority_level\x18\x05 \x01(\x04\x129\n\x14defau'
-    b'lt_queue_policy\x18\x06 \x01(\x0b2\x1b.inference.ModelQueuePolicy\x12W\n\x15priority_queue_policy\x18\x07 '
-    b'\x03(\x0b28.inference.ModelDynamicBatching.PriorityQueuePolicyEntry\x1aW\n\x18PriorityQueuePolicyEntry\x12'
-    b'\x0b\n\x03key\x18\x01 \x01(\x04\x12*\n\x05value\x18\x02 \x01(\x0b2\x1b.inference.ModelQueuePolicy:\x028\x01"'
-    b'\xee\n\n\x15ModelSequenceBatching\x12&\n\x1emax_sequence_idle_microseconds\x18\x01 \x01(\x04\x12D\n\rcontrol_'
-    b'input\x18\x02 \x03(\x0b2-.inference.ModelSequenceBatching.ControlInput\x12A\n\x06direct\x18\x03 \x01(\x0b2/.i'
-    b'nference.ModelSequenceBatching.StrategyDirectH\x00\x12A\n\x06oldest\x18\x04 \x01(\x0b2/.inference.ModelSequen'
-    b'ceBatching.StrategyOldestH\x00\x125\n\x05state\x18\x05 \x03(\x0b2&.inference.ModelSequenceBatching.State\x12'
-    b'\x1a\n\x12iterative_sequence\x18\x06 \x01(\x08\x1a\xb1\x02\n\x07Control\x12;\n\x04kind\x18\x01 \x01(\x0e2-.in'
-    b'ference.ModelSequenceBatching.Control.Kind\x12\x18\n\x10int32_false_true\x18\x02 \x03(\x05\x12\x17\n\x0ffp32_'
-    b'false_true\x18\x03 \x03(\x02\x12&\n\tdata_type\x18\x04 \x01(\x0e2\x13.inference.DataType\x12\x17\n\x0fbool_fa'
-    b'lse_true\x18\x05 \x03(\x08"u\n\x04Kind\x12\x1a\n\x16CONTROL_SEQUENCE_START\x10\x00\x12\x1a\n\x16CONTROL_SEQUE'
-    b'NCE_READY\x10\x01\x12\x18\n\x14CONTROL_SEQUENCE_END\x10\x02\x12\x1b\n\x17CONTROL_SEQUENCE_CORRID\x10\x03\x1a'
-    b'\x8a\x01\n\x0cInitialState\x12&\n\tdata_type\x18\x01 \x01(\x0e2\x13.inference.DataType\x12\x0c\n\x04dims\x18'
-    b'\x02 \x03(\x03\x12\x13\n\tzero_data\x18\x03 \x01(\x08H\x00\x12\x13\n\tdata_file\x18\x04 \x01(\tH\x00\x12\x0c'
-    b'\n\x04name\x18\x05 \x01(\tB\x0c\n\nstate_data\x1aW\n\x0cControlInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x129\n'
-    b'\x07control\x18\x02 \x03(\x0b2(.inference.ModelSequenceBatching.Control\x1aX\n\x0eStrategyDirect\x12$\n\x1cma'
-    b'x_queue_delay_microseconds\x18\x01 \x01(\x04\x12 \n\x18minimum_slot_utilization\x18\x02 \x01(\x02\x1a\x90\x01'
-    b'\n\x0eStrategyOldest\x12\x1f\n\x17max_candidate_sequences\x18\x01 \x01(\x05\x12\x1c\n\x14preferred_batch_size'
-    b'\x18\x02 \x03(\x05\x12$\n\x1cmax_queue_delay_microseconds\x18\x03 \x01(\x04\x12\x19\n\x11preserve_ordering'
-    b'\x18\x04 \x01(\x08\x1a\xf3\x01\n\x05State\x12\x12\n\ninput_name\x18\x01 \x01(\t\x12\x13\n\x0boutput_name\x18'
-    b'\x02 \x01(\t\x12&\n\tdata_type\x18\x03 \x01(\x0e2\x13.inference.DataType\x12\x0c\n\x04dims\x18\x04 \x03(\x03'
-    b'\x12D\n\rinitial_state\x18\x05 \x03(\x0b2-.inference.ModelSequenceBatching.InitialState\x12(\n use_same_buffe'
-    b'r_for_input_output\x18\x06 \x01(\x08\x12\x1b\n\x13use_growable_memory\x18\x07 \x01(\x08B\x11\n\x0fstrategy_ch'
-    b'oice"\x95\x03\n\x0fModelEnsembling\x12-\n\x04step\x18\x01 \x03(\x0b2\x1f.inference.ModelEnsembling.Step\x12'
-    b'\x1d\n\x15max_inflight_requests\x18\x02 \x01(\r\x1a\xb3\x02\n\x04Step\x12\x12\n\nmodel_name\x18\x01 \x01(\t'
-    b'\x12\x15\n\rmodel_version\x18\x02 \x01(\x03\x12@\n\tinput_map\x18\x03 \x03(\x0b2-.inference.ModelEnsembling.S'
-    b'tep.InputMapEntry\x12B\n\noutput_map\x18\x04 \x03(\x0b2..inference.ModelEnsembling.Step.OutputMapEntry\x12'
-    b'\x17\n\x0fmodel_namespace\x18\x05 \x01(\t\x1a/\n\rInputMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05v'
-    b'alue\x18\x02 \x01(\t:\x028\x01\x1a0\n\x0eOutputMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18'
-    b'\x02 \x01(\t:\x028\x01"+\n\x16ModelTransactionPolicy\x12\x11\n\tdecoupled\x18\x01 \x01(\x08"&\n\x0eModelParam'
-    b'eter\x12\x14\n\x0cstring_value\x18\x01 \x01(\t"\xd9\x02\n\x0bModelWarmup\x12\x0c\n\x04name\x18\x01 \x01(\t'
-    b'\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x122\n\x06inputs\x18\x03 \x03(\x0b2".inference.ModelWarmup.InputsEntry'
-    b'\x12\r\n\x05count\x18\x04 \x01(\r\x1a\x97\x01\n\x05Input\x12&\n\tdata_type\x18\x01 \x01(\x0e2\x13.inference.D'
-    b'ataType\x12\x0c\n\x04dims\x18\x02 \x03(\x03\x12\x13\n\tzero_data\x18\x03 \x01(\x08H\x00\x12\x15\n\x0brandom_d'
-    b'ata\x18\x04 \x01(\x08H\x00\x12\x19\n\x0finput_data_file\x18\x05 \x01(\tH\x00B\x11\n\x0finput_data_type\x1aK\n'
-    b'\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b2\x1c.inference.ModelWarmup'
-    b'.Input:\x028\x01".\n\x0fModelOperations\x12\x1b\n\x13op_library_filename\x18\x01 \x03(\t"\xe6\x01\n\x15ModelR'
-    b'epositoryAgents\x126\n\x06agents\x18\x01 \x03(\x0b2&.inference.ModelRepositoryAgents.Agent\x1a\x94\x01\n\x05A'
-    b'gent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12J\n\nparameters\x18\x02 \x03(\x0b26.inference.ModelRepositoryAgents'
-    b'.Agent.ParametersEntry\x1a1\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 '
-    b'\x01(\t:\x028\x01"$\n\x12ModelResponseCache\x12\x0e\n\x06enable\x18\x01 \x01(\x08"\xe2\x02\n\x0cModelMetrics'
-    b'\x12=\n\x0emetric_control\x18\x01 \x03(\x0b2%.inference.ModelMetrics.MetricControl\x1a\x92\x02\n\rMetricContr'
-    b'ol\x12Q\n\x11metric_identifier\x18\x01 \x01(\x0b26.inference.ModelMetrics.MetricControl.MetricIdentifier\x12S'
-    b'\n\x11histogram_options\x18\x02 \x01(\x0b26.inference.ModelMetrics.MetricControl.HistogramOptionsH\x00\x1a"\n'
-    b'\x10MetricIdentifier\x12\x0e\n\x06family\x18\x01 \x01(\t\x1a#\n\x10HistogramOptions\x12\x0f\n\x07buckets\x18'
-    b'\x01 \x03(\x01B\x10\n\x0emetric_options*\xfa\x01\n\x08DataType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYP'
-    b'E_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10'
-    b'\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYP'
-    b'E_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE'
-    b'_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0eb\x06proto3'
+# -*- coding: utf-8 -*-
+# Generated by the protocol buffer compiler.  DO NOT EDIT!
+# NO CHECKED-IN PROTOBUF GENCODE
+# source: toutates/protocol/model_config.proto
+# Protobuf Python Version: 6.33.5
+"""Generated protocol buffer code."""
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pool as _descriptor_pool
+from google.protobuf import runtime_version as _runtime_version
+from google.protobuf import symbol_database as _symbol_database
+from google.protobuf.internal import builder as _builder
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    33,
+    5,
+    '',
+    'toutates/protocol/model_config.proto'
 )
-pool.build(DESCRIPTOR, globals())
+# @@protoc_insertion_point(imports)
+
+_sym_db = _symbol_database.Default()
+
+
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$toutates/protocol/model_config.proto\x12\x12toutates.inference\"\xa7\x0c\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12>\n\x0eversion_policy\x18\x03 \x01(\x0b\x32&.toutates.inference.ModelVersionPolicy\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12-\n\x05input\x18\x05 \x03(\x0b\x32\x1e.toutates.inference.ModelInput\x12/\n\x06output\x18\x06 \x03(\x0b\x32\x1f.toutates.inference.ModelOutput\x12>\n\x0einstance_group\x18\x07 \x03(\x0b\x32&.toutates.inference.ModelInstanceGroup\x12\x1e\n\x16\x64\x65\x66\x61ult_model_filename\x18\x08 \x01(\t\x12Q\n\x12\x63\x63_model_filenames\x18\t \x03(\x0b\x32\x35.toutates.inference.ModelConfig.CcModelFilenamesEntry\x12\x44\n\x0bmetric_tags\x18\n \x03(\x0b\x32/.toutates.inference.ModelConfig.MetricTagsEntry\x12\x44\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32(.toutates.inference.ModelDynamicBatchingH\x00\x12\x46\n\x11sequence_batching\x18\r \x01(\x0b\x32).toutates.inference.ModelSequenceBatchingH\x00\x12\x42\n\x13\x65nsemble_scheduling\x18\x0f \x01(\x0b\x32#.toutates.inference.ModelEnsemblingH\x00\x12\x41\n\x0coptimization\x18\x0c \x01(\x0b\x32+.toutates.inference.ModelOptimizationPolicy\x12\x43\n\nparameters\x18\x0e \x03(\x0b\x32/.toutates.inference.ModelConfig.ParametersEntry\x12\x35\n\x0cmodel_warmup\x18\x10 \x03(\x0b\x32\x1f.toutates.inference.ModelWarmup\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\x12=\n\x10model_operations\x18\x12 \x01(\x0b\x32#.toutates.inference.ModelOperations\x12L\n\x18model_transaction_policy\x18\x13 \x01(\x0b\x32*.toutates.inference.ModelTransactionPolicy\x12\x33\n\x0b\x62\x61tch_input\x18\x14 \x03(\x0b\x32\x1e.toutates.inference.BatchInput\x12\x35\n\x0c\x62\x61tch_output\x18\x15 \x03(\x0b\x32\x1f.toutates.inference.BatchOutput\x12J\n\x17model_repository_agents\x18\x17 \x01(\x0b\x32).toutates.inference.ModelRepositoryAgents\x12>\n\x0eresponse_cache\x18\x18 \x01(\x0b\x32&.toutates.inference.ModelResponseCache\x12\x0f\n\x07runtime\x18\x19 \x01(\t\x12\x37\n\rmodel_metrics\x18\x1a \x01(\x0b\x32 .toutates.inference.ModelMetrics\x1a\x37\n\x15\x43\x63ModelFilenamesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x31\n\x0fMetricTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aU\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x31\n\x05value\x18\x02 \x01(\x0b\x32\".toutates.inference.ModelParameter:\x02\x38\x01\x42\x13\n\x11scheduling_choice\"#\n\x12ModelTensorReshape\x12\r\n\x05shape\x18\x01 \x03(\x03\"\xee\x02\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\tdata_type\x18\x02 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x35\n\x06\x66ormat\x18\x03 \x01(\x0e\x32%.toutates.inference.ModelInput.Format\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12\x37\n\x07reshape\x18\x05 \x01(\x0b\x32&.toutates.inference.ModelTensorReshape\x12\x17\n\x0fis_shape_tensor\x18\x06 \x01(\x08\x12\x1a\n\x12\x61llow_ragged_batch\x18\x07 \x01(\x08\x12\x10\n\x08optional\x18\x08 \x01(\x08\x12\x1f\n\x17is_non_linear_format_io\x18\t \x01(\x08\";\n\x06\x46ormat\x12\x0f\n\x0b\x46ORMAT_NONE\x10\x00\x12\x0f\n\x0b\x46ORMAT_NHWC\x10\x01\x12\x0f\n\x0b\x46ORMAT_NCHW\x10\x02\"\xe5\x01\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\tdata_type\x18\x02 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\x12\x16\n\x0elabel_filename\x18\x04 \x01(\t\x12\x37\n\x07reshape\x18\x05 \x01(\x0b\x32&.toutates.inference.ModelTensorReshape\x12\x17\n\x0fis_shape_tensor\x18\x06 \x01(\x08\x12\x1f\n\x17is_non_linear_format_io\x18\x07 \x01(\x08\"\xeb\x02\n\nBatchInput\x12\x31\n\x04kind\x18\x01 \x01(\x0e\x32#.toutates.inference.BatchInput.Kind\x12\x13\n\x0btarget_name\x18\x02 \x03(\t\x12/\n\tdata_type\x18\x03 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x14\n\x0csource_input\x18\x04 \x03(\t\"\xcd\x01\n\x04Kind\x12\x17\n\x13\x42\x41TCH_ELEMENT_COUNT\x10\x00\x12#\n\x1f\x42\x41TCH_ACCUMULATED_ELEMENT_COUNT\x10\x01\x12-\n)BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO\x10\x02\x12$\n BATCH_MAX_ELEMENT_COUNT_AS_SHAPE\x10\x03\x12\x14\n\x10\x42\x41TCH_ITEM_SHAPE\x10\x04\x12\x1c\n\x18\x42\x41TCH_ITEM_SHAPE_FLATTEN\x10\x05\"\x98\x01\n\x0b\x42\x61tchOutput\x12\x13\n\x0btarget_name\x18\x01 \x03(\t\x12\x32\n\x04kind\x18\x02 \x01(\x0e\x32$.toutates.inference.BatchOutput.Kind\x12\x14\n\x0csource_input\x18\x03 \x03(\t\"*\n\x04Kind\x12\"\n\x1e\x42\x41TCH_SCATTER_WITH_INPUT_SHAPE\x10\x00\"\xab\x02\n\x12ModelVersionPolicy\x12?\n\x06latest\x18\x01 \x01(\x0b\x32-.toutates.inference.ModelVersionPolicy.LatestH\x00\x12\x39\n\x03\x61ll\x18\x02 \x01(\x0b\x32*.toutates.inference.ModelVersionPolicy.AllH\x00\x12\x43\n\x08specific\x18\x03 \x01(\x0b\x32/.toutates.inference.ModelVersionPolicy.SpecificH\x00\x1a\x1e\n\x06Latest\x12\x14\n\x0cnum_versions\x18\x01 \x01(\r\x1a\x05\n\x03\x41ll\x1a\x1c\n\x08Specific\x12\x10\n\x08versions\x18\x01 \x03(\x03\x42\x0f\n\rpolicy_choice\"\xab\x04\n\x12ModelInstanceGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x12\x0c\n\x04gpus\x18\x03 \x03(\x05\x12\x39\n\x04kind\x18\x04 \x01(\x0e\x32+.toutates.inference.ModelInstanceGroup.Kind\x12\x0f\n\x07profile\x18\x05 \x03(\t\x12:\n\x0crate_limiter\x18\x06 \x01(\x0b\x32$.toutates.inference.ModelRateLimiter\x12\x0f\n\x07passive\x18\x07 \x01(\x08\x12Q\n\x11secondary_devices\x18\x08 \x03(\x0b\x32\x36.toutates.inference.ModelInstanceGroup.SecondaryDevice\x12\x13\n\x0bhost_policy\x18\t \x01(\t\x1a\xa5\x01\n\x0fSecondaryDevice\x12X\n\x04kind\x18\x01 \x01(\x0e\x32J.toutates.inference.ModelInstanceGroup.SecondaryDevice.SecondaryDeviceKind\x12\x11\n\tdevice_id\x18\x02 \x01(\x03\"%\n\x13SecondaryDeviceKind\x12\x0e\n\nKIND_NVDLA\x10\x00\"A\n\x04Kind\x12\r\n\tKIND_AUTO\x10\x00\x12\x0c\n\x08KIND_GPU\x10\x01\x12\x0c\n\x08KIND_CPU\x10\x02\x12\x0e\n\nKIND_MODEL\x10\x03\"\x9f\x01\n\x10ModelRateLimiter\x12@\n\tresources\x18\x01 \x03(\x0b\x32-.toutates.inference.ModelRateLimiter.Resource\x12\x10\n\x08priority\x18\x02 \x01(\r\x1a\x37\n\x08Resource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06global\x18\x02 \x01(\x08\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"\x84\x0f\n\x17ModelOptimizationPolicy\x12@\n\x05graph\x18\x01 \x01(\x0b\x32\x31.toutates.inference.ModelOptimizationPolicy.Graph\x12K\n\x08priority\x18\x02 \x01(\x0e\x32\x39.toutates.inference.ModelOptimizationPolicy.ModelPriority\x12>\n\x04\x63uda\x18\x03 \x01(\x0b\x32\x30.toutates.inference.ModelOptimizationPolicy.Cuda\x12\x61\n\x16\x65xecution_accelerators\x18\x04 \x01(\x0b\x32\x41.toutates.inference.ModelOptimizationPolicy.ExecutionAccelerators\x12[\n\x13input_pinned_memory\x18\x05 \x01(\x0b\x32>.toutates.inference.ModelOptimizationPolicy.PinnedMemoryBuffer\x12\\\n\x14output_pinned_memory\x18\x06 \x01(\x0b\x32>.toutates.inference.ModelOptimizationPolicy.PinnedMemoryBuffer\x12&\n\x1egather_kernel_buffer_threshold\x18\x07 \x01(\r\x12\x16\n\x0e\x65\x61ger_batching\x18\x08 \x01(\x08\x1a\x16\n\x05Graph\x12\r\n\x05level\x18\x01 \x01(\x05\x1a\xf0\x05\n\x04\x43uda\x12\x0e\n\x06graphs\x18\x01 \x01(\x08\x12\x18\n\x10\x62usy_wait_events\x18\x02 \x01(\x08\x12N\n\ngraph_spec\x18\x03 \x03(\x0b\x32:.toutates.inference.ModelOptimizationPolicy.Cuda.GraphSpec\x12\x1a\n\x12output_copy_stream\x18\x04 \x01(\x08\x1a\xd1\x04\n\tGraphSpec\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12T\n\x05input\x18\x02 \x03(\x0b\x32\x45.toutates.inference.ModelOptimizationPolicy.Cuda.GraphSpec.InputEntry\x12`\n\x11graph_lower_bound\x18\x03 \x01(\x0b\x32\x45.toutates.inference.ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound\x1a\x14\n\x05Shape\x12\x0b\n\x03\x64im\x18\x01 \x03(\x03\x1a\xf1\x01\n\nLowerBound\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12_\n\x05input\x18\x02 \x03(\x0b\x32P.toutates.inference.ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound.InputEntry\x1an\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12O\n\x05value\x18\x02 \x01(\x0b\x32@.toutates.inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape:\x02\x38\x01\x1an\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12O\n\x05value\x18\x02 \x01(\x0b\x32@.toutates.inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape:\x02\x38\x01\x1a\xbf\x03\n\x15\x45xecutionAccelerators\x12p\n\x19gpu_execution_accelerator\x18\x01 \x03(\x0b\x32M.toutates.inference.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator\x12p\n\x19\x63pu_execution_accelerator\x18\x02 \x03(\x0b\x32M.toutates.inference.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator\x1a\xc1\x01\n\x0b\x41\x63\x63\x65lerator\x12\x0c\n\x04name\x18\x01 \x01(\t\x12q\n\nparameters\x18\x02 \x03(\x0b\x32].toutates.inference.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a$\n\x12PinnedMemoryBuffer\x12\x0e\n\x06\x65nable\x18\x01 \x01(\x08\"I\n\rModelPriority\x12\x14\n\x10PRIORITY_DEFAULT\x10\x00\x12\x10\n\x0cPRIORITY_MAX\x10\x01\x12\x10\n\x0cPRIORITY_MIN\x10\x02\"\xe4\x01\n\x10ModelQueuePolicy\x12J\n\x0etimeout_action\x18\x01 \x01(\x0e\x32\x32.toutates.inference.ModelQueuePolicy.TimeoutAction\x12$\n\x1c\x64\x65\x66\x61ult_timeout_microseconds\x18\x02 \x01(\x04\x12\x1e\n\x16\x61llow_timeout_override\x18\x03 \x01(\x08\x12\x16\n\x0emax_queue_size\x18\x04 \x01(\r\"&\n\rTimeoutAction\x12\n\n\x06REJECT\x10\x00\x12\t\n\x05\x44\x45LAY\x10\x01\"\xb6\x03\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\x12$\n\x1cmax_queue_delay_microseconds\x18\x02 \x01(\x04\x12\x19\n\x11preserve_ordering\x18\x03 \x01(\x08\x12\x17\n\x0fpriority_levels\x18\x04 \x01(\x04\x12\x1e\n\x16\x64\x65\x66\x61ult_priority_level\x18\x05 \x01(\x04\x12\x42\n\x14\x64\x65\x66\x61ult_queue_policy\x18\x06 \x01(\x0b\x32$.toutates.inference.ModelQueuePolicy\x12`\n\x15priority_queue_policy\x18\x07 \x03(\x0b\x32\x41.toutates.inference.ModelDynamicBatching.PriorityQueuePolicyEntry\x1a`\n\x18PriorityQueuePolicyEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x33\n\x05value\x18\x02 \x01(\x0b\x32$.toutates.inference.ModelQueuePolicy:\x02\x38\x01\"\xc8\x0b\n\x15ModelSequenceBatching\x12&\n\x1emax_sequence_idle_microseconds\x18\x01 \x01(\x04\x12M\n\rcontrol_input\x18\x02 \x03(\x0b\x32\x36.toutates.inference.ModelSequenceBatching.ControlInput\x12J\n\x06\x64irect\x18\x03 \x01(\x0b\x32\x38.toutates.inference.ModelSequenceBatching.StrategyDirectH\x00\x12J\n\x06oldest\x18\x04 \x01(\x0b\x32\x38.toutates.inference.ModelSequenceBatching.StrategyOldestH\x00\x12>\n\x05state\x18\x05 \x03(\x0b\x32/.toutates.inference.ModelSequenceBatching.State\x12\x1a\n\x12iterative_sequence\x18\x06 \x01(\x08\x1a\xc3\x02\n\x07\x43ontrol\x12\x44\n\x04kind\x18\x01 \x01(\x0e\x32\x36.toutates.inference.ModelSequenceBatching.Control.Kind\x12\x18\n\x10int32_false_true\x18\x02 \x03(\x05\x12\x17\n\x0f\x66p32_false_true\x18\x03 \x03(\x02\x12/\n\tdata_type\x18\x04 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x17\n\x0f\x62ool_false_true\x18\x05 \x03(\x08\"u\n\x04Kind\x12\x1a\n\x16\x43ONTROL_SEQUENCE_START\x10\x00\x12\x1a\n\x16\x43ONTROL_SEQUENCE_READY\x10\x01\x12\x18\n\x14\x43ONTROL_SEQUENCE_END\x10\x02\x12\x1b\n\x17\x43ONTROL_SEQUENCE_CORRID\x10\x03\x1a\x93\x01\n\x0cInitialState\x12/\n\tdata_type\x18\x01 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\x12\x13\n\tzero_data\x18\x03 \x01(\x08H\x00\x12\x13\n\tdata_file\x18\x04 \x01(\tH\x00\x12\x0c\n\x04name\x18\x05 \x01(\tB\x0c\n\nstate_data\x1a`\n\x0c\x43ontrolInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x42\n\x07\x63ontrol\x18\x02 \x03(\x0b\x32\x31.toutates.inference.ModelSequenceBatching.Control\x1aX\n\x0eStrategyDirect\x12$\n\x1cmax_queue_delay_microseconds\x18\x01 \x01(\x04\x12 \n\x18minimum_slot_utilization\x18\x02 \x01(\x02\x1a\x90\x01\n\x0eStrategyOldest\x12\x1f\n\x17max_candidate_sequences\x18\x01 \x01(\x05\x12\x1c\n\x14preferred_batch_size\x18\x02 \x03(\x05\x12$\n\x1cmax_queue_delay_microseconds\x18\x03 \x01(\x04\x12\x19\n\x11preserve_ordering\x18\x04 \x01(\x08\x1a\x85\x02\n\x05State\x12\x12\n\ninput_name\x18\x01 \x01(\t\x12\x13\n\x0boutput_name\x18\x02 \x01(\t\x12/\n\tdata_type\x18\x03 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12M\n\rinitial_state\x18\x05 \x03(\x0b\x32\x36.toutates.inference.ModelSequenceBatching.InitialState\x12(\n use_same_buffer_for_input_output\x18\x06 \x01(\x08\x12\x1b\n\x13use_growable_memory\x18\x07 \x01(\x08\x42\x11\n\x0fstrategy_choice\"\xb0\x03\n\x0fModelEnsembling\x12\x36\n\x04step\x18\x01 \x03(\x0b\x32(.toutates.inference.ModelEnsembling.Step\x12\x1d\n\x15max_inflight_requests\x18\x02 \x01(\r\x1a\xc5\x02\n\x04Step\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\x03\x12I\n\tinput_map\x18\x03 \x03(\x0b\x32\x36.toutates.inference.ModelEnsembling.Step.InputMapEntry\x12K\n\noutput_map\x18\x04 \x03(\x0b\x32\x37.toutates.inference.ModelEnsembling.Step.OutputMapEntry\x12\x17\n\x0fmodel_namespace\x18\x05 \x01(\t\x1a/\n\rInputMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eOutputMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x16ModelTransactionPolicy\x12\x11\n\tdecoupled\x18\x01 \x01(\x08\"&\n\x0eModelParameter\x12\x14\n\x0cstring_value\x18\x01 \x01(\t\"\xf4\x02\n\x0bModelWarmup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nbatch_size\x18\x02 \x01(\r\x12;\n\x06inputs\x18\x03 \x03(\x0b\x32+.toutates.inference.ModelWarmup.InputsEntry\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x1a\xa0\x01\n\x05Input\x12/\n\tdata_type\x18\x01 \x01(\x0e\x32\x1c.toutates.inference.DataType\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\x12\x13\n\tzero_data\x18\x03 \x01(\x08H\x00\x12\x15\n\x0brandom_data\x18\x04 \x01(\x08H\x00\x12\x19\n\x0finput_data_file\x18\x05 \x01(\tH\x00\x42\x11\n\x0finput_data_type\x1aT\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.toutates.inference.ModelWarmup.Input:\x02\x38\x01\".\n\x0fModelOperations\x12\x1b\n\x13op_library_filename\x18\x01 \x03(\t\"\xf8\x01\n\x15ModelRepositoryAgents\x12?\n\x06\x61gents\x18\x01 \x03(\x0b\x32/.toutates.inference.ModelRepositoryAgents.Agent\x1a\x9d\x01\n\x05\x41gent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12S\n\nparameters\x18\x02 \x03(\x0b\x32?.toutates.inference.ModelRepositoryAgents.Agent.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x12ModelResponseCache\x12\x0e\n\x06\x65nable\x18\x01 \x01(\x08\"\xfd\x02\n\x0cModelMetrics\x12\x46\n\x0emetric_control\x18\x01 \x03(\x0b\x32..toutates.inference.ModelMetrics.MetricControl\x1a\xa4\x02\n\rMetricControl\x12Z\n\x11metric_identifier\x18\x01 \x01(\x0b\x32?.toutates.inference.ModelMetrics.MetricControl.MetricIdentifier\x12\\\n\x11histogram_options\x18\x02 \x01(\x0b\x32?.toutates.inference.ModelMetrics.MetricControl.HistogramOptionsH\x00\x1a\"\n\x10MetricIdentifier\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x1a#\n\x10HistogramOptions\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\x01\x42\x10\n\x0emetric_options*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
+
+_globals = globals()
+_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'toutates.protocol.model_config_pb2', _globals)
+if not _descriptor._USE_C_DESCRIPTORS:
+  DESCRIPTOR._loaded_options = None
+  _globals['_MODELCONFIG_CCMODELFILENAMESENTRY']._loaded_options = None
+  _globals['_MODELCONFIG_CCMODELFILENAMESENTRY']._serialized_options = b'8\001'
+  _globals['_MODELCONFIG_METRICTAGSENTRY']._loaded_options = None
+  _globals['_MODELCONFIG_METRICTAGSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_LOWERBOUND_INPUTENTRY']._loaded_options = None
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_LOWERBOUND_INPUTENTRY']._serialized_options = b'8\001'
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_INPUTENTRY']._loaded_options = None
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_INPUTENTRY']._serialized_options = b'8\001'
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS_ACCELERATOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS_ACCELERATOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._loaded_options = None
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._serialized_options = b'8\001'
+  _globals['_MODELENSEMBLING_STEP_INPUTMAPENTRY']._loaded_options = None
+  _globals['_MODELENSEMBLING_STEP_INPUTMAPENTRY']._serialized_options = b'8\001'
+  _globals['_MODELENSEMBLING_STEP_OUTPUTMAPENTRY']._loaded_options = None
+  _globals['_MODELENSEMBLING_STEP_OUTPUTMAPENTRY']._serialized_options = b'8\001'
+  _globals['_MODELWARMUP_INPUTSENTRY']._loaded_options = None
+  _globals['_MODELWARMUP_INPUTSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELREPOSITORYAGENTS_AGENT_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELREPOSITORYAGENTS_AGENT_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DATATYPE']._serialized_start=9518
+  _globals['_DATATYPE']._serialized_end=9768
+  _globals['_MODELCONFIG']._serialized_start=61
+  _globals['_MODELCONFIG']._serialized_end=1636
+  _globals['_MODELCONFIG_CCMODELFILENAMESENTRY']._serialized_start=1422
+  _globals['_MODELCONFIG_CCMODELFILENAMESENTRY']._serialized_end=1477
+  _globals['_MODELCONFIG_METRICTAGSENTRY']._serialized_start=1479
+  _globals['_MODELCONFIG_METRICTAGSENTRY']._serialized_end=1528
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_start=1530
+  _globals['_MODELCONFIG_PARAMETERSENTRY']._serialized_end=1615
+  _globals['_MODELTENSORRESHAPE']._serialized_start=1638
+  _globals['_MODELTENSORRESHAPE']._serialized_end=1673
+  _globals['_MODELINPUT']._serialized_start=1676
+  _globals['_MODELINPUT']._serialized_end=2042
+  _globals['_MODELINPUT_FORMAT']._serialized_start=1983
+  _globals['_MODELINPUT_FORMAT']._serialized_end=2042
+  _globals['_MODELOUTPUT']._serialized_start=2045
+  _globals['_MODELOUTPUT']._serialized_end=2274
+  _globals['_BATCHINPUT']._serialized_start=2277
+  _globals['_BATCHINPUT']._serialized_end=2640
+  _globals['_BATCHINPUT_KIND']._serialized_start=2435
+  _globals['_BATCHINPUT_KIND']._serialized_end=2640
+  _globals['_BATCHOUTPUT']._serialized_start=2643
+  _globals['_BATCHOUTPUT']._serialized_end=2795
+  _globals['_BATCHOUTPUT_KIND']._serialized_start=2753
+  _globals['_BATCHOUTPUT_KIND']._serialized_end=2795
+  _globals['_MODELVERSIONPOLICY']._serialized_start=2798
+  _globals['_MODELVERSIONPOLICY']._serialized_end=3097
+  _globals['_MODELVERSIONPOLICY_LATEST']._serialized_start=3013
+  _globals['_MODELVERSIONPOLICY_LATEST']._serialized_end=3043
+  _globals['_MODELVERSIONPOLICY_ALL']._serialized_start=3045
+  _globals['_MODELVERSIONPOLICY_ALL']._serialized_end=3050
+  _globals['_MODELVERSIONPOLICY_SPECIFIC']._serialized_start=3052
+  _globals['_MODELVERSIONPOLICY_SPECIFIC']._serialized_end=3080
+  _globals['_MODELINSTANCEGROUP']._serialized_start=3100
+  _globals['_MODELINSTANCEGROUP']._serialized_end=3655
+  _globals['_MODELINSTANCEGROUP_SECONDARYDEVICE']._serialized_start=3423
+  _globals['_MODELINSTANCEGROUP_SECONDARYDEVICE']._serialized_end=3588
+  _globals['_MODELINSTANCEGROUP_SECONDARYDEVICE_SECONDARYDEVICEKIND']._serialized_start=3551
+  _globals['_MODELINSTANCEGROUP_SECONDARYDEVICE_SECONDARYDEVICEKIND']._serialized_end=3588
+  _globals['_MODELINSTANCEGROUP_KIND']._serialized_start=3590
+  _globals['_MODELINSTANCEGROUP_KIND']._serialized_end=3655
+  _globals['_MODELRATELIMITER']._serialized_start=3658
+  _globals['_MODELRATELIMITER']._serialized_end=3817
+  _globals['_MODELRATELIMITER_RESOURCE']._serialized_start=3762
+  _globals['_MODELRATELIMITER_RESOURCE']._serialized_end=3817
+  _globals['_MODELOPTIMIZATIONPOLICY']._serialized_start=3820
+  _globals['_MODELOPTIMIZATIONPOLICY']._serialized_end=5744
+  _globals['_MODELOPTIMIZATIONPOLICY_GRAPH']._serialized_start=4404
+  _globals['_MODELOPTIMIZATIONPOLICY_GRAPH']._serialized_end=4426
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA']._serialized_start=4429
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA']._serialized_end=5181
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC']._serialized_start=4588
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC']._serialized_end=5181
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_SHAPE']._serialized_start=4805
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_SHAPE']._serialized_end=4825
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_LOWERBOUND']._serialized_start=4828
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_LOWERBOUND']._serialized_end=5069
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_LOWERBOUND_INPUTENTRY']._serialized_start=4959
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_LOWERBOUND_INPUTENTRY']._serialized_end=5069
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_INPUTENTRY']._serialized_start=4959
+  _globals['_MODELOPTIMIZATIONPOLICY_CUDA_GRAPHSPEC_INPUTENTRY']._serialized_end=5069
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS']._serialized_start=5184
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS']._serialized_end=5631
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS_ACCELERATOR']._serialized_start=5438
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS_ACCELERATOR']._serialized_end=5631
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS_ACCELERATOR_PARAMETERSENTRY']._serialized_start=5582
+  _globals['_MODELOPTIMIZATIONPOLICY_EXECUTIONACCELERATORS_ACCELERATOR_PARAMETERSENTRY']._serialized_end=5631
+  _globals['_MODELOPTIMIZATIONPOLICY_PINNEDMEMORYBUFFER']._serialized_start=5633
+  _globals['_MODELOPTIMIZATIONPOLICY_PINNEDMEMORYBUFFER']._serialized_end=5669
+  _globals['_MODELOPTIMIZATIONPOLICY_MODELPRIORITY']._serialized_start=5671
+  _globals['_MODELOPTIMIZATIONPOLICY_MODELPRIORITY']._serialized_end=5744
+  _globals['_MODELQUEUEPOLICY']._serialized_start=5747
+  _globals['_MODELQUEUEPOLICY']._serialized_end=5975
+  _globals['_MODELQUEUEPOLICY_TIMEOUTACTION']._serialized_start=5937
+  _globals['_MODELQUEUEPOLICY_TIMEOUTACTION']._serialized_end=5975
+  _globals['_MODELDYNAMICBATCHING']._serialized_start=5978
+  _globals['_MODELDYNAMICBATCHING']._serialized_end=6416
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._serialized_start=6320
+  _globals['_MODELDYNAMICBATCHING_PRIORITYQUEUEPOLICYENTRY']._serialized_end=6416
+  _globals['_MODELSEQUENCEBATCHING']._serialized_start=6419
+  _globals['_MODELSEQUENCEBATCHING']._serialized_end=7899
+  _globals['_MODELSEQUENCEBATCHING_CONTROL']._serialized_start=6808
+  _globals['_MODELSEQUENCEBATCHING_CONTROL']._serialized_end=7131
+  _globals['_MODELSEQUENCEBATCHING_CONTROL_KIND']._serialized_start=7014
+  _globals['_MODELSEQUENCEBATCHING_CONTROL_KIND']._serialized_end=7131
+  _globals['_MODELSEQUENCEBATCHING_INITIALSTATE']._serialized_start=7134
+  _globals['_MODELSEQUENCEBATCHING_INITIALSTATE']._serialized_end=7281
+  _globals['_MODELSEQUENCEBATCHING_CONTROLINPUT']._serialized_start=7283
+  _globals['_MODELSEQUENCEBATCHING_CONTROLINPUT']._serialized_end=7379
+  _globals['_MODELSEQUENCEBATCHING_STRATEGYDIRECT']._serialized_start=7381
+  _globals['_MODELSEQUENCEBATCHING_STRATEGYDIRECT']._serialized_end=7469
+  _globals['_MODELSEQUENCEBATCHING_STRATEGYOLDEST']._serialized_start=7472
+  _globals['_MODELSEQUENCEBATCHING_STRATEGYOLDEST']._serialized_end=7616
+  _globals['_MODELSEQUENCEBATCHING_STATE']._serialized_start=7619
+  _globals['_MODELSEQUENCEBATCHING_STATE']._serialized_end=7880
+  _globals['_MODELENSEMBLING']._serialized_start=7902
+  _globals['_MODELENSEMBLING']._serialized_end=8334
+  _globals['_MODELENSEMBLING_STEP']._serialized_start=8009
+  _globals['_MODELENSEMBLING_STEP']._serialized_end=8334
+  _globals['_MODELENSEMBLING_STEP_INPUTMAPENTRY']._serialized_start=8237
+  _globals['_MODELENSEMBLING_STEP_INPUTMAPENTRY']._serialized_end=8284
+  _globals['_MODELENSEMBLING_STEP_OUTPUTMAPENTRY']._serialized_start=8286
+  _globals['_MODELENSEMBLING_STEP_OUTPUTMAPENTRY']._serialized_end=8334
+  _globals['_MODELTRANSACTIONPOLICY']._serialized_start=8336
+  _globals['_MODELTRANSACTIONPOLICY']._serialized_end=8379
+  _globals['_MODELPARAMETER']._serialized_start=8381
+  _globals['_MODELPARAMETER']._serialized_end=8419
+  _globals['_MODELWARMUP']._serialized_start=8422
+  _globals['_MODELWARMUP']._serialized_end=8794
+  _globals['_MODELWARMUP_INPUT']._serialized_start=8548
+  _globals['_MODELWARMUP_INPUT']._serialized_end=8708
+  _globals['_MODELWARMUP_INPUTSENTRY']._serialized_start=8710
+  _globals['_MODELWARMUP_INPUTSENTRY']._serialized_end=8794
+  _globals['_MODELOPERATIONS']._serialized_start=8796
+  _globals['_MODELOPERATIONS']._serialized_end=8842
+  _globals['_MODELREPOSITORYAGENTS']._serialized_start=8845
+  _globals['_MODELREPOSITORYAGENTS']._serialized_end=9093
+  _globals['_MODELREPOSITORYAGENTS_AGENT']._serialized_start=8936
+  _globals['_MODELREPOSITORYAGENTS_AGENT']._serialized_end=9093
+  _globals['_MODELREPOSITORYAGENTS_AGENT_PARAMETERSENTRY']._serialized_start=5582
+  _globals['_MODELREPOSITORYAGENTS_AGENT_PARAMETERSENTRY']._serialized_end=5631
+  _globals['_MODELRESPONSECACHE']._serialized_start=9095
+  _globals['_MODELRESPONSECACHE']._serialized_end=9131
+  _globals['_MODELMETRICS']._serialized_start=9134
+  _globals['_MODELMETRICS']._serialized_end=9515
+  _globals['_MODELMETRICS_METRICCONTROL']._serialized_start=9223
+  _globals['_MODELMETRICS_METRICCONTROL']._serialized_end=9515
+  _globals['_MODELMETRICS_METRICCONTROL_METRICIDENTIFIER']._serialized_start=9426
+  _globals['_MODELMETRICS_METRICCONTROL_METRICIDENTIFIER']._serialized_end=9460
+  _globals['_MODELMETRICS_METRICCONTROL_HISTOGRAMOPTIONS']._serialized_start=9462
+  _globals['_MODELMETRICS_METRICCONTROL_HISTOGRAMOPTIONS']._serialized_end=9497
+# @@protoc_insertion_point(module_scope)

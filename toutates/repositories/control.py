@@ -32,6 +32,7 @@ from toutates.models.config.triton_configuration import TritonConfiguration, tri
 from toutates.models.manager import ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.names import with_client_names
 from toutates.repositories.first_look import Late
 from toutates.repositories.interface import Repository
 from toutates.repositories.modes import ControlMode
@@ -523,8 +524,9 @@ def _override(name: str, text: str) -> TritonConfiguration:
     try:
         json_format.Parse(text, config)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
+        shown = one_line(with_client_names(str(error)), 300)
         raise InvalidRequest(
-            f"{_failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {one_line(error, 300)}"
+            f"{_failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
         ) from error
     try:
         return triton_configuration(config, name, Path("config"))

@@ -10,6 +10,7 @@ from google.protobuf import text_format
 
 from toutates.models.config.small_file import read_small_file
 from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.names import with_client_names
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line
 
@@ -53,7 +54,7 @@ def parse_pbtxt(text: str, source: Path) -> ModelConfig:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
-        found = one_line(error, 300)
+        found = one_line(with_client_names(str(error)), 300)
         if line is not None:
             found = found.removeprefix(f"{line}:{column} : ")
             found = f"line {line}, column {column}: {found}" if column is not None else f"line {line}: {found}"
