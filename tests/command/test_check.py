@@ -18,7 +18,7 @@ from toutates.command.main import main
 from toutates.engine.session import Provider, SessionOptions
 from toutates.models.repository import scan
 from toutates.models.version_loader import LoadOptions, VersionLoader
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ConfigurationError
 
 YAML = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: 1\nallocator: cpu\n"

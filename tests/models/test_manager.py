@@ -28,7 +28,7 @@ from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan, scan_model
 from toutates.models.table import ModelState
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ModelLoadError, ModelNotReady
 from toutates.system.placement import Placement, running_on
 from toutates.system.topology import allowed_cpus, read_topology

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import pytest
 
-from toutates.repositories.cache import ModelCache
-from toutates.repositories.s3 import S3Repository
+from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import S3Specification
 
 __all__ = ["CREDENTIALS", "PAGE", "Fault", "Proxy", "S3Service", "files_in", "moto", "quiet", "repository", "s3rver"]

@@ -15,10 +15,10 @@ from tests.repositories.support import S3Service, repository
 from toutates.engine.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
-from toutates.repositories.cache import ModelCache
-from toutates.repositories.control import ModelControl
+from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.interface import Progress
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import RepositoryError
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from toutates.models.repository import ModelFolder, VersionFolder
-from toutates.repositories.fetching import DownloadLine, fetch_all
+from toutates.repositories.control.fetching import DownloadLine, fetch_all
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics
 from toutates.system.errors import RepositoryError
 

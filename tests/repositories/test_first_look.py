@@ -12,10 +12,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from toutates.models.repository import ModelFolder
-from toutates.repositories import first_look
-from toutates.repositories.first_look import FirstLook, Waiting, look_first
+from toutates.repositories.control import first_look
+from toutates.repositories.control.first_look import FirstLook, Waiting, look_first
 from toutates.repositories.interface import Recalled
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 
 

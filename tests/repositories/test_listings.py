@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import Proxy, S3Service, files_in, quiet, repository
-from toutates.repositories import listings as module
-from toutates.repositories.listings import Listings
-from toutates.repositories.s3_keys import S3Object
+from toutates.repositories.s3 import listings as module
+from toutates.repositories.s3.keys import S3Object
+from toutates.repositories.s3.listings import Listings
 from toutates.system.errors import RepositoryError
 
 PLACE = "s3://bucket at http://s3"

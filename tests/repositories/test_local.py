@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from toutates.models.repository import ModelFolder
-from toutates.repositories.first_look import look_first
+from toutates.repositories.control.first_look import look_first
 from toutates.repositories.interface import Repository
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
 from toutates.system.errors import ConfigurationError
 

@@ -11,8 +11,8 @@ import pytest
 from tests.repositories.support import S3Service, quiet, repository
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelVersionPolicy
-from toutates.repositories.cache import ModelCache
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.obtaining import obtain
 from toutates.system.errors import RepositoryError
 

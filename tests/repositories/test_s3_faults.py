@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.support import Fault, Proxy, S3Service, files_in, quiet, repository
-from toutates.repositories import s3_download
-from toutates.repositories.cache import ModelCache
-from toutates.repositories.s3 import S3Repository
+from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.s3 import download as s3_download
+from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError
 
@@ -241,7 +241,7 @@ def test_a_model_of_which_another_file_changes_meanwhile_is_no_mixture(
 def test_an_object_that_never_stays_is_given_up(
     proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toutates.repositories.s3._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("toutates.repositories.s3.repository._FIRST_WAIT", 0.001)
 
     def before(line: str) -> None:
         if "model.onnx" in line:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.repositories.support import S3Service, quiet, repository
 from toutates.models.repository import say_passed_over
-from toutates.repositories.s3_keys import S3Object, models_among
+from toutates.repositories.s3.keys import S3Object, models_among
 
 VIEW = Path("/cache/views/x/files/m")
 

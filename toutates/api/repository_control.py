@@ -48,7 +48,7 @@ _FILE: Final = "file:"
 
 
 class Control(Protocol):
-    """Who has models loaded and unloaded, on the main thread; see ``toutates.repositories.control.ModelControl``."""
+    """Who has models loaded and unloaded, on the main thread; see ``ModelControl`` of ``repositories.control``."""
 
     @property
     def explicit(self) -> bool:

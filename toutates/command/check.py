@@ -20,7 +20,7 @@ from toutates.models.config.misplaced import loose_graphs
 from toutates.models.inspection import ALL_DEVICES, InspectedVersion, inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
 from toutates.repositories.interface import Repository
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
 from toutates.repositories.specification import S3Specification
 from toutates.server.options import DEFAULT_CACHE_SIZE, Options

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
 from toutates.infer.tracing.configuration import LEVEL_NAMES
-from toutates.repositories.modes import CONTROL_MODES
+from toutates.repositories.control.modes import CONTROL_MODES
 from toutates.server.options import DEFAULT_CACHE_SIZE
 from toutates.system.errors import ConfigurationError
 from toutates.system.logs.levels import parse_levels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.specification import Specification
 from toutates.system.errors import ConfigurationError
 
@@ -34,8 +34,8 @@ def open_repositories(
         if isinstance(one, Path):
             repositories.append(LocalRepository(one))
             continue
-        from toutates.repositories.cache import ModelCache, default_cache_root
-        from toutates.repositories.s3 import S3Repository
+        from toutates.repositories.cache.model_cache import ModelCache, default_cache_root
+        from toutates.repositories.s3.repository import S3Repository
 
         if cache is None:
             cache = ModelCache(cache_root or default_cache_root(), cache_size)

@@ -9,7 +9,7 @@ from typing import Literal
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import TraceOptions
-from toutates.repositories.modes import ControlMode
+from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.specification import Specification
 from toutates.system.address import Address
 
@@ -53,7 +53,7 @@ class Options:
         model_cache_size: bytes it may hold.
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
         load_model: those of ``load_models`` that --load-model names, for messages.
-        model_control_mode: see ``toutates.repositories.control``.
+        model_control_mode: see ``toutates.repositories.control.model_control``.
         repository_poll_s: seconds between two polls.
         strict_readiness: whether a model that cannot be served makes the server not ready.
         exit_on_error: whether one at the start makes the server end.

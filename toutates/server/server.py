@@ -48,12 +48,12 @@ from toutates.models.manager import LoadOptions, ModelManager
 from toutates.net import Worker
 from toutates.observe.debug.debug_dump import dump, this_run
 from toutates.observe.status.view import ServerView
-from toutates.repositories.control import ModelControl
-from toutates.repositories.fetching import fetch_all
-from toutates.repositories.first_look import FirstLook, Waiting, look_first
+from toutates.repositories.control.fetching import fetch_all
+from toutates.repositories.control.first_look import FirstLook, Waiting, look_first
+from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.passed_over import PassedOver
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
-from toutates.repositories.passed_over import PassedOver
 from toutates.server.certificates import ServerTls, load_server_tls
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.providers import choose_providers

@@ -8,7 +8,7 @@ from typing import Final
 
 from toutates.models.config.misplaced import near_name
 from toutates.models.repository import is_version
-from toutates.repositories.s3_keys import ModelFiles, S3Object
+from toutates.repositories.s3.keys import ModelFiles, S3Object
 
 __all__ = ["empty_prefix", "wrong_prefix"]
 

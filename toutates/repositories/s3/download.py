@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, ParamSpec, TypeVar
 
-from toutates.repositories.cache import CachedFile, ModelCache, ObjectIdentity, Partial
+from toutates.repositories.cache.model_cache import CachedFile, ModelCache, ObjectIdentity, Partial
 from toutates.repositories.interface import Progress
-from toutates.repositories.s3_client import ObjectChanged, ReadInterrupted, S3Client
-from toutates.repositories.s3_keys import S3Object
+from toutates.repositories.s3.client import ObjectChanged, ReadInterrupted, S3Client
+from toutates.repositories.s3.keys import S3Object
 from toutates.system.errors import RepositoryError
 
 __all__ = ["THREADS", "DownloadCounters", "Downloads"]

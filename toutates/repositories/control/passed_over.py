@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable
 
 from toutates.models.repository import ModelFolder, say_passed_over
-from toutates.repositories.s3_keys import few
+from toutates.repositories.s3.keys import few
 
 __all__ = ["PassedOver"]
 

@@ -33,12 +33,12 @@ from toutates.models.manager import ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.names import with_client_names
-from toutates.repositories.first_look import Late
+from toutates.repositories.control.first_look import Late
+from toutates.repositories.control.modes import ControlMode
+from toutates.repositories.control.passed_over import PassedOver
 from toutates.repositories.interface import Repository
-from toutates.repositories.modes import ControlMode
+from toutates.repositories.local.uploads import misplaced, uploaded
 from toutates.repositories.obtaining import obtain
-from toutates.repositories.passed_over import PassedOver
-from toutates.repositories.uploads import misplaced, uploaded
 from toutates.system.errors import (
     ConfigurationError,
     InvalidRequest,

@@ -11,14 +11,14 @@ from typing import Final
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.triton_configuration import read_triton_configuration
 from toutates.models.repository import ModelFolder
-from toutates.repositories.cache import ModelCache
+from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
-from toutates.repositories.listings import KeptListing, Listings
 from toutates.repositories.looking import as_found
-from toutates.repositories.s3_client import ObjectChanged, S3Client
-from toutates.repositories.s3_download import THREADS, Downloads
-from toutates.repositories.s3_keys import ModelFiles, S3Object, few, models_among
-from toutates.repositories.s3_misplaced import empty_prefix, wrong_prefix
+from toutates.repositories.s3.client import ObjectChanged, S3Client
+from toutates.repositories.s3.download import THREADS, Downloads
+from toutates.repositories.s3.keys import ModelFiles, S3Object, few, models_among
+from toutates.repositories.s3.listings import KeptListing, Listings
+from toutates.repositories.s3.misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 

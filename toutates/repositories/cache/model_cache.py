@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from toutates.repositories.file_lock import lock_of, try_lock
+from toutates.repositories.cache.file_lock import lock_of, try_lock
 from toutates.repositories.interface import fingerprint_of
 from toutates.system.errors import ConfigurationError, RepositoryError
 

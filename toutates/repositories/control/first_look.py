@@ -28,9 +28,9 @@ from typing import Final, TypeVar
 import trio
 
 from toutates.models.repository import ModelFolder
+from toutates.repositories.control.passed_over import PassedOver
 from toutates.repositories.interface import Recalled, Repository
 from toutates.repositories.opening import refuse_duplicates, refuse_unknown
-from toutates.repositories.passed_over import PassedOver
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.placement import running_on
 

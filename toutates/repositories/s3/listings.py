@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toutates.repositories.cache import write_file
+from toutates.repositories.cache.model_cache import write_file
 from toutates.repositories.interface import fingerprint_of
-from toutates.repositories.s3_keys import S3Object
+from toutates.repositories.s3.keys import S3Object
 
 __all__ = ["KeptListing", "Listings"]
 

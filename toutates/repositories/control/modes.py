@@ -1,4 +1,4 @@
-"""When what is served changes; see ``control``. Apart from it, because flags are read before anything is imported."""
+"""When what is served changes; see ``model_control``. Its own module, because flags are read before all is imported."""
 
 from __future__ import annotations
 

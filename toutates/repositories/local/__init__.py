@@ -1,0 +1,1 @@
+"""A repository in a local directory, and models whose files come with the request to load them."""
