@@ -46,6 +46,7 @@ from toutates.infer.tracing.settings import TraceSettings
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.net import Worker
+from toutates.net.listening import bind
 from toutates.observe.debug.debug_dump import dump, this_run
 from toutates.observe.status.view import ServerView
 from toutates.repositories.control.fetching import fetch_all
@@ -338,50 +339,15 @@ class Server:
     # --- start -------------------------------------------------------------------------------------------------------
 
     def _bind(self) -> list[socket.socket]:
-        """One socket per worker, sharing the port; bound, not yet listening."""
-        address = self._options.grpc_addr
-        listeners: list[socket.socket] = []
-        try:
-            family, kind, protocol, _, target = socket.getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            several = self._placement.processing_cores > 1
-            if several and address.port:
-                # Otherwise SO_REUSEPORT would share the port with another server of the same user, in silence.
-                with socket.socket(family, kind, protocol) as listener:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    listener.bind(target)
-            for _ in range(self._placement.processing_cores):
-                listener = socket.socket(family, kind, protocol)
-                listeners.append(listener)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if several:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    # '::' takes IPv4 too, as users of Triton expect
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                listener.setblocking(False)
-                listener.bind(target)
-                host, port = listener.getsockname()[:2]
-                target = (host, port, *target[2:])  # the port the system chose, for the others
-        except OSError as error:
-            for listener in listeners:
-                listener.close()
-            raise ConfigurationError(
-                f"cannot listen: {error.strerror}",
-                key="--grpc-addr",
-                value=str(address),
-                remedy="choose an address of this machine and a port that is free",
-            ) from error
-        self.address = (host, port)
+        """One socket per worker, sharing the port."""
+        listeners = bind(self._options.grpc_addr, "--grpc-addr", sockets=self._placement.processing_cores)
+        self.address = listeners[0].getsockname()[:2]
         return listeners
 
     def _bind_http(self) -> None:
         address = self._options.metrics_addr
         if address is not None:
-            from toutates.observe.http.http_thread import bind_http  # only now: HTTP takes half a second to import
-
-            self._http_listener = [bind_http(address)]
+            self._http_listener = bind(address, "--metrics-addr", otherwise=", or write 'off' to do without")
             self.http_address = self._http_listener[0].getsockname()[:2]
 
     def _watched(self) -> AbstractAsyncContextManager[None]:

@@ -17,7 +17,8 @@ from toutates.h2grpc import Limits
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
 from toutates.net import Worker
-from toutates.observe.http.http_thread import App, bind_http, serving_http
+from toutates.net.listening import bind
+from toutates.observe.http.http_thread import App, serving_http
 from toutates.observe.status.app import make_app
 from toutates.observe.status.view import ServerView
 from toutates.system.address import Address
@@ -54,7 +55,7 @@ def http_side(
     view: ServerView | None = None, *, make: Callable[[], App] | None = None, **options: Any
 ) -> Iterator[int]:
     """Serve for the block, which gets the port; ``options`` are ``make_app``'s."""
-    listener = bind_http(Address("127.0.0.1", 0))
+    (listener,) = bind(Address("127.0.0.1", 0), "--metrics-addr")
     port: int = listener.getsockname()[1]
     begun, end = threading.Event(), threading.Event()
 

@@ -17,10 +17,7 @@ from toutates.h2grpc import Limits
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.net import Worker
 from toutates.observe.http import connections, http_thread
-from toutates.observe.http.http_thread import bind_http
 from toutates.observe.status.status import MAX_VERSIONS
-from toutates.system.address import Address
-from toutates.system.errors import ConfigurationError
 
 PAGES: Final = ("/", "/status.json", "/health/live", "/health/ready", "/debug/tasks", "/metrics")
 
@@ -267,20 +264,6 @@ def test_a_thread_that_does_not_answer_is_shown_by_its_stack(monkeypatch: pytest
 
 
 # --- what it bears ---------------------------------------------------------------------------------------------------
-
-
-def test_a_port_in_use_is_a_clear_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = Address("127.0.0.1", other.getsockname()[1])
-        with pytest.raises(ConfigurationError) as caught:
-            bind_http(address)
-    assert str(caught.value).startswith(f"--metrics-addr: cannot listen: Address already in use (got '{address}'); ")
-    assert "'off'" in str(caught.value)
-
-
-def test_an_address_of_another_machine_is_a_clear_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"^--metrics-addr: cannot listen: "):
-        bind_http(Address("203.0.113.1", 0))
 
 
 def test_many_scrapes_cost_one_text() -> None:

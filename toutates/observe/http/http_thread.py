@@ -25,11 +25,9 @@ from hypercorn.utils import wrap_app
 
 from toutates.observe.http.connections import BoundedStream, ConnectionTable, hung_up
 from toutates.observe.http.turns import CpuMeter, Flow, Lanes
-from toutates.system.address import Address
-from toutates.system.errors import ConfigurationError
 from toutates.system.placement import Placement, running_on
 
-__all__ = ["THREAD_NAME", "App", "bind_http", "serving_http"]
+__all__ = ["THREAD_NAME", "App", "serving_http"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,35 +49,6 @@ SILENCE_S: Final = 10.0
 App = tuple[Any, Sequence[Callable[[], Awaitable[None]]]]
 
 
-def bind_http(address: Address) -> socket.socket:
-    """A socket on ``--metrics-addr``, bound and not listening yet.
-
-    Raises:
-        ConfigurationError: there cannot be one.
-    """
-    listener: socket.socket | None = None
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.setblocking(False)
-        listener.bind(target)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise ConfigurationError(
-            f"cannot listen: {error.strerror}",
-            key="--metrics-addr",
-            value=str(address),
-            remedy="choose an address of this machine and a port that is free, or write 'off' to do without",
-        ) from error
-    return listener
-
-
 @asynccontextmanager
 async def serving_http(
     listener: socket.socket, make_app: Callable[[], App], placement: Placement
@@ -87,7 +56,7 @@ async def serving_http(
     """Serve HTTP in a thread of its own for as long as the block lasts.
 
     Args:
-        listener: of ``bind_http``; closed at the end.
+        listener: bound and not listening yet; closed at the end.
         make_app: called in the thread, within its Trio run.
         placement: the thread runs where the manager does, which idles too.
     """

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from toutates.net.listening import bind
+from toutates.system.address import Address
+from toutates.system.errors import ConfigurationError
+
+
+def close(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
+
+
+def test_one_socket_has_its_port_for_itself() -> None:
+    (first,) = bind(Address("127.0.0.1", 0), "--addr")
+    address = Address(*first.getsockname())
+    assert not first.getblocking()
+    for sockets in (1, 2):
+        first.listen()
+        with pytest.raises(
+            ConfigurationError, match=r"^--addr: cannot listen: Address already in use \(got '127.0.0.1:"
+        ):
+            bind(address, "--addr", sockets=sockets)
+    first.close()
+
+
+def test_several_share_the_port_that_the_system_chose() -> None:
+    sockets = bind(Address("127.0.0.1", 0), "--addr", sockets=3)
+    assert len({one.getsockname() for one in sockets}) == 1
+    assert all(one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) for one in sockets)
+    close(sockets)
+
+
+def test_a_port_that_others_would_share_is_refused_to_several() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        address = Address(*other.getsockname())
+        with pytest.raises(ConfigurationError) as caught:
+            bind(address, "--addr", sockets=2, otherwise=", or write 'off'")
+    assert str(caught.value).endswith("; choose an address of this machine and a port that is free, or write 'off'")
+
+
+def test_all_addresses_of_ipv6_take_ipv4_too() -> None:
+    try:
+        sockets = bind(Address("::", 0), "--addr")
+    except ConfigurationError:
+        pytest.skip("this machine has no IPv6")
+    sockets[0].listen()
+    with socket.create_connection(("127.0.0.1", sockets[0].getsockname()[1])):
+        pass
+    close(sockets)

@@ -1,0 +1,59 @@
+"""Sockets to listen on: bound here for every service of the server, whatever it speaks."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+from toutates.system.address import Address
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["bind"]
+
+
+def bind(address: Address, flag: str, *, sockets: int = 1, otherwise: str = "") -> list[socket.socket]:
+    """Sockets that share an address, bound, non-blocking, and not listening yet.
+
+    Several share their port with SO_REUSEPORT, and the kernel spreads connections among them. Where the address is of
+    IPv6, '::' takes IPv4 too, as users of Triton expect.
+
+    Args:
+        address: whose port may be 0; the system then chooses one, the same for all of them.
+        flag: that gives the address, for errors.
+        sockets: how many.
+        otherwise: what else than another address would do, to end the remedy of an error.
+
+    Raises:
+        ConfigurationError: there cannot be one. Then none is left open.
+    """
+    with ExitStack() as opened:
+        try:
+            family, kind, protocol, _, target = socket.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            if sockets > 1 and address.port:
+                # Otherwise SO_REUSEPORT would share the port with another server of the same user, in silence.
+                with socket.socket(family, kind, protocol) as alone:
+                    alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    alone.bind(target)
+            bound: list[socket.socket] = []
+            for _ in range(sockets):
+                listener = opened.enter_context(socket.socket(family, kind, protocol))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if sockets > 1:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                listener.setblocking(False)
+                listener.bind(target)
+                target = (*listener.getsockname()[:2], *target[2:])
+                bound.append(listener)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen: {error.strerror}",
+                key=flag,
+                value=str(address),
+                remedy="choose an address of this machine and a port that is free" + otherwise,
+            ) from error
+        opened.pop_all()
+    return bound
