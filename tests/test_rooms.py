@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "command": {"api", "engine", "h2grpc", "infer", "models", "net", "protocol", "repositories", "server", "system"},
     "server": {"api", "engine", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
     "observe": {"api", "engine", "h2grpc", "infer", "models", "net", "repositories", "system"},
-    "api": {"h2grpc", "infer", "models", "net", "protocol", "system"},
+    "api": {"h2grpc", "infer", "models", "net", "protocol", "repositories", "system"},
     "infer": {"engine", "h2grpc", "models", "net", "protocol", "system"},
     "repositories": {"models", "protocol", "system"},
     "models": {"engine", "protocol", "system"},
@@ -41,6 +41,10 @@ MOST_ENTRIES = 16
 #: Rooms that are bytes only, and what these must not import.
 SANS_IO = {"h2grpc"}
 IO_MODULES = {"asyncio", "logging", "os", "random", "select", "selectors", "socket", "ssl", "threading", "time", "trio"}
+
+#: The folder of functions that every transport calls, and what these must not import.
+DATA_PLANE = ROOT / "api" / "dataplane"
+TRANSPORTS = ("toutates.api.grpc", "toutates.h2grpc", "toutates.net")
 
 #: Rooms in which modules still import each other, for type checkers.
 CIRCLES = {"engine", "h2grpc"}
@@ -115,6 +119,12 @@ def test_protocol_cores_have_no_sockets_clocks_or_threads(path: Path) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
             assert not {name.partition(".")[0] for name in names} & IO_MODULES
+
+
+@pytest.mark.parametrize("path", sorted(DATA_PLANE.glob("*.py")), ids=lambda path: path.name)
+def test_the_data_plane_knows_no_transport(path: Path) -> None:
+    for name in imports_of(path):
+        assert not name.startswith(TRANSPORTS)
 
 
 def test_rooms_have_no_circle() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.api.support import plane_of
 from tests.h2grpc.support import (
     DATA,
     END_STREAM,
@@ -61,7 +62,7 @@ def served() -> Iterator[Served]:
         planned.append(callback)
         server.worker.call_soon(callback)
 
-    methods = health_methods(readiness, call_soon)
+    methods = health_methods(plane_of(readiness=readiness), call_soon)
     watch: Any = methods[1].unary
     with running(None, *methods) as server:
         yield Served(server, readiness, watch.__self__, planned)

@@ -14,6 +14,7 @@ from toutates.system.errors import (
     ModelNotReady,
     Overloaded,
     RequestError,
+    Unavailable,
     UnknownModel,
     Unsupported,
 )
@@ -23,6 +24,7 @@ EXPECTED = {
     InvalidRequest: Status.INVALID_ARGUMENT,
     UnknownModel: Status.NOT_FOUND,
     ModelNotReady: Status.UNAVAILABLE,
+    Unavailable: Status.UNAVAILABLE,
     Overloaded: Status.RESOURCE_EXHAUSTED,
     Unsupported: Status.UNIMPLEMENTED,
     ExecutionFailed: Status.INTERNAL,

@@ -12,6 +12,7 @@ from toutates.system.errors import (
     QueueFull,
     RequestError,
     TooLate,
+    Unavailable,
     UnknownModel,
     Unsupported,
 )
@@ -22,6 +23,7 @@ STATUSES: dict[type[RequestError], Status] = {
     InvalidRequest: Status.INVALID_ARGUMENT,
     UnknownModel: Status.NOT_FOUND,
     ModelNotReady: Status.UNAVAILABLE,
+    Unavailable: Status.UNAVAILABLE,
     NotInRepository: Status.INTERNAL,
     Overloaded: Status.RESOURCE_EXHAUSTED,
     QueueFull: Status.UNAVAILABLE,  # as Triton has it

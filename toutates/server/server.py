@@ -31,9 +31,10 @@ from functools import partial
 import onnxruntime
 import trio
 
+from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
-from toutates.api.grpc.methods import ServerIdentity, build_methods
-from toutates.api.repository_control import ControlDesk
+from toutates.api.grpc.control_queue import ControlQueue
+from toutates.api.grpc.methods import build_methods
 from toutates.engine.session import SessionOptions
 from toutates.infer.answers import is_wanted
 from toutates.infer.inflight import FLAG as INFLIGHT_FLAG
@@ -320,21 +321,21 @@ class Server:
                 async with self._watched():
                     if await self._load(manager, control):
                         async with trio.open_nursery() as changes:
-                            desk = await changes.start(self._change_models, control)
-                            await self._run_workers(manager, desk, listeners, task_status)
+                            queue = await changes.start(self._change_models, control)
+                            await self._run_workers(manager, control, queue, listeners, task_status)
                             changes.cancel_scope.cancel()
             finally:
                 manager.stop()
 
-    async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlDesk]) -> None:
+    async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlQueue]) -> None:
         """Whatever changes models while they are served, until the server stops."""
         async with trio.open_nursery() as nursery:
-            desk = ControlDesk(control, nursery)
+            queue = ControlQueue(nursery)
             nursery.start_soon(control.poll_for_ever)
-            task_status.started(desk)
+            task_status.started(queue)
             await self._stopping.wait()
             control.stop()
-            desk.close()
+            queue.close()
 
     # --- start -------------------------------------------------------------------------------------------------------
 
@@ -473,12 +474,13 @@ class Server:
     async def _run_workers(
         self,
         manager: ModelManager,
-        desk: ControlDesk,
+        control: ModelControl,
+        queue: ControlQueue,
         listeners: list[socket.socket],
         task_status: trio.TaskStatus[None],
     ) -> None:
         for number in range(len(listeners)):
-            self._add_worker(manager, desk, number)
+            self._add_worker(manager, control, queue, number)
         # What is there stays, by far the most of it: keep the collector from walking it again and again. Versions that
         # are unloaded later are freed without it (``SuperTensor.free``).
         gc.collect()
@@ -512,7 +514,7 @@ class Server:
             extra={"port": self.address[1], "workers": len(self._workers)},
         )
 
-    def _add_worker(self, manager: ModelManager, desk: ControlDesk, number: int) -> None:
+    def _add_worker(self, manager: ModelManager, control: ModelControl, queue: ControlQueue, number: int) -> None:
         options = self._options
         buffer_bytes = options.max_buffered_bytes or available_memory() // 2
         worker = Worker(
@@ -528,17 +530,10 @@ class Server:
         if self._logs.access is not None:
             infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
         worker.tls = None if self._tls is None else self._tls.contexts[number]
-        worker.methods = build_methods(
-            worker,
-            infer,
-            lambda: manager.table,
-            readiness,
-            self._identity,
-            desk=desk,
-            log_control=self._logs.control,
-            traces=traces,
-            restrictions=options.restricted_protocols,
+        plane = DataPlane(
+            self._identity, lambda: manager.table, readiness, control, self._logs.control, self._trace_settings
         )
+        worker.methods = build_methods(worker, plane, queue, traces.method(infer), options.restricted_protocols)
         self._workers.append(worker)
         self._infer.append(infer)
         self._readiness.append(readiness)

@@ -6,10 +6,11 @@
     ├── ModelLoadError          one model version cannot be served; the others can
     │   ├── PartlyLoaded        some versions of a model cannot be served; the others are
     │   └── NotPolled           a model's directory or configuration cannot be used, so no version was tried
-    └── RequestError            one inference request cannot be answered
+    └── RequestError            one request cannot be answered
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
+        ├── Unavailable         the server does not answer this now: it exits, or its mode forbids it
         ├── Overloaded          the model has as many rows under way as it may have; try again later
         │   └── QueueFull       as many requests wait for the model as its configuration allows
         ├── TooLate             nobody can be answered before his deadline any more
@@ -40,6 +41,7 @@ __all__ = [
     "RequestError",
     "TooLate",
     "ToutatesError",
+    "Unavailable",
     "UnknownModel",
     "Unsupported",
 ]
@@ -100,6 +102,10 @@ class UnknownModel(RequestError):
 
 class ModelNotReady(RequestError):
     """The model version is known, but cannot answer now."""
+
+
+class Unavailable(RequestError):
+    """The server does not answer such requests now: it is exiting, or it runs in a mode that forbids them."""
 
 
 class Overloaded(RequestError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from toutates.api.grpc.methods import ServerIdentity
+from toutates.api.dataplane.plane import ServerIdentity
 from toutates.h2grpc import Limits
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from toutates.api.dataplane.plane import DataPlane, health_response
 from toutates.api.dataplane.readiness import Readiness
 from toutates.h2grpc import Call, Method, Status
 from toutates.infer.unary import check_size, unary
-from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from toutates.protocol.health_pb2 import HealthCheckRequest
 
 __all__ = ["health_methods"]
 
@@ -28,25 +29,17 @@ SLICE_NS: Final = 2_000_000
 TOLD_AT_ONCE: Final = 16
 
 
-def health_methods(readiness: Readiness, call_soon: Callable[[Callable[[], None]], None]) -> list[Method]:
-    """The service. As with Triton, the name of the service asked for does not matter: there is one server.
+def health_methods(plane: DataPlane, call_soon: Callable[[Callable[[], None]], None]) -> list[Method]:
+    """The service.
 
     Args:
-        readiness: the worker's.
+        plane: the worker's; it answers Check.
         call_soon: the worker's.
     """
-
-    def check(request: HealthCheckRequest) -> HealthCheckResponse:
-        return _response(serving=readiness.serving)
-
     return [
-        Method(_CHECK, unary=unary(HealthCheckRequest, check)),
-        Method(_WATCH, unary=_Watchers(readiness, call_soon).add),
+        Method(_CHECK, unary=unary(HealthCheckRequest, plane.health_check)),
+        Method(_WATCH, unary=_Watchers(plane.readiness, call_soon).add),
     ]
-
-
-def _response(*, serving: bool) -> HealthCheckResponse:
-    return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)
 
 
 class _Watchers:
@@ -64,7 +57,7 @@ class _Watchers:
         self._told: dict[Call, bool] = {}
         #: those who may have to be told of the last change; not empty while ``_tell_some`` is due
         self._to_tell: list[Call] = []
-        self._messages = {serving: _response(serving=serving).SerializeToString() for serving in (False, True)}
+        self._messages = {serving: health_response(serving=serving).SerializeToString() for serving in (False, True)}
         #: made once, because each of many thousand calls has it
         self._forget: Callable[[Call], None] = self._drop
         readiness.on_change = self._tell_all

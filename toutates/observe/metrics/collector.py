@@ -20,7 +20,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from toutates.api.grpc.methods import ServerIdentity
+from toutates.api.dataplane.plane import ServerIdentity
 from toutates.infer.service import InferService
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import UNLOADED, ModelState, ModelTable

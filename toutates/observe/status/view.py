@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from toutates.api.grpc.methods import ServerIdentity
+from toutates.api.dataplane.plane import ServerIdentity
 from toutates.infer.service import InferService
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable

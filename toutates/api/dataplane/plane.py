@@ -1,0 +1,201 @@
+"""The data plane: a function for every RPC but inference, from request message to response message.
+
+A transport parses a request, calls the function, and sends what it returns. It turns a ``RequestError`` into a status
+of its own. The data plane knows no call, no worker, no status, and does not block.
+
+Plain functions run on the thread of the worker that was asked. Async functions run on the main thread, inside Trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from toutates.api.dataplane.log_settings import log_settings
+from toutates.api.dataplane.readiness import Readiness
+from toutates.api.dataplane.repository_control import load_model, unload_model
+from toutates.api.dataplane.repository_index import repository_index
+from toutates.api.dataplane.statistics import model_statistics
+from toutates.api.dataplane.trace_setting import trace_setting
+from toutates.infer.tracing.settings import TraceSettings
+from toutates.models.config.describe import model_metadata
+from toutates.models.table import ModelTable
+from toutates.protocol import grpc_service_pb2 as pb
+from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from toutates.repositories.control.model_control import ModelControl
+from toutates.system.errors import ModelNotReady, Unavailable, UnknownModel, Unsupported
+from toutates.system.logs.control import LogControl
+
+__all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity", "health_response"]
+
+#: What ServerMetadata lists: Triton's names, and only what is true. Without ``statistics`` perf_analyzer reads none.
+EXTENSIONS: Final = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "logging",
+    "trace",
+)
+
+SystemSharedMemoryRequest = (
+    pb.SystemSharedMemoryStatusRequest | pb.SystemSharedMemoryRegisterRequest | pb.SystemSharedMemoryUnregisterRequest
+)
+CudaSharedMemoryRequest = (
+    pb.CudaSharedMemoryStatusRequest | pb.CudaSharedMemoryRegisterRequest | pb.CudaSharedMemoryUnregisterRequest
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What ServerMetadata answers."""
+
+    name: str
+    version: str
+
+
+class DataPlane:
+    """See the module. Every function raises RequestError for a request that it refuses, with Triton's text.
+
+    Args:
+        identity: for ServerMetadata.
+        get_table: returns the model table as it is now.
+        readiness: the worker's view of the server's readiness.
+        control: loads and unloads models.
+        log_control: what the log shows.
+        trace_settings: of the server.
+
+    Attributes:
+        get_table: as given. Most answers stay the same as long as it returns the same table.
+        readiness: as given.
+    """
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        get_table: Callable[[], ModelTable],
+        readiness: Readiness,
+        control: ModelControl,
+        log_control: LogControl,
+        trace_settings: TraceSettings,
+    ) -> None:
+        self.get_table = get_table
+        self.readiness = readiness
+        self._identity = identity
+        self._control = control
+        self._log_control = log_control
+        self._trace_settings = trace_settings
+
+    # --- the server --------------------------------------------------------------------------------------------------
+
+    def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Answer ServerLive."""
+        self._refuse_when_exiting()
+        return pb.ServerLiveResponse(live=True)
+
+    def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Answer ServerReady."""
+        self._refuse_when_exiting()
+        return pb.ServerReadyResponse(ready=self.readiness.serving)
+
+    def health_check(self, request: HealthCheckRequest) -> HealthCheckResponse:
+        """Answer Check of grpc.health.v1. The service that is asked for does not matter, as with Triton."""
+        return health_response(serving=self.readiness.serving)
+
+    def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        """Answer ServerMetadata."""
+        identity = self._identity
+        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=EXTENSIONS)
+
+    def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Answer LogSettings; change what is asked for."""
+        return log_settings(self._log_control, request)
+
+    def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Answer TraceSetting; change what is asked for."""
+        return trace_setting(self.get_table(), self._trace_settings, request)
+
+    def system_shared_memory(self, request: SystemSharedMemoryRequest) -> NoReturn:
+        """Refuse SystemSharedMemoryStatus, SystemSharedMemoryRegister and SystemSharedMemoryUnregister."""
+        raise Unsupported("shared memory is not offered yet; send tensors in the request")
+
+    def cuda_shared_memory(self, request: CudaSharedMemoryRequest) -> NoReturn:
+        """Refuse CudaSharedMemoryStatus, CudaSharedMemoryRegister and CudaSharedMemoryUnregister."""
+        raise Unsupported("CUDA shared memory is not offered yet; send tensors in the request")
+
+    def _refuse_when_exiting(self) -> None:
+        if self.readiness.exiting:
+            raise Unavailable("Server exiting")
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Answer ModelReady. An unknown model is not ready, which clients of Triton rely on; it is not an error."""
+        try:
+            self.get_table().find(request.name, request.version)
+        except (UnknownModel, ModelNotReady):
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=True)
+
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """Answer ModelMetadata; without a version it lists all versions that are loaded."""
+        table = self.get_table()
+        version = table.find(request.name, request.version)
+        loaded = [served.number for served in table.models[request.name].served()]
+        return model_metadata(request.name, [version.number] if request.version else loaded, version.signature)
+
+    def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        """Answer ModelConfig."""
+        return pb.ModelConfigResponse(config=self.get_table().find(request.name, request.version).config)
+
+    def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Answer ModelStatistics."""
+        return model_statistics(self.get_table(), request)
+
+    # --- the repository ----------------------------------------------------------------------------------------------
+
+    @property
+    def loads_on_request(self) -> bool:
+        """Whether models are loaded and unloaded by request (explicit model control)."""
+        return self._control.explicit
+
+    def refuse_unless_loads_on_request(self) -> None:
+        """Refuse a load or an unload where ``loads_on_request`` is false.
+
+        ``load`` and ``unload`` do so too. A transport calls this first, on the thread that was asked, so that the main
+        thread hears of no request that it would refuse.
+        """
+        if not self.loads_on_request:
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """Answer RepositoryIndex with what the model table has: all models, where none is loaded by request."""
+        return repository_index(self.get_table(), request)
+
+    async def repository_index_on_request(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """Answer RepositoryIndex where models are loaded by request: those that were never loaded are listed too."""
+        if request.repository_name or request.ready:
+            return repository_index(self.get_table(), request)
+        names = await self._control.names()
+        return repository_index(self.get_table(), request, names)
+
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Answer RepositoryModelLoad once the model is served."""
+        self.refuse_unless_loads_on_request()
+        await load_model(self._control, request)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        """Answer RepositoryModelUnload once the model gets no more requests."""
+        self.refuse_unless_loads_on_request()
+        await unload_model(self._control, request)
+        return pb.RepositoryModelUnloadResponse()
+
+
+def health_response(*, serving: bool) -> HealthCheckResponse:
+    """The answer of grpc.health.v1."""
+    return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)

@@ -1,0 +1,96 @@
+"""RepositoryModelLoad and RepositoryModelUnload: what they ask for, read and done."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from toutates.models.repository import has_control_characters
+from toutates.protocol.grpc_service_pb2 import (
+    ModelRepositoryParameter,
+    RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest,
+)
+from toutates.repositories.control.model_control import ModelControl
+from toutates.system.errors import InvalidRequest, ModelLoadError, Unsupported
+from toutates.system.text import shown
+
+__all__ = ["load_model", "unload_model"]
+
+_FILE: Final = "file:"
+
+
+async def load_model(control: ModelControl, request: RepositoryModelLoadRequest) -> None:
+    """Load a model as the request says, on the main thread.
+
+    Raises:
+        RequestError: the request cannot be used, or the model cannot be loaded.
+    """
+    # Its files may have gigabytes, and reading them copies them: in a thread.
+    name, config, files = await trio.to_thread.run_sync(_read_load, request)
+    try:
+        await control.load(name, config, files)
+    except ModelLoadError as error:
+        # Triton ends its text so.
+        raise InvalidRequest(f"load failed for model '{name}': {error}\n") from error
+
+
+async def unload_model(control: ModelControl, request: RepositoryModelUnloadRequest) -> None:
+    """Unload a model, on the main thread.
+
+    Raises:
+        RequestError: the request cannot be used.
+    """
+    await control.unload(_read_unload(request))
+
+
+def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, dict[str, bytes]]:
+    """Name, configuration and files of a RepositoryModelLoadRequest.
+
+    Raises:
+        RequestError: it cannot be used.
+    """
+    name = _name(request.repository_name, request.model_name)
+    if name in (".", "..") or "/" in name or "\0" in name:
+        raise InvalidRequest(
+            f"invalid model name '{shown(name)}', model name must not contain path traversal characters"
+        )
+    if has_control_characters(name):
+        raise InvalidRequest(f"invalid model name '{shown(name)}', a model's name has no control characters")
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, parameter in request.parameters.items():
+        if key == "config":
+            _expect(parameter, "string_param", "load parameter 'config'")
+            config = parameter.string_param
+        elif key.startswith(_FILE):
+            _expect(parameter, "bytes_param", f"load parameter '{shown(key)}'")
+            files[key.removeprefix(_FILE)] = parameter.bytes_param
+        else:
+            raise InvalidRequest(f"unrecognized load parameter '{shown(key)}'.")
+    return name, config, files
+
+
+def _read_unload(request: RepositoryModelUnloadRequest) -> str:
+    name = _name(request.repository_name, request.model_name)
+    for key, parameter in request.parameters.items():
+        if key == "unload_dependents":  # there are none: no model of ours is made of others
+            _expect(parameter, "bool_param", "'unload_dependents' parameter")
+        else:
+            raise InvalidRequest(f"unrecognized unload parameter '{shown(key)}'.")
+    return name
+
+
+def _name(repository: str, model: str) -> str:
+    if repository:
+        raise Unsupported("'repository_name' specification is not supported")
+    name = model.strip()
+    if not name:
+        raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
+    return name
+
+
+def _expect(parameter: ModelRepositoryParameter, kind: str, what: str) -> None:
+    if parameter.WhichOneof("parameter_choice") != kind:
+        raise InvalidRequest(f"invalid value type for {what}, expected {kind}.")

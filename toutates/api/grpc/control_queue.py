@@ -1,0 +1,162 @@
+"""Calls that the main thread answers: RepositoryModelLoad and RepositoryModelUnload, and RepositoryIndex sometimes.
+
+They take as long as loading takes, so no worker waits for them. A handler puts its call into the ``ControlQueue``; the
+main thread runs the data plane's async function in a task, and the answer comes back by the worker's ``call_soon``. A
+caller who leaves, or whose deadline passes, does not stop what he has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+from google.protobuf.message import Message
+
+from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
+from toutates.infer.statuses import as_grpc_error
+from toutates.infer.unary import check_size, parse
+from toutates.net import Worker
+from toutates.system.errors import RequestError
+
+__all__ = ["ControlQueue", "on_main_thread"]
+
+logger = logging.getLogger(__name__)
+
+#: Calls that wait at once, and the bytes of their requests.
+MAX_WAITING: Final = 256
+MAX_WAITING_BYTES: Final = 2**31
+
+_EXITING: Final = GrpcError(Status.UNAVAILABLE, "Server exiting")
+_TOO_MANY: Final = GrpcError(Status.RESOURCE_EXHAUSTED, "too many changes of models are waiting; try again later")
+
+Request = TypeVar("Request", bound=Message)
+#: Makes a response out of the bytes of a request.
+Work = Callable[[bytes], Awaitable[Message]]
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A call on the main thread.
+
+    Attributes:
+        size: bytes of its request; ``message`` is the request itself until ``take_message``.
+    """
+
+    worker: Worker
+    call: Call
+    size: int
+    message: bytes
+
+    def take_message(self) -> bytes:
+        """The request, which is kept no longer: it may hold a whole model."""
+        message, self.message = self.message, b""
+        return message
+
+    def fail(self, error: GrpcError) -> None:
+        self.worker.call_soon(partial(self.call.fail, error.status, error.text))
+
+
+@dataclass(slots=True)
+class ControlQueue:
+    """The calls that wait for the main thread. Made there, inside Trio.
+
+    Attributes:
+        nursery: for the tasks that the calls become.
+        token: of the main thread's Trio.
+    """
+
+    nursery: trio.Nursery
+    token: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
+    _waiting: set[_Waiting] = field(default_factory=set)
+    _closed: bool = False
+
+    def put(self, worker: Worker, call: Call, work: Work) -> None:
+        """Have a call answered by ``work``. Called on the worker's thread.
+
+        Raises:
+            GrpcError: the server is exiting.
+        """
+        message = call.message
+        try:
+            self.token.run_sync_soon(self._begin, _Waiting(worker, call, len(message), message), work)
+        except trio.RunFinishedError:
+            raise _EXITING from None
+
+    def close(self) -> None:
+        """Tell everybody who waits that the server exits; their loads may go on for as long as it lives."""
+        self._closed = True
+        for waiting in self._waiting:
+            waiting.fail(_EXITING)
+        self.nursery.cancel_scope.cancel()
+
+    def _begin(self, waiting: _Waiting, work: Work) -> None:
+        if self._closed:
+            waiting.fail(_EXITING)
+        elif len(self._waiting) >= MAX_WAITING or self._bytes + waiting.size > MAX_WAITING_BYTES:
+            waiting.fail(_TOO_MANY)
+        else:
+            self._waiting.add(waiting)
+            self.nursery.start_soon(self._answer, waiting, work)
+
+    @property
+    def _bytes(self) -> int:
+        return sum(waiting.size for waiting in self._waiting)
+
+    async def _answer(self, waiting: _Waiting, work: Work) -> None:
+        try:
+            answer = (await work(waiting.take_message())).SerializeToString()
+        except GrpcError as error:
+            waiting.fail(error)
+        except RequestError as error:
+            waiting.fail(as_grpc_error(error))
+        except Exception:
+            logger.exception("a change of models failed")
+            waiting.fail(GrpcError(Status.INTERNAL, "internal error"))
+        else:
+            waiting.worker.call_soon(partial(waiting.call.reply, answer))
+        finally:
+            self._waiting.discard(waiting)
+
+
+def on_main_thread(
+    queue: ControlQueue,
+    worker: Worker,
+    request_type: type[Request],
+    answer: Callable[[Request], Awaitable[Message]],
+    *,
+    refuse: Callable[[], None] = lambda: None,
+    large: bool = False,
+) -> UnaryHandler:
+    """A handler that parses the request on the main thread, awaits ``answer`` there, and sends what it returns.
+
+    Args:
+        queue: where calls wait for it.
+        worker: whose handler it is.
+        request_type: the request's message class.
+        answer: raises RequestError for requests that it refuses.
+        refuse: raises RequestError where no such call is answered; called on the worker's thread.
+        large: whether requests may have any size. They are parsed in a thread of their own then.
+    """
+
+    async def work(message: bytes) -> Message:
+        if large:
+            request = await trio.to_thread.run_sync(parse, request_type, message)
+        else:
+            request = parse(request_type, message)
+        del message  # which may be large
+        return await answer(request)
+
+    def handle(call: Call) -> None:
+        try:
+            refuse()
+        except RequestError as error:
+            raise as_grpc_error(error) from None
+        if not large:
+            check_size(request_type, call)
+        queue.put(worker, call, work)
+
+    return handle
