@@ -18,7 +18,7 @@ from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.table import ModelTable
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.modes import ControlMode
-from toutates.repositories.local import LocalRepository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.levels import parse_levels
 
