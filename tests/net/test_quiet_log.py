@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from toutates.net.quiet_log import LINES_PER_PERIOD, PERIOD_NS, QuietLog
+from toutates.net.quiet_log import LINES_PER_PERIOD, QuietLog
+from toutates.system.logs.limit import PERIOD_NS
 
 logger = logging.getLogger("toutates.test")
 

@@ -26,6 +26,7 @@ from toutates.engine.result import BatchResult, Outputs, Timing, Waiter
 from toutates.engine.session import ModelSession
 from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
+from toutates.system.logs.limit import LineLimit
 
 __all__ = ["Deliver", "Executor"]
 
@@ -36,8 +37,6 @@ Deliver = Callable[[int, BatchResult], None]
 
 #: Batches that a worker runs at most before it goes on with its round: its own, and those that came meanwhile.
 MAX_LOAN_BATCHES: Final = 4
-#: How long an executor says nothing of further errors of its own, which may come with every batch.
-SILENCE_NS: Final = 10_000_000_000
 
 
 class Executor:
@@ -70,7 +69,7 @@ class Executor:
         self._number = number
         self._is_wanted = is_wanted
         self._on_batch = on_batch
-        self._silent_until_ns = 0
+        self._limit: LineLimit[str] = LineLimit()
         self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
         self.waits_for_inbox = False
 
@@ -193,9 +192,7 @@ class Executor:
     def _as_failure(self, error: BaseException) -> RequestError:
         if isinstance(error, RequestError):
             return error
-        now_ns = time.monotonic_ns()
-        if now_ns >= self._silent_until_ns:
-            self._silent_until_ns = now_ns + SILENCE_NS
+        if not self._limit.count("", time.monotonic_ns()):
             logger.error(
                 "running a batch of model '%s' failed outside ONNX Runtime",
                 self._supertensor.name,

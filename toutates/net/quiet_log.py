@@ -5,29 +5,31 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from toutates.system.logs.limit import PERIOD_NS, LineLimit
+
 __all__ = ["QuietLog"]
 
-PERIOD_NS: Final = 10_000_000_000
 LINES_PER_PERIOD: Final = 5
 
 
 class QuietLog:
-    """Used by one thread.
+    """Leaves lines out before they are made, because a worker has better things to do. Used by one thread.
 
     Args:
         logger: where lines go.
         name: begins every line.
-
-    Attributes:
-        dropped: lines left out so far; other threads may read it.
     """
 
     def __init__(self, logger: logging.Logger, name: str) -> None:
         self._logger = logger
         self._name = name
-        self.dropped = 0
-        #: by kind: the level, when the period ends, and how many lines it has had
-        self._kinds: dict[str, tuple[int, int, int]] = {}
+        self._limit: LineLimit[tuple[int, str]] = LineLimit(self._report)
+        self._failed = 0
+
+    @property
+    def dropped(self) -> int:
+        """Lines left out so far; other threads may read it."""
+        return self._limit.left_out + self._failed
 
     def log(
         self,
@@ -54,7 +56,7 @@ class QuietLog:
         try:
             self._log(level, kind, now_ns, text, arguments, error, peer)
         except Exception:  # without memory for the line, for instance; whoever logs has a failure to deal with already
-            self.dropped += 1
+            self._failed += 1
 
     def _log(
         self,
@@ -66,28 +68,19 @@ class QuietLog:
         error: Exception | None,
         peer: str,
     ) -> None:
-        _, end_ns, lines = self._kinds.get(kind, (level, 0, 0))
-        if now_ns >= end_ns:
-            self._report(kind)
-            end_ns, lines = now_ns + PERIOD_NS, 0
-        self._kinds[kind] = (level, end_ns, lines + 1)
-        if lines < LINES_PER_PERIOD:
+        if not self._limit.count((level, kind), now_ns, LINES_PER_PERIOD):
             fields = {"peer": peer} if peer else None
             self._logger.log(level, "%s: " + text, self._name, *arguments, exc_info=error, extra=fields)
-        else:
-            self.dropped += 1
 
     def flush(self, now_ns: int) -> None:
         """Say what was left out in the periods that are over."""
-        for kind in [kind for kind, (_, end_ns, _) in self._kinds.items() if now_ns >= end_ns]:
-            self._report(kind)
+        self._limit.flush(now_ns)
 
     @property
     def next_ns(self) -> int | None:
         """When ``flush`` will next have something to say; None if nothing was left out."""
-        return min((end for _, end, lines in self._kinds.values() if lines > LINES_PER_PERIOD), default=None)
+        return self._limit.next_ns
 
-    def _report(self, kind: str) -> None:
-        level, _, lines = self._kinds.pop(kind, (0, 0, 0))
-        if lines > LINES_PER_PERIOD:
-            self._logger.log(level, "%s: and %d more %s in 10 s", self._name, lines - LINES_PER_PERIOD, kind)
+    def _report(self, kind: tuple[int, str], left_out: int) -> None:
+        level, name = kind
+        self._logger.log(level, "%s: and %d more %s in %d s", self._name, left_out, name, PERIOD_NS // 1_000_000_000)

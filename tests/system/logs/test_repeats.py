@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from toutates.system.logs.repeats import FEW_PER_PERIOD, LINES_PER_PERIOD, MAX_KINDS, PERIOD_NS, Repeats
+from toutates.system.logs.limit import PERIOD_NS
+from toutates.system.logs.repeats import FEW_PER_PERIOD, LINES_PER_PERIOD, MAX_KINDS, Repeats
 
 
 class Kept:

@@ -30,6 +30,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from toutates.infer.tracing.encoding import SpanEncoder
 from toutates.infer.tracing.record import TracedRequest
 from toutates.infer.tracing.spans import SpanMaker
+from toutates.system.logs.limit import LineLimit
 
 __all__ = ["ExporterStatistics", "TraceExporter"]
 
@@ -219,17 +220,15 @@ class _Losses:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._reported = (0, 0)
-        self._again_s = 0.0
+        self._limit: LineLimit[str] = LineLimit(period_ns=int(WARNING_PAUSE_S * 1e9))
 
     def report(self, dropped: int, failed: int, reason: str, *, stopping: bool = False) -> None:
         if (dropped, failed) == self._reported:
             return
-        now_s = time.monotonic()
-        if now_s < self._again_s and not stopping:
+        if self._limit.count("", time.monotonic_ns()) and not stopping:
             return
         new_dropped, new_failed = dropped - self._reported[0], failed - self._reported[1]
         self._reported = (dropped, failed)
-        self._again_s = now_s + WARNING_PAUSE_S
         if new_failed:
             logger.warning(
                 "traces of %d requests could not be sent to %s: %s", new_failed, self._endpoint, reason or "no answer"

@@ -17,7 +17,6 @@ All methods are for the thread of the manager; whatever blocks is done in others
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,6 +47,7 @@ from toutates.system.errors import (
     PartlyLoaded,
     ToutatesError,
 )
+from toutates.system.logs.limit import Told
 from toutates.system.placement import running_on
 from toutates.system.text import one_line
 
@@ -152,8 +152,8 @@ class ModelControl:
         self._index_turn = trio.Lock()
         self._names: list[str] = []
         self._names_seen = 0.0
-        #: what the log was last told, and when, by what it is about
-        self._said: dict[str, tuple[str, float]] = {}
+        #: of each model and repository, what is wrong with it
+        self._told = Told(_REMIND_S)
         self._stopping = False
 
     @property
@@ -190,7 +190,7 @@ class ModelControl:
         """
         self._late = {one.repository.name: one for one in late}
         for one in late:
-            self._said[f"repository {one.repository.name}"] = (one.problem, time.monotonic())
+            self._told.news(f"repository {one.repository.name}", [one.problem])  # the start has said it
         self._names = sorted(folder.name for _, folder in found)
         for (repository, folder), own in zip(found, fetched, strict=True):
             if own.problem:
@@ -288,7 +288,7 @@ class ModelControl:
                 self._say(f"model {name}", f"model '{name}' cannot be loaded: {error}")
                 self._manager.refuse(name, str(error))
             else:
-                self._said.pop(f"model {name}", None)
+                self._told.forget(f"model {name}")
                 source = found.folder.source
                 logger.info("model '%s' has been loaded as '%s' has it now", name, source, extra={"model": name})
 
@@ -402,7 +402,7 @@ class ModelControl:
             raise NotInRepository(f"{_failed(name)}: {reason}")
         found = view.models[name]
         if found is None:
-            raise NotInRepository(f"{_failed(name)}: {self._said.get(f'model {name}', ('two have it', 0))[0]}")
+            raise NotInRepository(f"{_failed(name)}: {self._told.last(f'model {name}') or 'two have it'}")
         return found
 
     # --- both --------------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class ModelControl:
         for repository in repositories:
             if repository not in found:
                 continue
-            if self._said.pop(f"repository {repository.name}", None) is not None:
+            if self._told.forget(f"repository {repository.name}"):
                 logger.info("the model repository '%s' can be read again", repository.name)
             known = [name for name, one in self._known.items() if one.tried and one.tried[0] == repository.name]
             for folder in self._passed_over.models(repository.name, found[repository], only=only, known=known):
@@ -477,10 +477,7 @@ class ModelControl:
         """Log an error that may come again and again: once, and when it changes, and once in a while."""
         if self._stopping:
             return
-        said, when = self._said.get(about, ("", 0.0))
-        now = time.monotonic()
-        if said != text or now - when >= _REMIND_S:
-            self._said[about] = (text, now)
+        if self._told.news(about, [text]):
             logger.error("%s", line or text)
 
     def _release(self, known: _Known) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable
 
 from toutates.models.repository import ModelFolder, say_passed_over
-from toutates.repositories.s3.keys import few
+from toutates.system.logs.limit import Told, few
 
 __all__ = ["PassedOver"]
 
@@ -17,8 +17,8 @@ class PassedOver:
     """Remembers which directories the log has named, so that they are not named again at every poll."""
 
     def __init__(self) -> None:
-        #: by repository, as of the last look at all of it
-        self._said: dict[str, set[str]] = {}
+        #: of each repository, as of the last look at all of it
+        self._told = Told()
 
     def models(
         self, repository: str, folders: Iterable[ModelFolder], *, only: Collection[str] | None, known: Collection[str]
@@ -34,15 +34,13 @@ class PassedOver:
                 what is served of it is served on.
         """
         models: list[ModelFolder] = []
-        others: dict[str, ModelFolder] = {}
+        others: list[str] = []
         for folder in folders:
             if folder.passed_over and only is None and folder.name not in known:
-                others[folder.name] = folder
+                others.append(say_passed_over(folder))
             else:
                 models.append(folder)
         if only is None:
-            said = self._said.get(repository, set())
-            for text in few([say_passed_over(folder) for name, folder in others.items() if name not in said]):
+            for text in few(self._told.news(repository, others)):
                 logger.warning("%s", text)
-            self._said[repository] = set(others)
         return models

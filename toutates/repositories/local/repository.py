@@ -19,6 +19,7 @@ from toutates.repositories.interface import (
     version_fingerprints,
 )
 from toutates.system.errors import ToutatesError
+from toutates.system.logs.limit import Told
 
 __all__ = ["LocalRepository"]
 
@@ -40,16 +41,14 @@ class LocalRepository:
         self._asked_by = asked_by
         self._tells_log = tells_log
         #: what the log has of graphs that lie in no model, which is not said again at every poll
-        self._said: list[str] = []
+        self._told = Told()
         self._statistics = RepositoryStatistics()
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``. Graphs that lie in no model's directory are said in the log, once."""
         if only is None and self._tells_log:
-            loose = loose_graphs(self._root)
-            for problem in loose if loose != self._said else ():
+            for problem in self._told.news("loose graphs", loose_graphs(self._root)):
                 logger.warning("%s", problem)
-            self._said = loose
         try:
             found = [_with_fingerprints(folder) for folder in scan(self._root, only, asked_by=self._asked_by)]
         except ToutatesError:

@@ -7,7 +7,7 @@ directories that are no model or no version are passed over, and so is what is h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -23,12 +23,12 @@ from toutates.models.repository import (
     not_a_model_name,
 )
 from toutates.repositories.interface import fingerprint_of, version_fingerprints
+from toutates.system.logs.limit import few
 
-__all__ = ["ModelFiles", "S3Object", "few", "models_among"]
+__all__ = ["ModelFiles", "S3Object", "models_among"]
 
 _MAX_NAME: Final = 255  # bytes of one name in most file systems
 _MAX_PATH: Final = 2_048  # bytes; keys are 1024 at most, but not those of every implementation
-_MAX_SAID: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,6 @@ class ModelFiles:
             yield name, f"{name}\0{found.etag}\0{found.size}"
         yield from ((name, f"{name}/") for name in sorted(self.directories))
         yield from ((name, f"{name}\0{problem}") for name, problem in sorted(self.odd.items()))
-
-
-def few(texts: Sequence[str]) -> list[str]:
-    """The first of many texts and how many more there are: anybody may put any number of keys into a bucket."""
-    return [*texts[:_MAX_SAID], *([f"and {len(texts) - _MAX_SAID} more like these"] if len(texts) > _MAX_SAID else ())]
 
 
 def models_among(objects: Iterable[S3Object], url: str, prefix: str) -> tuple[dict[str, ModelFiles], list[str]]:

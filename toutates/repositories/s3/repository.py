@@ -16,11 +16,12 @@ from toutates.repositories.interface import Progress, Recalled, RepositoryStatis
 from toutates.repositories.looking import as_found
 from toutates.repositories.s3.client import ObjectChanged, S3Client
 from toutates.repositories.s3.download import THREADS, Downloads
-from toutates.repositories.s3.keys import ModelFiles, S3Object, few, models_among
+from toutates.repositories.s3.keys import ModelFiles, S3Object, models_among
 from toutates.repositories.s3.listings import KeptListing, Listings
 from toutates.repositories.s3.misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.system.logs.limit import Told, few
 
 __all__ = ["S3Repository"]
 
@@ -59,7 +60,7 @@ class S3Repository:
         #: what the last scan saw; replaced as a whole
         self._seen: dict[str, ModelFiles] = {}
         #: oddities that the log has, which are not said again at every poll
-        self._said: list[str] = []
+        self._told = Told()
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``: one listing of everything, or one for each of the models wanted."""
@@ -110,9 +111,8 @@ class S3Repository:
         if only is not None:
             # A name with a slash in it would have been looked for in another model.
             models = {name: files for name, files in models.items() if name in only}
-        if odd != self._said and only is None:
-            self._said = odd
-            for problem in few(odd):
+        if only is None:
+            for problem in few(self._told.news("oddities", odd)):
                 logger.warning("%s", problem)
         self._seen = models if only is None else {**self._seen, **models}
         return models

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Final, Protocol
 
 from toutates.system.logs.levels import PACKAGE
+from toutates.system.logs.limit import LineLimit
 from toutates.system.logs.output import LAST
 from toutates.system.logs.rendering import LogFormatter
 
@@ -27,8 +28,6 @@ AT_ONCE: Final = 20
 #: How often the thread looks for more where there was none, and how long it pauses at least where there is.
 LOOK_NS: Final = 100_000_000
 PAUSE_NS: Final = 1_000_000
-#: How often requests without a line are told of.
-TELL_NS: Final = 10_000_000_000
 
 logger = logging.getLogger(f"{PACKAGE}.{AREA}")
 
@@ -97,7 +96,7 @@ class AccessLog:
         self._put = put
         self._sinks: list[AccessSink] = []
         self._told = 0
-        self._tell_again_ns = 0
+        self._limit: LineLimit[str] = LineLimit()
 
     def sink(self) -> AccessSink:
         """A new one, for a worker that has none yet."""
@@ -150,9 +149,8 @@ class AccessLog:
 
     def _tell(self, now_ns: int) -> None:
         left_out = self.left_out
-        if left_out > self._told and now_ns >= self._tell_again_ns:
+        if left_out > self._told and (now_ns == LAST or not self._limit.count("", now_ns)):
             count, self._told = left_out - self._told, left_out
-            self._tell_again_ns = now_ns + TELL_NS if now_ns != LAST else LAST
             logger.warning("%d requests have no line in the access log: they came faster than lines are made", count)
 
 
