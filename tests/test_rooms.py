@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": {"system"},
     "net": {"h2grpc", "system"},  # the machine lies below its driver: addresses, errors, the limit of log lines
     "h2grpc": set(),
+    "http1": set(),
     "system": set(),
     "toutates": set(),
 }
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 MOST_ENTRIES = 16
 
 #: Rooms that are bytes only, and what these must not import.
-SANS_IO = {"h2grpc"}
+SANS_IO = {"h2grpc", "http1"}
 IO_MODULES = {"asyncio", "logging", "os", "random", "select", "selectors", "socket", "ssl", "threading", "time", "trio"}
 
 #: The folder of functions that every transport calls, and what these must not import.

@@ -13,7 +13,13 @@ from tests.fuzz.targets import TARGETS, kept_cases
 
 KEPT = [pytest.param(name, path, id=f"{name}-{path.name}") for name in TARGETS for path in kept_cases(name)]
 #: A second's worth.
-CASES = {"connection": 2_000, "header_blocks": 2_000, "infer_request": 5_000, "configuration": 500}
+CASES = {
+    "connection": 2_000,
+    "header_blocks": 2_000,
+    "http_connection": 700,
+    "infer_request": 5_000,
+    "configuration": 500,
+}
 
 
 @pytest.mark.parametrize(("name", "path"), KEPT)

@@ -1,0 +1,81 @@
+"""What a connection makes of bytes, cut in whatever way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from toutates.http1 import Connection, Head, Limits, Receiving, Request, encode_fields
+
+__all__ = ["FIELDS", "answer", "conversation", "cuts", "head_of", "request", "statuses"]
+
+FIELDS: Final = encode_fields({"content-type": "text/plain"})
+
+
+def request(method: str = "GET", target: str = "/", body: bytes = b"", *, version: str = "1.1", **fields: str) -> bytes:
+    """A request; a body comes with its length. ``content_type`` is the field Content-Type."""
+    named = {"host": "x", **{name.replace("_", "-"): value for name, value in fields.items()}}
+    if body and "transfer-encoding" not in named:
+        named.setdefault("content-length", str(len(body)))
+    lines = [f"{method} {target} HTTP/{version}", *(f"{name}: {value}" for name, value in named.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def answer(one: Request) -> None:
+    """Answer with the method, the target and the body's length."""
+    one.respond(200, FIELDS, f"{one.head.method} {one.head.target} {len(one.body)}".encode())
+
+
+def conversation(
+    pieces: Iterable[bytes],
+    connection: Connection | None = None,
+    *,
+    respond: Callable[[Request], None] = answer,
+    end: bool = False,
+) -> tuple[list[tuple[str, str, bytes]], bytes]:
+    """Hand pieces to a connection and answer its requests at once.
+
+    Returns:
+        method, target and body of each request; and what was sent.
+    """
+    connection = connection or Connection(Limits())
+    found: list[tuple[str, str, bytes]] = []
+    sent = bytearray()
+
+    def take(requests: list[Request]) -> None:
+        while True:
+            for one in requests:
+                found.append((one.head.method, one.head.target, bytes(one.body)))
+                respond(one)
+            sent.extend(b"".join(connection.take_output()))
+            if not requests and not connection.behind:
+                return
+            requests = connection.go_on()
+
+    for piece in pieces:
+        take(connection.receive(piece))
+    if end:
+        connection.receive_end()
+        take(connection.go_on())
+    assert connection.receiving is not Receiving.PAUSED
+    return found, bytes(sent)
+
+
+def cuts(data: bytes) -> Iterable[list[bytes]]:
+    """The bytes whole, one by one, and in two pieces of every size."""
+    yield [data]
+    yield [data[at : at + 1] for at in range(len(data))]
+    for at in range(1, len(data)):
+        yield [data[:at], data[at:]]
+
+
+def head_of(octets: bytes) -> Head:
+    """The head of one request without a body."""
+    [one] = Connection(Limits()).receive(octets)
+    return one.head
+
+
+def statuses(sent: bytes) -> list[int]:
+    """The statuses of the answers, none of whose bodies has a status line in it."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", sent)]

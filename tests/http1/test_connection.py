@@ -1,0 +1,314 @@
+"""What a connection makes of requests, and in which order it answers."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from tests.http1.support import FIELDS, answer, conversation, cuts, request, statuses
+from toutates.http1 import Connection, Head, Limits, Receiving, Refused, Request, encode_fields
+
+
+def owes(connection: Connection) -> Receiving:
+    """What its peer owes it; a function, so that a type checker does not believe it to stay."""
+    return connection.receiving
+
+
+CHUNKED_BODY = b"5\r\nhello\r\n1;a=b\r\n \r\n5\r\nworld\r\n0\r\nx: y\r\n\r\n"
+
+MIXED = (
+    b"\r\n"
+    + request(target="/a?b=c", accept="*/*")
+    + request("POST", "/b", b"\r\n\r\n" * 3)
+    + request("POST", "/c", CHUNKED_BODY, transfer_encoding="chunked")
+    + request("BREW", "/d")
+    + request("POST", "/e", gzip.compress(b"x" * 3_000), content_encoding="gzip")
+    + request("POST", "/f", zlib.compress(b"y" * 10), content_encoding="deflate", expect="100-continue")
+    + request(target="http://other/g?h")
+    + request("HEAD", "/i", connection="close")
+    + request(target="/never")
+)
+
+
+def test_requests_are_the_same_however_their_bytes_are_cut() -> None:
+    expected = [
+        ("GET", "/a?b=c", b""),
+        ("POST", "/b", b"\r\n\r\n" * 3),
+        ("POST", "/c", b"hello world"),
+        ("BREW", "/d", b""),
+        ("POST", "/e", b"x" * 3_000),
+        ("POST", "/f", b"y" * 10),
+        ("GET", "/g?h", b""),
+        ("HEAD", "/i", b""),
+    ]
+    whole = conversation([MIXED])[1]
+    for pieces in cuts(MIXED):
+        assert conversation(pieces) == (expected, whole)
+    assert statuses(whole) == [200, 200, 200, 200, 200, 100, 200, 200, 200]
+    assert whole.count(b"connection: close") == 1
+    assert whole.endswith(b"content-length: 9\r\nconnection: close\r\n\r\n")  # of HEAD, without the body
+
+
+def test_answers_go_out_in_the_order_of_the_requests() -> None:
+    connection = Connection(Limits())
+    first, second, third = connection.receive(b"".join(request(target=f"/{number}") for number in range(3)))
+    third.respond(200, b"", b"third")
+    second.begin(200)
+    second.send(b"sec")
+    assert connection.take_output() == []
+    assert connection.held_bytes > 0
+    first.respond(200, b"", b"first")
+    sent = b"".join(connection.take_output())
+    assert sent.endswith(b"3\r\nsec\r\n")
+    assert b"first" in sent
+    second.send(b"ond")
+    second.end()
+    rest = b"".join(connection.take_output())
+    assert rest.startswith(b"3\r\nond\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert rest.endswith(b"third")
+    assert (connection.unanswered, connection.held_bytes) == (0, 0)
+
+
+def test_no_more_requests_are_read_than_may_wait() -> None:
+    connection = Connection(Limits(max_pipelined=2))
+    requests = connection.receive(b"".join(request(target=f"/{number}") for number in range(5)) + b"GET")
+    assert [one.head.target for one in requests] == ["/0", "/1"]
+    assert owes(connection) is Receiving.PAUSED
+    assert connection.go_on() == []
+    answer(requests[1])
+    assert connection.go_on() == []  # it waits for the answer before it
+    answer(requests[0])
+    assert [one.head.target for one in connection.go_on()] == ["/2", "/3"]
+
+
+def test_one_call_does_a_bounded_piece_of_the_work() -> None:
+    connection = Connection(Limits())
+    data = b"".join(b"1\r\nx\r\n" for _ in range(2_000)) + b"0\r\n\r\n"
+    assert connection.receive(request("POST", transfer_encoding="chunked") + data) == []
+    assert connection.behind
+    assert owes(connection) is Receiving.PAUSED
+    calls = 1
+    while not (requests := connection.go_on()):
+        calls += 1
+    assert calls > 10
+    assert requests[0].body == b"x" * 2_000
+
+
+def test_a_head_that_comes_again_is_not_parsed_again() -> None:
+    connection = Connection(Limits(remembered_heads=2))
+    heads = []
+    for number in (0, 0, 1, 0, 2, 3, 0):
+        [one] = connection.receive(request(target=f"/{number}"))
+        answer(one)
+        heads.append(one.head)
+    assert heads[0] is heads[1] is heads[3]
+    assert heads[6] is not heads[0]  # forgotten for newer ones
+    large = request(cookie="x" * 5_000)
+    [one], _ = connection.receive(large), answer
+    answer(one)
+    assert connection.receive(large)[0].head is not one.head
+
+
+def test_a_head_says_what_the_client_wants() -> None:
+    connection = Connection(Limits())
+    fields = {"accept_encoding": "br, gzip;q=0.5, deflate;q=0.8", "X_Two": "a"}
+    [one] = connection.receive(
+        request("GET", "/p%20q?r=s?t", b"", **fields).replace(b"X-Two: a", b"X-Two: a\r\nx-two:  b ")
+    )
+    head = one.head
+    assert (head.method, head.target, head.path, head.query) == ("GET", "/p%20q?r=s?t", "/p%20q", "r=s?t")
+    assert head.fields == {"host": "x", "accept-encoding": "br, gzip;q=0.5, deflate;q=0.8", "x-two": "a, b"}
+    assert head.answer_coding == "deflate"
+
+
+@pytest.mark.parametrize(
+    ("accept", "coding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate, gzip", "gzip"),
+        ("*", "gzip"),
+        ("gzip;q=0, *", "deflate"),
+        ("br", ""),
+        ("", ""),
+        ("gzip;q=0", ""),
+        ("identity", ""),
+        ("GZIP;Q=1.0", "gzip"),
+        ("gzip;q=0.001, deflate;q=0", "gzip"),
+    ],
+)
+def test_answers_are_compressed_as_the_client_likes(accept: str, coding: str) -> None:
+    body = b"abc" * 1_000
+    for method in ("GET", "HEAD"):
+        _, sent = conversation(
+            [request(method, accept_encoding=accept)], respond=lambda one: one.respond(200, FIELDS, body, compress=True)
+        )
+        head, _, rest = sent.partition(b"\r\n\r\n")
+        assert b"vary: accept-encoding" in head
+        assert (b"content-encoding: " + coding.encode() in head) is bool(coding)
+        if method == "GET":
+            assert int(head.partition(b"content-length: ")[2].split()[0]) == len(rest)
+            assert rest == body if not coding else zlib.decompress(rest, 47) == body  # of either format
+
+
+def test_an_answer_of_unknown_length_comes_in_chunks_and_compressed() -> None:
+    def stream(one: Request) -> None:
+        one.begin(200, FIELDS, compress=True)
+        for piece in (b"a" * 100, b"", b"b" * 100):
+            one.send(piece)
+        one.end()
+
+    _, plain = conversation([request()], respond=stream)
+    assert plain.endswith(b"\r\n\r\n64\r\n" + b"a" * 100 + b"\r\n64\r\n" + b"b" * 100 + b"\r\n0\r\n\r\n")
+    _, packed = conversation([request(accept_encoding="gzip")], respond=stream)
+    rest, body = packed.partition(b"\r\n\r\n")[2], b""
+    while size := int(rest.partition(b"\r\n")[0], 16):
+        rest = rest.partition(b"\r\n")[2]
+        body, rest = body + rest[:size], rest[size + 2 :]
+    assert gzip.decompress(body) == b"a" * 100 + b"b" * 100
+    _, head = conversation([request("HEAD")], respond=stream)
+    assert head.endswith(b"transfer-encoding: chunked\r\n\r\n")
+
+
+def test_statuses_without_a_body_have_none() -> None:
+    for status in (204, 304):
+        _, sent = conversation([request()], respond=lambda one, status=status: one.respond(status, b"", b"x"))  # type: ignore[misc]
+        assert sent.endswith(b"\r\n\r\n")
+        assert b"content-length" not in sent
+
+
+def test_a_connection_goes_on_as_its_version_says() -> None:
+    for version, connection, goes_on, said in (
+        ("1.1", "", True, b""),
+        ("1.1", "x, Close", False, b"connection: close"),
+        ("1.0", "", False, b"connection: close"),
+        ("1.0", "Keep-Alive", True, b"connection: keep-alive"),
+    ):
+        one = Connection(Limits())
+        _, sent = conversation([request(version=version, connection=connection)], one)
+        assert said in sent
+        assert one.finished is not goes_on
+    one = Connection(Limits())
+    octets = request(version="1.0", connection="keep-alive")
+
+    def stream(one: Request) -> None:
+        one.begin(200)
+        one.send(b"abc")
+        one.end()
+
+    _, sent = conversation([octets, octets], one, respond=stream)
+    assert sent.endswith(b"connection: close\r\n\r\nabc")  # its end is the connection's
+    assert one.finished
+
+
+def test_a_client_that_waits_is_told_to_go_on_but_not_before_its_turn() -> None:
+    connection = Connection(Limits())
+    waits = request("POST", "/b", expect="100-continue", content_length="3")
+    [first] = connection.receive(request(target="/a") + waits)
+    assert owes(connection) is Receiving.PAUSED
+    answer(first)
+    assert connection.go_on() == []
+    assert owes(connection) is Receiving.BODY
+    assert b"".join(connection.take_output()).endswith(b"GET /a 0HTTP/1.1 100 Continue\r\n\r\n")
+    [second] = connection.receive(b"abc")
+    assert second.body == b"abc"
+    old = request("POST", "/b", b"abc", version="1.0", expect="100-continue")
+    assert statuses(conversation([old])[1]) == [200]
+
+
+def admit(head: Head) -> int:
+    if head.path == "/no":
+        raise Refused(404, "nothing here", encode_fields({"x": "y"}))
+    return 10
+
+
+def test_what_is_not_admitted_is_answered_in_its_turn_and_its_body_is_not_read() -> None:
+    connection = Connection(Limits(), admit, lambda: b"date: today\r\n")
+    first, third = connection.receive(request() + request(target="/no") + request(target="/yes"))
+    assert connection.take_output() == []
+    answer(first)
+    answer(third)
+    sent = b"".join(connection.take_output())
+    assert statuses(sent) == [200, 404, 200]
+    assert sent.count(b"date: today") == 3
+    assert b"x: y\r\n" in sent
+    assert b"nothing here\n" in sent
+    for body in (
+        {"body": b"x" * 11},
+        {"content_length": "11", "expect": "100-continue"},
+        {"target": "/no", "body": b"x"},
+    ):
+        connection = Connection(Limits(), admit)
+        found, sent = conversation([request("POST", **body)], connection)
+        assert found == []
+        assert statuses(sent) == [404 if "target" in body else 413]
+        assert b"connection: close" in sent
+        assert connection.finished
+        assert connection.receive(request()) == []
+
+
+def test_a_connection_says_what_it_waits_for() -> None:
+    connection = Connection(Limits())
+    assert owes(connection) is Receiving.IDLE
+    connection.receive(b"\r\nP")
+    assert owes(connection) is Receiving.HEAD
+    connection.receive(request("POST", content_length="5")[1:])
+    assert owes(connection) is Receiving.BODY
+    assert connection.held_bytes == 0
+    connection.receive(b"abc")
+    assert connection.held_bytes == 3
+    [one] = connection.receive(b"de")
+    assert owes(connection) is Receiving.IDLE
+    assert connection.unanswered == 1
+    answer(one)
+    assert connection.unanswered == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "status"), [(b"", []), (b"GET / HT", [408]), (request("POST", content_length="3"), [408])]
+)
+def test_one_that_takes_too_long_is_told_so_where_it_has_begun(data: bytes, status: list[int]) -> None:
+    connection = Connection(Limits())
+    connection.receive(data)
+    connection.time_out()
+    assert statuses(b"".join(connection.take_output())) == status
+    assert connection.finished
+    assert owes(connection) is Receiving.ENDED
+
+
+def test_at_its_end_a_connection_answers_what_has_begun() -> None:
+    idle = Connection(Limits())
+    idle.drain()
+    assert idle.finished
+    busy = Connection(Limits())
+    [first] = busy.receive(request() + request("POST", "/b", content_length="3"))
+    busy.drain()
+    answer(first)
+    [second] = busy.receive(b"abc" + request(target="/too-late"))
+    answer(second)
+    sent = b"".join(busy.take_output())
+    assert sent.count(b"connection: close") == 1
+    assert sent.endswith(b"POST /b 3")
+
+
+def test_a_peer_that_says_its_last_is_still_answered() -> None:
+    connection = Connection(Limits(max_pipelined=1))
+    [first] = connection.receive(request() + request(target="/b"))
+    connection.receive_end()
+    answer(first)
+    assert owes(connection) is Receiving.PAUSED
+    [second] = connection.go_on()
+    answer(second)
+    assert b"connection: close" in connection.take_output()[-1]
+    assert connection.finished
+    for half in (b"GET / HTTP/1.1\r\n", request("POST", content_length="9") + b"x"):
+        assert statuses(conversation([half], end=True)[1]) == [400]
+    assert conversation([request()], end=True)[1].count(b"HTTP/1.1") == 1
+
+
+def test_fields_that_would_end_themselves_are_not_sent() -> None:
+    for fields in ({"a": "b\r\nc: d"}, {"a": "b\n"}, {"a b": "c"}, {"": "x"}, {"a": "\0"}, {"a:": "b"}):
+        with pytest.raises(ValueError, match="not a header field"):
+            encode_fields(fields)
+    assert encode_fields({"a": "ä b"}) == "a: ä b\r\n".encode("latin-1")

@@ -1,0 +1,120 @@
+"""Content codings: gzip and deflate, both ways (RFC 9110 section 8.4)."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final, Protocol
+
+from toutates.http1.responses import Refused
+
+__all__ = ["CODINGS", "INFLATE_STEP", "Deflater", "Inflater", "choose_coding", "too_large"]
+
+#: zlib's window bits by the name of a coding; "deflate" is zlib's own format (RFC 9110 section 8.4.1.2).
+CODINGS: Final = {"gzip": 31, "deflate": 15}
+#: Bytes that one step of an ``Inflater`` gives at most: some tens of microseconds.
+INFLATE_STEP: Final = 32_768
+#: Of zlib's levels 1 to 9: higher ones cost a server more than they save a network.
+LEVEL: Final = 1
+
+_WEIGHT: Final = re.compile(r";\s*q=([01](?:\.\d{0,3})?)\s*$")
+
+
+def choose_coding(accept_encoding: str) -> str:
+    """The coding to answer an Accept-Encoding header with: "gzip", "deflate", or "" for none."""
+    weights: dict[str, float] = {}
+    for item in accept_encoding.lower().split(","):
+        found = _WEIGHT.search(item)
+        weights[item.partition(";")[0].strip()] = float(found[1]) if found else 1.0
+    others = weights.get("*", 0.0)
+    best = max(CODINGS, key=lambda coding: weights.get(coding, others))  # gzip, where both are as welcome
+    return best if weights.get(best, others) > 0 else ""
+
+
+class _Decompress(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    @property
+    def unconsumed_tail(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int = 0, /) -> bytes: ...
+
+
+class Inflater:
+    """A compressed body, decompressed step by step, so that no piece of it takes long however much it becomes.
+
+    Args:
+        coding: of CODINGS.
+        max_size: bytes that may come out.
+    """
+
+    def __init__(self, coding: str, max_size: int) -> None:
+        self._stream: _Decompress = zlib.decompressobj(CODINGS[coding])
+        self._max_size = max_size
+        self._waiting = b""
+        self._ended = False
+        self.body = bytearray()
+
+    def put(self, piece: bytes) -> None:
+        """Take the next piece of the compressed body, once ``step`` has dealt with the last one."""
+        self._waiting = piece
+
+    def step(self) -> bool:
+        """Decompress a bit more. Returns False when there is nothing more to do for now.
+
+        Raises:
+            Refused: the body is broken or too large.
+        """
+        if self._ended:
+            if self._waiting:
+                raise Refused(400, "the request's body goes on after its compressed data")
+            return False
+        try:
+            # One byte more than may be shows that there are too many.
+            made = self._stream.decompress(self._waiting, min(INFLATE_STEP, self._max_size + 1 - len(self.body)))
+        except zlib.error:
+            raise Refused(400, "the request's body is not what its content-encoding says") from None
+        self.body += made
+        if len(self.body) > self._max_size:
+            raise too_large(self._max_size)
+        self._ended = self._stream.eof
+        self._waiting = self._stream.unused_data if self._ended else self._stream.unconsumed_tail
+        return bool(self._waiting) or len(made) == INFLATE_STEP
+
+    def finish(self) -> bytearray:
+        """The whole body, once all of it was put.
+
+        Raises:
+            Refused: it ends too early.
+        """
+        if not self._ended:
+            raise Refused(400, "the request's compressed body ends too early")
+        return self.body
+
+
+class Deflater:
+    """A body to be compressed.
+
+    Args:
+        coding: of CODINGS.
+    """
+
+    def __init__(self, coding: str) -> None:
+        self._stream = zlib.compressobj(LEVEL, zlib.DEFLATED, CODINGS[coding])
+
+    def put(self, piece: bytes) -> bytes:
+        """The next piece, so that the peer can read all of it at once."""
+        return self._stream.compress(piece) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+
+    def finish(self, piece: bytes = b"") -> bytes:
+        """The last piece."""
+        return self._stream.compress(piece) + self._stream.flush()
+
+
+def too_large(max_size: int) -> Refused:
+    """The refusal of a body above its bound."""
+    return Refused(413, f"the request's body has more than {max_size} bytes")

@@ -1,0 +1,328 @@
+"""One connection of a client: bytes in and requests out, answers in and bytes out.
+
+The bytes of a head are looked up before they are parsed: a client sends the same ones over and over. However the bytes
+are cut, the same requests come out.
+
+The driver owns sockets and clocks. It hands in what it reads (``receive``, ``receive_end``), calls ``go_on`` while
+``behind`` is set and whenever an answer is complete, sends what ``take_output`` gives, and closes the connection when
+``finished`` is set and everything is sent. ``receiving`` says what the peer owes, which the driver may bound in time
+(``time_out``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+from toutates.http1.chunks import ChunkReader
+from toutates.http1.coding import Inflater, too_large
+from toutates.http1.exchange import Answers, Request
+from toutates.http1.head import CHUNKED, Head, check_start, read_head
+from toutates.http1.limits import Limits
+from toutates.http1.responses import CONTINUE, Refused, encode_fields
+
+__all__ = ["Connection", "Receiving"]
+
+#: Heads, chunks and pieces of decompressed bodies that one call of ``receive`` or ``go_on`` reads at most. Each takes
+#: some tens of microseconds.
+STEPS: Final = 256
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_TEXT: Final = encode_fields({"content-type": "text/plain; charset=utf-8"})
+
+
+class Receiving(IntEnum):
+    """What a connection waits for from its peer."""
+
+    #: The next request, if there is to be one.
+    IDLE = 0
+    #: The rest of a request's head.
+    HEAD = 1
+    #: The rest of a request's body.
+    BODY = 2
+    #: Nothing: what has come waits for answers to be complete, or for the next ``go_on``.
+    PAUSED = 3
+    #: Nothing any more.
+    ENDED = 4
+
+
+class Connection:
+    """See the module.
+
+    Args:
+        limits: what a peer may make us hold.
+        admit: looks at a head, before its body is read, and gives the bytes that the body may have. It may raise
+            ``Refused``. It is asked once for heads that come again, so it may look at nothing but the head.
+        common: gives the fields that every answer has (``encode_fields``), such as the date.
+
+    Attributes:
+        behind: whether ``go_on`` has something to do at once.
+    """
+
+    def __init__(
+        self, limits: Limits, admit: Callable[[Head], int] | None = None, common: Callable[[], bytes] = bytes
+    ) -> None:
+        self._limits = limits
+        self._admit = admit or (lambda head: limits.max_body_size)
+        self._answers = Answers(common)
+        self._heads: dict[bytes, Head] = {}
+        #: what came; read up to ``_at``, and looked through for a head's end up to ``_seen``
+        self._data = b""
+        self._at = 0
+        self._seen = 0
+        #: of the request whose body is being read
+        self._head: Head | None = None
+        self._body = bytearray()
+        #: bytes of the body that have come, as they came
+        self._came = 0
+        self._chunks: ChunkReader | None = None
+        self._inflater: Inflater | None = None
+        #: whether the next head waits for answers
+        self._paused = False
+        self._draining = False
+        self._peer_ended = False
+        self.behind = False
+
+    # --- from the peer -----------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Request]:
+        """Take what the peer has sent. Returns the requests that are whole now; each wants an answer."""
+        if self._answers.complete:
+            return []
+        self._data = self._data + data if self._data else data
+        return self.go_on()
+
+    def go_on(self) -> list[Request]:
+        """Go on with what has come. Returns the requests that are whole now."""
+        found: list[Request] = []
+        self.behind = self._paused = False
+        try:
+            for _ in range(STEPS):
+                if self._answers.complete:
+                    return found
+                head = self._head
+                if not (self._read_head(found) if head is None else self._read_body(head, found)):
+                    break
+            else:
+                self.behind = True
+            if self._at:
+                self._data = self._data[self._at :]
+                self._seen = max(self._seen - self._at, 0)
+                self._at = 0
+            self._look_for_end()
+        except Refused as refusal:
+            self._refuse(refusal)
+        return found
+
+    def receive_end(self) -> None:
+        """The peer has said its last. It is still answered, also with an error if the last request is not whole."""
+        self._peer_ended = True
+        self._look_for_end()
+
+    def time_out(self) -> None:
+        """The peer took too long: nothing more is read, and a request that has begun is answered with 408."""
+        if self.receiving in (Receiving.HEAD, Receiving.BODY):
+            self._refuse(Refused(408, "the request took too long"))
+        self._stop_reading()
+
+    def drain(self) -> None:
+        """End the connection when what has been read of requests is answered; what waits to be read is dropped."""
+        self._draining = True
+        if self._head is None and self.receiving is not Receiving.HEAD:
+            self._stop_reading()
+
+    # --- to the peer -------------------------------------------------------------------------------------------------
+
+    def take_output(self) -> list[bytes]:
+        """What is to be sent to the peer, in pieces."""
+        return self._answers.take()
+
+    # --- how it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def receiving(self) -> Receiving:
+        """What the connection waits for from its peer."""
+        if self._answers.complete:
+            return Receiving.ENDED
+        if self.behind or self._paused:
+            return Receiving.PAUSED
+        if self._head is not None:
+            return Receiving.BODY
+        return Receiving.HEAD if self._data else Receiving.IDLE
+
+    @property
+    def unanswered(self) -> int:
+        """Requests whose answers are not complete, or wait for others."""
+        return len(self._answers)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is read any more and every answer is complete."""
+        return self._answers.complete and not self._answers
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the peer makes us hold: of requests that are not whole, and of answers that are not sent."""
+        inflated = len(self._inflater.body) if self._inflater is not None else 0
+        return len(self._data) + len(self._body) + inflated + self._answers.size
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _look_for_end(self) -> None:
+        """After the peer's last byte: see whether all requests have been read."""
+        if not self._peer_ended:
+            return
+        receiving = self.receiving
+        if receiving is Receiving.IDLE:
+            self._stop_reading()
+        elif receiving in (Receiving.HEAD, Receiving.BODY):
+            self._refuse(Refused(400, "the request ends too early"))
+
+    def _read_head(self, found: list[Request]) -> bool:
+        """Read the next head. Returns whether there was one, and it has not to wait."""
+        data, limits = self._data, self._limits
+        while data.startswith(b"\r\n", self._at):  # RFC 9112 section 2.2
+            self._at += 2
+        at = self._at
+        if at == len(data):
+            return False
+        if len(self._answers) >= limits.max_pipelined:
+            self._paused = True
+            return False
+        most = at + limits.max_head_size
+        end = data.find(_END_OF_HEAD, max(self._seen - 3, at), most)
+        if end < 0:
+            if data[at : at + 2] != b"\r":
+                check_start(data, at, max(self._seen, at), most)
+            if len(data) >= most:
+                raise Refused(431, f"the request's head has more than {limits.max_head_size} bytes")
+            self._seen = len(data)
+            return False
+        end += len(_END_OF_HEAD)
+        octets = data[at:end]
+        head = self._heads.get(octets)
+        if head is None:
+            check_start(data, at, at, end)
+            head = self._learn(octets)
+        if head.expects_continue and self._answers:
+            self._paused = True  # the answers before this one come first
+            return False
+        self._at = self._seen = end
+        self._begin(head, found)
+        return True
+
+    def _learn(self, octets: bytes) -> Head:
+        """The head that was not seen before."""
+        limits = self._limits
+        head = read_head(octets, limits)
+        try:
+            head.max_body_size = self._admit(head)
+            if head.body_size > head.max_body_size:
+                head.refusal = too_large(head.max_body_size)
+        except Refused as refusal:
+            head.refusal = refusal.with_traceback(None)  # which would keep this connection
+        if len(octets) <= limits.max_remembered_size and limits.remembered_heads:
+            if len(self._heads) >= limits.remembered_heads:
+                del self._heads[next(iter(self._heads))]
+            self._heads[octets] = head
+        return head
+
+    def _begin(self, head: Head, found: list[Request]) -> None:
+        """Go on with a request whose head has been read."""
+        if head.refusal is not None:
+            if head.body_size:
+                self._head = head
+                raise head.refusal  # nobody wants to read what follows
+            self._answer_refusal(Request(head, b"", self._answers), head.refusal)
+        elif not head.body_size:
+            self._complete(head, b"", found)
+        else:
+            self._head, self._body, self._came = head, bytearray(), 0
+            self._chunks = ChunkReader(self._limits) if head.body_size == CHUNKED else None
+            self._inflater = Inflater(head.coding, head.max_body_size) if head.coding else None
+            if head.expects_continue:
+                self._answers.interim(CONTINUE)
+
+    def _read_body(self, head: Head, found: list[Request]) -> bool:
+        """Read a piece of a body. Returns False where that needs more bytes."""
+        if self._inflater is not None and self._inflater.step():
+            return True
+        if self._chunks is not None:
+            return self._read_chunk(head, self._chunks, found)
+        missing = head.body_size - self._came
+        if not missing:
+            self._complete(head, self._whole(), found)
+            return True
+        piece = self._data[self._at : self._at + missing]
+        self._at += len(piece)
+        if len(piece) == head.body_size and self._inflater is None:
+            self._complete(head, piece, found)  # as it came
+        else:
+            self._put(piece)
+        return bool(piece)
+
+    def _read_chunk(self, head: Head, chunks: ChunkReader, found: list[Request]) -> bool:
+        """Read a piece of a body in chunks, or of what is around them."""
+        if chunks.ended:
+            self._complete(head, self._whole(), found)
+            return True
+        step = chunks.step(self._data, self._at)
+        if step is None:
+            return False
+        self._at, piece = step
+        if self._came + len(piece) + chunks.missing > head.max_body_size:
+            raise too_large(head.max_body_size)
+        self._put(piece)
+        return True
+
+    def _put(self, piece: bytes) -> None:
+        self._came += len(piece)
+        if self._inflater is not None:
+            self._inflater.put(piece)
+        else:
+            self._body += piece
+
+    def _whole(self) -> bytearray:
+        return self._body if self._inflater is None else self._inflater.finish()
+
+    def _complete(self, head: Head, body: bytes | bytearray, found: list[Request]) -> None:
+        """A request is whole."""
+        self._forget_body()
+        request = Request(head, body, self._answers)
+        self._answers.add(request)
+        found.append(request)
+        if self._draining or not head.keep_alive:
+            self._stop_reading()
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, refusal: Refused) -> None:
+        """Answer what is being read with an error, and read nothing any more."""
+        request = Request(self._head or _UNREAD, b"", self._answers)
+        self._stop_reading()
+        self._answer_refusal(request, refusal)
+
+    def _answer_refusal(self, request: Request, refusal: Refused) -> None:
+        self._answers.add(request)
+        if not request.head.keep_alive:
+            self._stop_reading()
+        request.respond(refusal.status, _TEXT + refusal.fields, f"{refusal.text}\n".encode())
+
+    def _stop_reading(self) -> None:
+        self._answers.complete = True
+        self.behind = False
+        self._data = b""
+        self._at = self._seen = 0
+        self._forget_body()
+
+    def _forget_body(self) -> None:
+        self._head = None
+        self._body = bytearray()
+        self._came = 0
+        self._chunks = None
+        self._inflater = None
+
+
+#: Stands for the head of a request that was none.
+_UNREAD: Final = Head("", "", {}, http_1_0=False, keep_alive=False)
