@@ -20,11 +20,12 @@ ROOT = Path(toutates.__file__).parent
 #: __init__.
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"command"},
-    "command": {"api", "engine", "h2grpc", "infer", "models", "net", "protocol", "repositories", "server", "system"},
-    "server": {"api", "engine", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
+    "command": {"api", "backends", "h2grpc", "infer", "models", "net", "protocol", "repositories", "server", "system"},
+    "server": {"api", "backends", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
     "observe": {"api", "engine", "h2grpc", "infer", "models", "net", "repositories", "system"},
     "api": {"h2grpc", "infer", "models", "net", "protocol", "repositories", "system"},
     "infer": {"engine", "h2grpc", "models", "net", "protocol", "system"},
+    "backends": {"engine", "models", "protocol", "system"},
     "repositories": {"models", "protocol", "system"},
     "models": {"engine", "protocol", "system"},
     "engine": {"protocol", "system"},

@@ -13,11 +13,12 @@ import onnx
 import pytest
 
 from tests.triton_repository import add_model, adder, build_triton_repository, custom, negative, write_config
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.provider_names import Provider
+from toutates.backends.onnx.session import SessionOptions
 from toutates.command.check import Report, check_repository
 from toutates.command.main import main
-from toutates.engine.session import Provider, SessionOptions
 from toutates.models.repository import scan
-from toutates.models.version_loader import LoadOptions, VersionLoader
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ConfigurationError
 
@@ -395,7 +396,7 @@ def test_an_accelerator_on_the_cpu_is_a_warning(tmp_path: Path, caplog: pytest.L
     )
     assert report.warnings == [text]
     [folder] = scan(tmp_path)
-    loader = VersionLoader(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True))
+    loader = OnnxKind(SessionOptions(), 1)
     loader.load("m", folder.versions[0], overridden=False)
     assert f"model 'm' version 1: {text}" in caplog.text
 

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from tests.triton_repository import CONFIGS, add_model, adder, build_triton_repository, negative, write_config
+from toutates.backends.onnx.inspection import inspect_version
 from toutates.command.main import main
 from toutates.models.config.configuration import completed
 from toutates.models.config.describe import model_config
 from toutates.models.config.settings import ModelSettings
-from toutates.models.inspection import inspect_version
 from toutates.models.repository import scan_model
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature

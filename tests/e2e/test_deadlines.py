@@ -23,6 +23,7 @@ from tests.e2e.inside import Inside, serve
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.engine.support import wait_until
+from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import PackedLane
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
@@ -232,13 +233,13 @@ def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, time
 def runs_begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """A list that grows by one whenever ONNX Runtime is about to run a batch."""
     begun: list[object] = []
-    run_batch = PackedLane.run
+    run_batch = ModelSession.run
 
     def run_and_say_so(*arguments: Any) -> Any:
         begun.append(arguments)
         return run_batch(*arguments)
 
-    monkeypatch.setattr(PackedLane, "run", run_and_say_so)
+    monkeypatch.setattr(ModelSession, "run", run_and_say_so)
     return begun
 
 

@@ -23,7 +23,8 @@ from tests.e2e.models import add_model, greedy_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.engine.support import wait_until
-from toutates.engine.lane import Batch, Lane, PackedLane
+from toutates.backends.onnx.session import ModelSession
+from toutates.engine.lane import Batch, Lane
 from toutates.engine.submitter import Submitter
 from toutates.h2grpc import Call, ServerConnection
 from toutates.infer.plan import Plan
@@ -77,14 +78,14 @@ class Ended(BaseException):
 
 def make_fatal(patch: pytest.MonkeyPatch) -> None:
     """Rows of FATAL end the thread that runs them; workers borrow no executors."""
-    run = PackedLane.run
+    run = ModelSession.run
 
-    def run_or_die(self: PackedLane, batch: Batch, *more: Any) -> Any:
+    def run_or_die(self: ModelSession, batch: Batch, *more: Any) -> Any:
         if (batch.arrays[0][: batch.rows] == FATAL).any():
             raise Ended
         return run(self, batch, *more)
 
-    patch.setattr(PackedLane, "run", run_or_die)
+    patch.setattr(ModelSession, "run", run_or_die)
     patch.setattr(Lane, "is_quick", lambda *arguments: False)
 
 
@@ -373,7 +374,7 @@ def test_a_run_that_asks_for_more_memory_than_there_is_fails_alone(tmp_path: Pat
 CRASHING: Final = """
 import sys
 from toutates.command.main import main
-from toutates.h2grpc import worker
+from toutates.net import worker
 from toutates.models import manager
 from toutates.api import infer
 from toutates import server

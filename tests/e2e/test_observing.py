@@ -13,8 +13,8 @@ import pytest
 from tests.e2e.inside import Inside, serve
 from tests.e2e.wire import Client, client_of, framed
 from tests.engine.support import wait_until
+from toutates.backends.onnx.session import ModelSession
 from toutates.engine.counters import size_bucket, time_bucket
-from toutates.engine.lane import PackedLane
 from toutates.h2grpc import Status
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -280,7 +280,7 @@ def test_a_batch_that_fails_is_observed_with_its_error(models: Path, monkeypatch
 
     def visit(inside: Inside) -> None:
         seen = observe(inside, 1)
-        monkeypatch.setattr(PackedLane, "run", run)
+        monkeypatch.setattr(ModelSession, "run", run)
         with client_of(inside.port) as client:
             assert call(client, slow(1)) == str(Status.INTERNAL.value)
         wait_until(lambda: seen)

@@ -20,15 +20,15 @@ import numpy.typing as npt
 import onnxruntime
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from toutates.backends.onnx.session import ModelSession
+from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.executor import Executor
 from toutates.engine.lane import GatheredLane, PackedLane, Piece, RowShapes
 from toutates.engine.result import BatchResult, Outputs, Split
-from toutates.engine.session import ModelSession
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.settings import ModelSettings
-from toutates.models.signature_reader import read_signature
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import EncodedStrings, StringRows, join_rows
 from toutates.system.errors import RequestError
@@ -236,8 +236,8 @@ class Rig:
             sessions.append(onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
         self.signature = read_signature(sessions[0], settings or ModelSettings(), source=Path("config.yaml"))
         self.sessions = [
-            ModelSession(session, self.signature, "m", profile_batches=profile[1] if profile else None)
-            for session in sessions
+            ModelSession(session, self.signature, "m", number, profile_batches=profile[1] if profile else None)
+            for number, session in enumerate(sessions)
         ]
         self.supertensor = SuperTensor(
             "m",
@@ -278,7 +278,7 @@ class Rig:
             self.ran_in.append(threading.current_thread())
             self.counters[number].add(rows, requests, timing)
 
-        return Executor(self.supertensor, self.sessions[number], number, is_wanted=is_wanted, on_batch=on_batch)
+        return Executor(self.supertensor, self.sessions[number], is_wanted=is_wanted, on_batch=on_batch)
 
     @property
     def worker(self) -> TestWorker:

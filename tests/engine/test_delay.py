@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from tests.engine.support import DOUBLE, wait_until
+from toutates.backends.onnx.session import ModelSession
+from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.executor import Executor
 from toutates.engine.lane import PackedLane
 from toutates.engine.result import BatchResult
-from toutates.engine.session import ModelSession
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.settings import ModelSettings
-from toutates.models.signature_reader import read_signature
 
 ROW = np.ones(4, np.float32).tobytes()
 
@@ -42,7 +42,7 @@ class Model:
         self.threads = [
             threading.Thread(
                 target=Executor(
-                    self.supertensor, ModelSession(session, signature, "m"), number, on_batch=self._note
+                    self.supertensor, ModelSession(session, signature, "m", number), on_batch=self._note
                 ).run
             )
             for number, session in enumerate(sessions)

@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, model, tensor, unary, wait_until
-from toutates.engine import session as session_module
+from toutates.backends.onnx import session as session_module
+from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import Lane, PackedLane
 from toutates.engine.result import BatchResult
 from toutates.protocol.strings import EncodedStrings
@@ -64,8 +65,7 @@ def test_whatever_raises_with_a_batch_its_callers_are_told_and_nothing_is_lost(
             rig.lane((4,)).note_run(1, 1_000)
         with monkeypatch.context() as patch:
             if where == "lane":
-                patch.setattr(PackedLane, "run", raising(error))
-                patch.setattr(PackedLane, "run_rows", raising(error))
+                patch.setattr(ModelSession, "run", raising(error))
             elif where == "binding":
                 patch.setattr(rig.sessions[0], "bind", raising(error))
             elif where == "note_run":
@@ -324,7 +324,7 @@ def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told(mo
     rig.worker.add("a", rig.lane((4,)), rows(1))
     rig.worker.end_round()
     with monkeypatch.context() as patch:
-        patch.setattr(PackedLane, "run", raising(Ended()))
+        patch.setattr(ModelSession, "run", raising(Ended()))
         rig.start()
         [error] = rig.worker.collect("a")
         assert str(error) == "running the batch failed: Ended"
@@ -349,7 +349,7 @@ def test_what_is_no_exception_does_not_end_the_thread_that_borrowed_the_executor
         rig.wait_idle()
         rig.lane((4,)).note_run(1, 1_000)
         with monkeypatch.context() as patch:
-            patch.setattr(PackedLane, "run", raising(Ended()))
+            patch.setattr(ModelSession, "run", raising(Ended()))
             rig.worker.add("a", rig.lane((4,)), rows(1))
             rig.worker.end_round()
             assert not rig.worker.results.empty()

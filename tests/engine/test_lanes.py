@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, double, model, tensor, unary
+from toutates.backends.onnx import session as session_module
 from toutates.engine import lane as lane_module
-from toutates.engine import session as session_module
+from toutates.engine import packing as packing_module
 from toutates.engine import supertensor as supertensor_module
 from toutates.engine.lane import GatheredLane
 from toutates.system.errors import ExecutionFailed
@@ -136,7 +137,7 @@ def test_large_rows_make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bindings_are_kept_per_number_of_rows_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MAX_BINDINGS", 3)
+    monkeypatch.setattr(session_module, "MAX_BINDINGS", 3)
     rig = Rig(DOUBLE)
     lane = rig.packed((4,))
     with rig.running():
@@ -176,8 +177,8 @@ def test_known_outputs_are_bound_beforehand_and_share_their_shapes_with_every_ru
     assert first is not None
     assert second is not None
     assert first.row_shapes is second.row_shapes
-    assert known.packed((4,)).spare[0].outputs is not None
-    assert dynamic.packed((4,)).spare[0].outputs is None
+    assert known.packed((4,)).spare[0].outputs
+    assert dynamic.packed((4,)).spare[0].outputs == []
 
 
 def test_outputs_too_large_to_be_bound_are_left_to_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +186,12 @@ def test_outputs_too_large_to_be_bound_are_left_to_onnx_runtime(monkeypatch: pyt
     rig = Rig(DOUBLE)
     with rig.running():
         npt.assert_array_equal(run(rig, 4, count=3), 2 * rows(3))
-    assert rig.packed((4,)).spare[0].outputs is None
+    assert rig.packed((4,)).spare[0].outputs == []
 
 
 def test_two_workers_slice_large_outputs_through_views_of_their_own() -> None:
     rig = Rig(DOUBLE_LENGTHS, workers=2)
-    length = session_module.LARGE_OUTPUT_BYTES
+    length = packing_module.LARGE_OUTPUT_BYTES
     for worker in rig.workers:
         worker.add("a", rig.lane((length,)), rows(1, length, worker.number))
     for worker in rig.workers:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.e2e.models import heavy_model
 from tests.triton_repository import add_model, negative, write_config
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.session import SessionOptions
 from toutates.command.check import check_repository
-from toutates.engine.session import SessionOptions
 from toutates.models.config.settings import ModelSettings, SessionSettings
 from toutates.models.idle_cores import idle_cores_advice
 from toutates.models.repository import scan
 from toutates.models.table import ServedVersion
-from toutates.models.version_loader import LoadOptions, VersionLoader
 
 MS = 1_000_000
 
@@ -55,8 +55,8 @@ def test_advice_names_the_keys_of_the_file_that_configures_the_model() -> None:
 def load(root: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> ServedVersion:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     [folder] = [folder for folder in scan(root) if folder.name == model]
-    options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
-    served, _ = VersionLoader(options).load(model, folder.versions[0], overridden=False)
+    kind = OnnxKind(SessionOptions(), 1)
+    served, _ = kind.load(model, folder.versions[0], overridden=False)
     return served
 
 

@@ -18,13 +18,14 @@ from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE, double, model, tensor, wait_until
 from tests.threads import cpus_of_threads
+from toutates.backends.onnx import loader as loader_module
+from toutates.backends.onnx import preparing as preparing_module
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.engine.lane import PackedLane
-from toutates.engine.session import ModelSession, SessionOptions, load_session
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models import manager as manager_module
-from toutates.models import preparing as preparing_module
-from toutates.models import version_loader as loader_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan, scan_model
 from toutates.models.table import ModelState
@@ -46,7 +47,8 @@ def put(root: Path, name: str, content: bytes = DOUBLE, version: int = 1, config
 
 
 def manager_in(nursery: trio.Nursery, workers: int = 1, **more: Any) -> ModelManager:
-    options = LoadOptions(more.pop("sessions", SessionOptions()), workers, lambda ticket, by_ns: True, **more)
+    kind = OnnxKind(more.pop("sessions", SessionOptions()), workers, more.get("placement"))
+    options = LoadOptions([kind], lambda ticket, by_ns: True, **more)
     return ModelManager(options, nursery)
 
 
@@ -468,7 +470,7 @@ def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
+                options = LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True)
                 manager = ModelManager(options, nursery, settle=settled.wait)
                 await manager.load(folder_of(tmp_path))
                 [version] = manager.table.served()
@@ -495,7 +497,7 @@ def test_a_server_that_stops_does_not_wait_for_workers_that_will_not_let_go(tmp_
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                options = LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True)
+                options = LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True)
                 manager = ModelManager(options, nursery, settle=trio.sleep_forever)
                 await manager.load(folder_of(tmp_path))
                 await manager.unload("m")

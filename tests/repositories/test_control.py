@@ -12,7 +12,8 @@ import trio
 
 from tests.engine.support import DOUBLE
 from tests.repositories.support import S3Service, repository
-from toutates.engine.session import SessionOptions
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache
@@ -55,7 +56,7 @@ class Fickle(LocalRepository):
 async def managing() -> AsyncIterator[ModelManager]:
     """A manager whose executors end with the block, also where a test fails."""
     async with trio.open_nursery() as nursery:
-        manager = ModelManager(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True), nursery)
+        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True), nursery)
         try:
             yield manager
         finally:

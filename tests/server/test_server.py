@@ -21,9 +21,9 @@ from h2.events import PingAckReceived
 
 from tests.engine.support import DOUBLE, wait_until
 from tests.threads import cpus_of_threads
+from toutates.backends.onnx import loader as loader_module
+from toutates.backends.onnx.session import load_session
 from toutates.command.probe import probe
-from toutates.engine.session import load_session
-from toutates.models import version_loader as loader_module
 from toutates.models.manager import ModelManager
 from toutates.net import Worker
 from toutates.server import server as server_module

@@ -15,23 +15,24 @@ from typing import Final
 
 import onnxruntime
 
-from toutates.engine.session import Provider, SessionOptions, provider_problem
+from toutates.backends.onnx.inspection import ALL_DEVICES, InspectedVersion, inspect_version
+from toutates.backends.onnx.provider_names import CPU, CUDA, Provider
+from toutates.backends.onnx.providers import choose_providers
+from toutates.backends.onnx.session import SessionOptions, provider_problem
 from toutates.models.config.misplaced import loose_graphs
-from toutates.models.inspection import ALL_DEVICES, InspectedVersion, inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
 from toutates.repositories.specification import S3Specification
 from toutates.server.options import DEFAULT_CACHE_SIZE, Options
-from toutates.server.providers import choose_providers
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
 from toutates.system.memory import available_memory
 from toutates.system.text import one_line
 
 __all__ = ["Report", "check", "check_repository"]
 
-_CPU: Final[Provider] = ("CPUExecutionProvider", {})
+_CPU: Final[Provider] = (CPU, {})
 
 
 @dataclass(slots=True)
@@ -61,13 +62,16 @@ def check(options: Options, *, assume_gpu: bool = False) -> Report:
         ConfigurationError, RepositoryError: as ``check_repository``; also where an execution provider is not offered.
     """
     offered = onnxruntime.get_available_providers()
+    providers = ALL_DEVICES
+    if not assume_gpu:
+        providers = choose_providers(options.execution_providers, options.tensorrt, offered)
     [root] = options.model_repositories
     return check_repository(
         root,
         options.custom_op_libraries,
-        providers=ALL_DEVICES if assume_gpu else choose_providers(options, offered),
+        providers=providers,
         device_problem=(lambda providers: "") if assume_gpu else provider_problem,
-        has_gpu_build="CUDAExecutionProvider" in offered,
+        has_gpu_build=CUDA in offered,
         cache_root=options.model_cache_dir,
     )
 

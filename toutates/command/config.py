@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toutates.engine.session import SessionOptions
+from toutates.backends.onnx.inspection import ALL_DEVICES, inspect_version
+from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.configuration import completed
 from toutates.models.config.describe import model_config
 from toutates.models.config.misplaced import near_directory
 from toutates.models.config.pbtxt import write_pbtxt
 from toutates.models.config.yaml_writer import write_yaml
-from toutates.models.inspection import ALL_DEVICES, inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line

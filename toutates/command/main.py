@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toutates.api.restrictions import parse_restrictions
+from toutates.backends.onnx.provider_names import PROVIDERS
 from toutates.command.flags import (
     COMMANDS,
     Parser,
@@ -39,7 +40,7 @@ from toutates.system.topology import allowed_cpus, format_cpu_list, parse_cpu_li
 
 __all__ = ["main", "parse_options"]
 
-_PROVIDERS = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tensorrt": "tensorrt", "trt": "tensorrt"}
+_PROVIDERS = {"trt": "tensorrt"} | {name: name for name in ("auto", *PROVIDERS)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

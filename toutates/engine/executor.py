@@ -1,4 +1,4 @@
-"""An executor: one thread's loop that takes batches, runs them in its own session, and hands them back.
+"""An executor: one thread's loop that takes batches, runs them with its own backend, and hands them back.
 
 While it is idle a worker may borrow it, and run a quick batch on the worker's thread (``supertensor``, "Loans").
 
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from toutates.engine.lane import Batch
 from toutates.engine.result import BatchResult, Outputs, Timing, Waiter
-from toutates.engine.session import ModelSession
+from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.logs.limit import LineLimit
@@ -44,8 +44,7 @@ class Executor:
 
     Args:
         supertensor: where batches come from.
-        session: used by this executor alone.
-        number: from 0, among the executors of this SuperTensor.
+        backend: used by this executor alone.
         is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds.
         on_batch: told of every batch that ran: rows, requests, timing. Called in the thread that ran it.
 
@@ -58,15 +57,13 @@ class Executor:
     def __init__(
         self,
         supertensor: SuperTensor,
-        session: ModelSession,
-        number: int,
+        backend: Backend,
         *,
         is_wanted: Callable[[Any, int], bool] = lambda ticket, by_ns: True,
         on_batch: Callable[[int, int, Timing], None] = lambda rows, requests, timing: None,
     ) -> None:
         self._supertensor = supertensor
-        self._session = session
-        self._number = number
+        self._backend = backend
         self._is_wanted = is_wanted
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
@@ -80,7 +77,7 @@ class Executor:
             BaseException: what ended it nevertheless. To be called again then, in another thread.
         """
         supertensor = self._supertensor
-        clock_ns = time.thread_time_ns if self._session.one_thread else time.monotonic_ns
+        clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
         while (batch := supertensor.take(self)) is not None:
             fatal: BaseException | None = None
             try:
@@ -96,7 +93,7 @@ class Executor:
             if fatal is not None:
                 raise fatal
             del batch, outcomes  # while an executor waits for the next batch, it keeps no memory of the last
-        self._session.end_profiling()
+        self._backend.close()
 
     def lend(self, batch: Batch, deliver: Deliver) -> None:
         """Run ``batch``, and what comes meanwhile, on the calling thread, for which ``SuperTensor.commit`` lent it."""
@@ -132,15 +129,15 @@ class Executor:
         by_ns = taken_ns + self._usual_ns(batch) if self._supertensor.has_backlog else taken_ns
         if not any(self._is_wanted(waiter[0], by_ns) for own in waiters for waiter in own):
             return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
-        session = self._session
+        backend = self._backend
         began_ns = clock_ns()
         try:
-            outputs = batch.lane.run(batch, session, self._number)
+            outputs = backend.run(batch, 0, batch.rows)
         except Exception as error:
             return self._run_one_by_one(batch, waiters, self._as_failure(error), taken_ns)
         rows = batch.rows
-        timing = Timing(taken_ns, session.started_ns, session.ended_ns, time.monotonic_ns())
-        if session.on_cpu:
+        timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, time.monotonic_ns())
+        if backend.on_cpu:
             batch.lane.note_run(rows, clock_ns() - began_ns)
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
         self._on_batch(rows, sum(map(len, waiters)), timing)
@@ -168,7 +165,7 @@ class Executor:
                         outputs, error = self._try_rows(batch, first, rows)
                     else:
                         error = _ABANDONED  # a caller that is late and still there must not hear of another's fault
-                timing = Timing(taken_ns, self._session.started_ns, self._session.ended_ns, time.monotonic_ns())
+                timing = Timing(taken_ns, self._backend.started_ns, self._backend.ended_ns, time.monotonic_ns())
                 if outputs is not None:
                     self._on_batch(rows, 1, timing)
                     # The request's rows are the whole of these outputs.
@@ -180,7 +177,7 @@ class Executor:
 
     def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
         try:
-            return batch.lane.run_rows(batch, first, rows, self._session), None
+            return self._backend.run(batch, first, rows), None
         except Exception as error:
             return None, self._as_failure(error)
 

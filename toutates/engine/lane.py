@@ -4,7 +4,7 @@ Rows of different shape (sequence length, image size) cannot share a run, so eve
 of its own, made on demand. There are two kinds:
 
 - **PackedLane**: all inputs have elements of fixed size. A batch is one buffer per input, written to by byte offset,
-  and bound to ONNX Runtime once per number of rows. This is the SuperTensor's own kind.
+  and a backend may bind it once per number of rows. This is the SuperTensor's own kind.
 - **GatheredLane**: some input is BYTES, or has rows of no bytes at all. A batch is a list of arrays, concatenated
   before the run.
 
@@ -13,32 +13,30 @@ A model without a batch dimension uses the same lanes with batches of one row, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
-from toutates.engine.pinned import PinnedMemory
 from toutates.engine.result import Outputs, Waiter
-from toutates.engine.session import ModelSession, pack_outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
-__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "Piece", "RowShapes"]
+__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "Piece", "Pin", "RowShapes"]
 
 #: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
 RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
+
+#: Makes an array's memory page-locked, so that a device reads it without a copy.
+Pin = Callable[[npt.NDArray[Any]], None]
 
 #: Some rows of one input, for a GatheredLane.
 Piece = npt.NDArray[Any] | StringRows
 
 #: A batch never holds more than this, unless a single row does: large rows profit little from company.
 MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
-#: Bindings kept per batch; beyond it the oldest goes. One is about 2 KiB.
-MAX_BINDINGS: Final = 64
 #: How long a run takes of which there was none.
 _UNKNOWN_NS: Final = 2**62
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
@@ -100,11 +98,11 @@ class Batch:
         self.waiters: list[list[Waiter]] = [[] for _ in range(workers)]
         #: PackedLane: by position, array [room, *row] of the input's dtype; bound outputs likewise
         self.arrays: list[npt.NDArray[Any]] = []
-        self.outputs: list[npt.NDArray[Any]] | None = None
+        self.outputs: list[npt.NDArray[Any]] = []
         #: PackedLane: by worker and position, the bytes of ``arrays``. Two threads must not slice one view at once.
         self.views: list[list[memoryview]] = []
-        #: PackedLane: (executor, rows) -> binding
-        self.bindings: dict[tuple[int, int], onnxruntime.IOBinding] = {}
+        #: PackedLane: what backends have bound to ``arrays`` and ``outputs``: (executor, rows) -> binding
+        self.bindings: dict[tuple[int, int], Any] = {}
         #: GatheredLane: (first row, rows, arrays by position), in order of arrival
         self.pieces: list[tuple[int, int, Sequence[Piece]]] = []
 
@@ -125,6 +123,7 @@ class Lane:
     """What both kinds of lane share.
 
     Attributes:
+        packed: whether batches have buffers; see the module.
         batch_rows: rows that one batch of this lane takes at most.
         row_memory: bytes of one row in a batch's buffers.
         room: rows that the next batch is to have room for, ``batch_rows`` at most; see ``widen``.
@@ -133,6 +132,8 @@ class Lane:
         run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
             Written by several executors, without a lock: whichever is last is as good.
     """
+
+    packed: ClassVar[bool]
 
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
         self.signature = signature
@@ -174,41 +175,33 @@ class Lane:
         """A batch with memory of its own for ``room`` rows."""
         raise NotImplementedError
 
-    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
-        """Run all rows of ``batch``.
+    def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
+        """What a run of some rows of ``batch`` takes: an array per input, by the input's index, and BYTES as strings.
 
-        Raises:
-            ExecutionFailed: ONNX Runtime's reason.
+        Args:
+            batch: of this lane.
+            first: the first of the rows.
+            rows: how many: all of the batch, or those of one of its requests.
         """
         raise NotImplementedError
-
-    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
-        """Run some rows of ``batch`` by themselves: the way to find the request that makes a run fail.
-
-        Raises:
-            ExecutionFailed: ONNX Runtime's reason.
-        """
-        raise NotImplementedError
-
-    def _whole(self, rows: int) -> int | None:
-        return rows if self.signature.batched else None
 
 
 class PackedLane(Lane):
     """See the module.
 
     Args:
-        pinned: pins the inputs' buffers; None leaves them in ordinary memory.
+        pin: makes the memory of an input's buffer page-locked; None leaves it as it is.
 
     Attributes:
+        known_outputs: the form of the outputs, without data, where it is known beforehand; else None.
         row_bytes: bytes of one row of each input, by position in ``row_shapes``.
     """
 
-    def __init__(
-        self, signature: Signature, row_shapes: RowShapes, batch_size: int, pinned: PinnedMemory | None = None
-    ) -> None:
+    packed: ClassVar[bool] = True
+
+    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, pin: Pin | None = None) -> None:
         super().__init__(signature, row_shapes, batch_size)
-        self._pinned = pinned
+        self._pin = pin
         tensors = [signature.inputs[index] for index, _ in row_shapes]
         self.row_bytes = tuple(
             prod(shape) * tensor.datatype.size for tensor, (_, shape) in zip(tensors, row_shapes, strict=True)
@@ -216,12 +209,12 @@ class PackedLane(Lane):
         row_total = sum(self.row_bytes)
         if signature.batched:
             self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
-        self._known_outputs = self._read_known_outputs()
-        self.row_memory = row_total + sum(self._known_outputs.row_bytes if self._known_outputs else ())
+        self.known_outputs = self._read_known_outputs()
+        self.row_memory = row_total + sum(self.known_outputs.row_bytes if self.known_outputs else ())
         self.room = self.batch_rows
 
     def _read_known_outputs(self) -> Outputs | None:
-        """The form of the outputs where the graph fixes them and they are small; None leaves them to ONNX Runtime."""
+        """The form of the outputs where the graph fixes them and they are small; None leaves them to the backend."""
         tensors = self.signature.outputs
         if any(-1 in tensor.graph_shape or not tensor.datatype.size for tensor in tensors):
             return None
@@ -237,60 +230,36 @@ class PackedLane(Lane):
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for index, shape in self.row_shapes:
             array = np.empty((room, *shape), inputs[index].datatype.numpy)
-            if self._pinned is not None:
-                self._pinned.pin(array)
+            if self._pin is not None:
+                self._pin(array)
             batch.arrays.append(array)
-        if self._known_outputs is not None:
+        if self.known_outputs is not None:
             batch.outputs = [
                 np.empty((room, *shape), tensor.datatype.numpy)
-                for tensor, shape in zip(outputs, self._known_outputs.row_shapes, strict=True)
+                for tensor, shape in zip(outputs, self.known_outputs.row_shapes, strict=True)
             ]
         batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(workers)]
         return batch
 
-    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
-        rows = batch.rows
-        if not session.on_cpu:
-            return self._run_unbound(batch, 0, rows, session)
-        key = (executor, rows)
-        binding = batch.bindings.get(key)
-        if binding is None:
-            if len(batch.bindings) >= MAX_BINDINGS:
-                del batch.bindings[next(iter(batch.bindings))]
-            binding = batch.bindings[key] = self._bind(batch, 0, rows, session)
-        return self._run(batch, binding, 0, rows, session)
+    def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
+        part = self._part(first, rows)
+        return {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
 
-    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
-        if not session.on_cpu:
-            return self._run_unbound(batch, first, rows, session)
-        return self._run(batch, self._bind(batch, first, rows, session), first, rows, session)
+    def outputs(self, batch: Batch, first: int, rows: int) -> list[npt.NDArray[Any]]:
+        """The buffers that such a run may write its outputs to; none where the outputs are not known beforehand."""
+        part = self._part(first, rows)
+        return [array[part] for array in batch.outputs]
 
-    def _run_unbound(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
-        """The way on a device: there, ONNX Runtime copies an input when it is bound, so that no binding can be kept."""
-        inputs = self._inputs(batch, self._part(first, rows))
-        return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)
+    def take_outputs(self, batch: Batch, first: int, rows: int) -> Outputs:
+        """What a run has written to ``outputs``, copied: the batch's memory is free whatever becomes of responses."""
+        known = self.known_outputs
+        assert known is not None
+        data = tuple([array[first : first + rows].tobytes() for array in batch.outputs])
+        return Outputs(data, known.row_bytes, known.row_shapes, fixed=True)
 
     def _part(self, first: int, rows: int) -> Any:
         """The index of rows in the buffers, which takes the leading dimension off where the model has no batch."""
         return slice(first, first + rows) if self.signature.batched else (0, ...)  # of a scalar too, an array
-
-    def _inputs(self, batch: Batch, part: Any) -> dict[int, npt.NDArray[Any]]:
-        return {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
-
-    def _bind(self, batch: Batch, first: int, rows: int, session: ModelSession) -> onnxruntime.IOBinding:
-        part = self._part(first, rows)
-        return session.bind(self._inputs(batch, part), batch.outputs and [array[part] for array in batch.outputs])
-
-    def _run(
-        self, batch: Batch, binding: onnxruntime.IOBinding, first: int, rows: int, session: ModelSession
-    ) -> Outputs:
-        known = self._known_outputs
-        if known is None or batch.outputs is None:
-            return pack_outputs(session.run_bound_dynamic(binding), self._whole(rows), session)
-        session.run_bound(binding)
-        # One copy frees the buffer for the next batch at once, whatever becomes of the responses.
-        data = tuple([array[first : first + rows].tobytes() for array in batch.outputs])
-        return Outputs(data, known.row_bytes, known.row_shapes, fixed=True)
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
@@ -300,20 +269,17 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 class GatheredLane(Lane):
     """See the module. BYTES come as StringRows, other inputs as arrays."""
 
+    packed: ClassVar[bool] = False
+
     def new_batch(self, workers: int, room: int) -> Batch:
         return Batch(self, workers, room)
 
-    def run(self, batch: Batch, session: ModelSession, executor: int) -> Outputs:
-        # By row: workers append their pieces without a lock, after the rows were reserved in some other order.
-        pieces = [arrays for _, _, arrays in sorted(batch.pieces, key=lambda piece: piece[0])]
-        return self._run(pieces, batch.rows, session)
-
-    def run_rows(self, batch: Batch, first: int, rows: int, session: ModelSession) -> Outputs:
-        # Requests without rows begin where the next one does.
-        pieces = [arrays for start, count, arrays in batch.pieces if (start, count) == (first, rows)]
-        return self._run(pieces[:1], rows, session)
-
-    def _run(self, pieces: list[Sequence[Piece]], rows: int, session: ModelSession) -> Outputs:
+    def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
+        # One request's; requests without rows begin where the next one does.
+        pieces = [arrays for start, count, arrays in batch.pieces if (start, count) == (first, rows)][:1]
+        if not pieces:
+            # All, by row: workers append their pieces without a lock, after the rows were reserved in some other order.
+            pieces = [arrays for _, _, arrays in sorted(batch.pieces, key=lambda piece: piece[0])]
         inputs: dict[int, npt.NDArray[Any] | StringTensor] = {}
         # Of several wrong inputs Triton names the last.
         for at, (index, shape) in reversed(list(enumerate(self.row_shapes))):
@@ -322,4 +288,4 @@ class GatheredLane(Lane):
                 inputs[index] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
             else:
                 inputs[index] = join_rows(arrays, (rows, *shape) if self.signature.batched else shape)
-        return pack_outputs(session.run_arrays(inputs), self._whole(rows), session)
+        return inputs

@@ -40,8 +40,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, RowShapes
-from toutates.engine.pinned import PinnedMemory
+from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Pin, RowShapes
 from toutates.engine.result import BatchResult
 from toutates.engine.room import YAML_KEYS, Bounds, Keys, Room
 from toutates.protocol.signature import Signature
@@ -139,7 +138,7 @@ class SuperTensor:
         capacity_bytes: memory that batches in flight may take.
         max_queue_size: requests that may wait; 0 for as many as there are rows.
         keys: what sets these, for errors.
-        pinned: pins the memory of batches (``allocator: cuda_pinned``); None for ordinary memory.
+        pin: makes the memory of batches page-locked (``allocator: cuda_pinned``); None for ordinary memory.
         quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
         delay_ns: how long an open batch may wait for more rows; 0 for not at all.
         enough_rows: with so many it does not wait.
@@ -156,7 +155,7 @@ class SuperTensor:
         capacity_bytes: int = NO_BOUND_BYTES,
         max_queue_size: int = 0,
         keys: Keys = YAML_KEYS,
-        pinned: PinnedMemory | None = None,
+        pin: Pin | None = None,
         quick_ns: int = QUICK_NS,
         delay_ns: int = 0,
         enough_rows: int = 1,
@@ -166,7 +165,7 @@ class SuperTensor:
         self.batch_size = batch_size
         self.capacity = capacity
         self.workers = workers
-        self._pinned = pinned
+        self._pin = pin
         self._quick_ns = quick_ns
         self._delay_ns = delay_ns
         self._enough_rows = enough_rows
@@ -225,7 +224,7 @@ class SuperTensor:
                 return GatheredLane(self.signature, row_shapes, self.batch_size)
         if not row_shapes:
             return GatheredLane(self.signature, row_shapes, self.batch_size)
-        lane = PackedLane(self.signature, row_shapes, self.batch_size, self._pinned)
+        lane = PackedLane(self.signature, row_shapes, self.batch_size, self._pin)
         if not self._delay_ns:  # which a batch would not wait for once it is full
             lane.room = max(1, min(lane.batch_rows, self.room.share_bytes // lane.row_memory))
         return lane

@@ -30,15 +30,15 @@ from typing import Final
 import trio
 
 from toutates.engine.executor import Executor
-from toutates.engine.session import ModelSession
+from toutates.engine.servable import Backend
 from toutates.models.freed_memory import give_back_freed_memory
+from toutates.models.kinds import Kind, load_version
 from toutates.models.load_counters import LoadCounters
 from toutates.models.own_thread import OwnThread
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
-from toutates.models.version_loader import LoadOptions, VersionLoader
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded, ToutatesError
-from toutates.system.placement import Turns, running_on
+from toutates.system.placement import Placement, Turns, running_on
 
 __all__ = ["LoadOptions", "ModelManager"]
 
@@ -58,6 +58,21 @@ MAX_DEATHS_AT_THE_END: Final = 3
 
 async def _nobody_to_wait_for() -> None:
     """``settle`` where there are no workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What every model is loaded with.
+
+    Attributes:
+        kinds: of models; the first that claims a version loads it.
+        is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
+        placement: how many models load at the same time, and where threads run.
+    """
+
+    kinds: Sequence[Kind]
+    is_wanted: Callable[[object, int], bool]
+    placement: Placement = field(default_factory=Placement)
 
 
 @dataclass(slots=True)
@@ -118,7 +133,6 @@ class ModelManager:
         #: the threads that have loaded these
         self._makers: dict[ServedVersion, OwnThread] = {}
         self._options = options
-        self._loader = VersionLoader(options)
         self._nursery = nursery
         self._stopped = trio.Event()
         #: by model, one at a time; only for those that have somebody in it or before it
@@ -378,15 +392,16 @@ class ModelManager:
         return _in_order(entries)
 
     async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
-        def load() -> tuple[ServedVersion, list[ModelSession]]:
-            return self._loader.load(model, version, overridden=overridden)
+        def load() -> tuple[ServedVersion, Sequence[Backend]]:
+            options = self._options
+            return load_version(options.kinds, model, version, overridden=overridden, placement=options.placement)
 
         # The threads of ONNX Runtime's pools inherit the name.
         thread = OwnThread(f"ort {model}")
         began_ns = time.monotonic_ns()
         try:
             async with self._loading:
-                served, sessions = await thread.run(load)
+                served, backends = await thread.run(load)
             self.counters.loads += 1
         except ToutatesError as error:
             return self._failed(model, version, str(error))
@@ -396,15 +411,14 @@ class ModelManager:
             return self._failed(model, version, f"{type(error).__name__}: {error}")
         finally:
             self.counters.load_ns += time.monotonic_ns() - began_ns
-        self._lives[served] = _Life(len(sessions))
+        self._lives[served] = _Life(len(backends))
         self._makers[served] = thread
         if self._stopped.is_set():
             served.supertensor.close(workers_ended=True)
-        for number, session in enumerate(sessions):
+        for number, backend in enumerate(backends):
             executor = Executor(
                 served.supertensor,
-                session,
-                number,
+                backend,
                 is_wanted=self._options.is_wanted,
                 on_batch=served.counters.executors[number].add,
             )

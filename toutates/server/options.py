@@ -109,3 +109,13 @@ class Options:
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     access_log_rate: float = 0.0
+
+    @property
+    def tensorrt(self) -> dict[str, str]:
+        """The flags about TensorRT, by ONNX Runtime's names of its options."""
+        chosen = {}
+        if self.trt_op_types_to_exclude:
+            chosen["trt_op_types_to_exclude"] = self.trt_op_types_to_exclude
+        if self.trt_min_subgraph_size is not None:
+            chosen["trt_min_subgraph_size"] = str(self.trt_min_subgraph_size)
+        return chosen

@@ -35,7 +35,9 @@ from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.control_queue import ControlQueue
 from toutates.api.grpc.methods import build_methods
-from toutates.engine.session import SessionOptions
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.providers import choose_providers
+from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.answers import is_wanted
 from toutates.infer.inflight import FLAG as INFLIGHT_FLAG
 from toutates.infer.inflight import Inflight, share
@@ -58,7 +60,6 @@ from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
 from toutates.server.certificates import ServerTls, load_server_tls
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
-from toutates.server.providers import choose_providers
 from toutates.server.startup_table import placement_records, placement_table, startup_records, startup_table
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError, ToutatesError
@@ -164,7 +165,9 @@ class Server:
         self._placement = _plan(options)
         self._logs.place(self._placement.manager)
         _check_inflight(options.max_inflight_requests, self._placement.processing_cores)
-        self._providers = choose_providers(options, onnxruntime.get_available_providers())
+        self._providers = choose_providers(
+            options.execution_providers, options.tensorrt, onnxruntime.get_available_providers()
+        )
         self._tls = self._load_tls()
         self._exporter, unavailable = open_exporter(options.tracing, package_version())
         for warning in options.tracing.warnings:
@@ -288,11 +291,11 @@ class Server:
     async def _serve(self, listeners: list[socket.socket], task_status: trio.TaskStatus[None]) -> None:
         options = self._options
         async with trio.open_nursery() as executors:
+            sessions = SessionOptions(
+                self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
+            )
             load_options = LoadOptions(
-                sessions=SessionOptions(
-                    self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
-                ),
-                workers=self._placement.processing_cores,
+                kinds=[OnnxKind(sessions, self._placement.processing_cores, self._placement)],
                 is_wanted=is_wanted,
                 placement=self._placement,
             )

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from toutates.engine.session import SessionOptions
+from toutates.backends.onnx.executor_sessions import executor_session_options
+from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.pbtxt import parse_pbtxt
 from toutates.models.config.settings import ModelSettings, ProfilingSettings, SessionSettings, WarmupInput, WarmupSample
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.models.config.triton_fields import FIELDS
-from toutates.models.executor_sessions import executor_session_options
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
 

@@ -16,7 +16,6 @@ from toutates.models.config.settings import (
     SessionSettings,
     WarmupInput,
     WarmupSample,
-    check_allocator,
     load_settings,
 )
 from toutates.system.errors import ConfigurationError
@@ -409,23 +408,3 @@ def test_the_other_usual_suffix_is_refused_rather_than_passed_over(tmp_path: Pat
     (tmp_path / "config.yml").write_text(config())
     with pytest.raises(ConfigurationError, match=r"config\.yml: would not be read; rename it to config\.yaml"):
         load_settings(tmp_path)
-
-
-@pytest.mark.parametrize("provider", ["CUDAExecutionProvider", "TensorrtExecutionProvider"])
-def test_page_locked_buffers_are_accepted_with_a_cuda_provider(provider: str) -> None:
-    providers = [provider, "CPUExecutionProvider"]
-    check_allocator(ModelSettings(allocator="cuda_pinned"), providers, Path("config.yaml"))
-
-
-def test_page_locked_buffers_are_refused_without_a_cuda_provider() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_allocator(ModelSettings(allocator="cuda_pinned"), ["CPUExecutionProvider"], Path("m/1/config.yaml"))
-    said = str(caught.value)
-    assert said.startswith("m/1/config.yaml: allocator: ")
-    assert "in use: CPUExecutionProvider" in said
-    assert "`allocator: cpu`" in said
-    assert "`--execution-providers cuda`" in said
-
-
-def test_ordinary_buffers_are_accepted_with_any_provider() -> None:
-    check_allocator(ModelSettings(allocator="cpu"), ["CPUExecutionProvider"], Path("config.yaml"))

@@ -38,7 +38,6 @@ __all__ = [
     "Shapes",
     "WarmupInput",
     "WarmupSample",
-    "check_allocator",
     "is_inside",
     "load_settings",
     "raise_problems",
@@ -53,7 +52,6 @@ GraphLevel = Literal["off", "basic", "extended", "all"]
 WarmupData = Literal["zero", "random", "file"]
 
 _ALLOCATORS: Final = ("cpu", "cuda_pinned")
-_CUDA_PROVIDERS: Final = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider"})
 _DEVICE: Final = re.compile(r"auto|cpu|gpu:[0-9]{1,3}")
 #: Execution providers that a model may ask for beside the server's, in the order in which ONNX Runtime tries them.
 ACCELERATORS: Final = ("tensorrt", "cuda")
@@ -251,27 +249,6 @@ def raise_problems(problems: Sequence[ConfigurationError], source: Path, most: i
         if most is not None and len(problems) > most:
             lines.append(f"{source}: and {len(problems) - most} more")
         raise ConfigurationError("\n".join(lines))
-
-
-def check_allocator(settings: ModelSettings, providers: Sequence[str], source: Path) -> None:
-    """Refuse page-locked buffers where no execution provider would allocate or use them.
-
-    Args:
-        settings: of the version about to be loaded.
-        providers: ONNX Runtime's names of the execution providers in use, such as ``CUDAExecutionProvider``.
-        source: the config.yaml to name in the error.
-
-    Raises:
-        ConfigurationError: ``allocator: cuda_pinned`` without a CUDA or TensorRT provider.
-    """
-    if settings.allocator == "cuda_pinned" and _CUDA_PROVIDERS.isdisjoint(providers):
-        raise ConfigurationError(
-            f"page-locked memory needs the CUDA or TensorRT execution provider; in use: {', '.join(providers)}",
-            source=source,
-            key="allocator",
-            value=settings.allocator,
-            remedy="write `allocator: cpu`, or start the server with `--execution-providers cuda`",
-        )
 
 
 def _refuse_misnamed(source: Path) -> None:

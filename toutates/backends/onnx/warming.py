@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import MAX_BATCH_BYTES
-from toutates.engine.session import ModelSession
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.warmup import warmup_arrays
 from toutates.models.idle_cores import SLOW_RUN_NS

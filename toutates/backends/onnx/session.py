@@ -16,33 +16,31 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from toutates.engine import string_tensors
+from toutates.backends.onnx import string_tensors
+from toutates.backends.onnx.provider_names import CPU, Provider
+from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
+from toutates.engine.lane import Batch, PackedLane
+from toutates.engine.packing import OutputArray, OutputPacker
 from toutates.engine.result import Outputs
-from toutates.engine.string_tensors import BlankStrings, read_strings
-from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.signature import Signature
 from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelLoadError
 from toutates.system.text import one_line
 
-__all__ = ["ModelSession", "Provider", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
+__all__ = ["ModelSession", "SessionOptions", "execution_failure", "load_session", "provider_problem"]
 
 logger = logging.getLogger(__name__)
 
-#: Name of an execution provider, as ONNX Runtime has it, and its options.
-Provider = tuple[str, dict[str, str]]
-
-#: What a run takes and returns for one tensor.
+#: What a run takes for one tensor.
 InputArray = npt.NDArray[Any] | StringTensor
-OutputArray = npt.NDArray[Any] | EncodedStrings
 
 #: Element types of ONNX.
 _STRING: Final = 8
 _BFLOAT16: Final = 16
 #: Bindings of string inputs that a session keeps; beyond it the oldest goes. One is at most 128 KiB.
 MAX_STRING_BINDINGS: Final = 16
-#: Outputs above it are sent from the memory ONNX Runtime gave them, instead of being copied once more.
-LARGE_OUTPUT_BYTES: Final = 65_536
+#: Bindings that each executor keeps per batch; beyond it the oldest goes. One is about 2 KiB.
+MAX_BINDINGS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class SessionOptions:
         config_entries: further entries of ONNX Runtime's session configuration.
     """
 
-    providers: tuple[Provider, ...] = (("CPUExecutionProvider", {}),)
+    providers: tuple[Provider, ...] = ((CPU, {}),)
     custom_op_libraries: tuple[Path, ...] = ()
     intra_threads: int = 1
     inter_threads: int = 1
@@ -173,12 +171,13 @@ def execution_failure(error: Exception) -> ExecutionFailed:
 
 
 class ModelSession:
-    """One ONNX Runtime session of a model version, used by one executor at a time.
+    """One ONNX Runtime session of a model version: the backend of one executor (``engine.servable.Backend``).
 
     Args:
         session: the loaded session.
         signature: the model's tensors.
         model: its name, for errors.
+        number: of the executor, among those of this version.
         profile_batches: after so many runs the profile is written; None where the session was loaded without one.
         arena_shrinkage: devices whose arenas give memory back after each run, such as ``cpu:0``; "" for none.
     """
@@ -188,6 +187,7 @@ class ModelSession:
         session: onnxruntime.InferenceSession,
         signature: Signature,
         model: str,
+        number: int = 0,
         *,
         profile_batches: int | None = None,
         arena_shrinkage: str = "",
@@ -195,14 +195,14 @@ class ModelSession:
         self.session = session
         self.signature = signature
         self.model = model
-        #: by output, the type and row shape that were last seen to be what was promised, for ``pack_outputs``
-        self.sound_forms: list[object] = [None] * len(signature.outputs)
+        self._number = number
+        self._packer = OutputPacker(signature, model)
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
         self.started_ns = 0
         self.ended_ns = 0
         #: whether every operator runs on the CPU: only then may buffers be bound beforehand
-        self.on_cpu = session.get_providers() == ["CPUExecutionProvider"]
+        self.on_cpu = session.get_providers() == [CPU]
         options = session.get_session_options()
         #: whether a run uses no thread but the caller's
         self.one_thread = options.intra_op_num_threads == 1 and (
@@ -224,20 +224,52 @@ class ModelSession:
             tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
         )
 
-    def bind(
-        self, inputs: Mapping[int, npt.NDArray[Any]], outputs: Sequence[npt.NDArray[Any]] | None
-    ) -> onnxruntime.IOBinding:
+    def run(self, batch: Batch, first: int, rows: int) -> Outputs:
+        """Run some rows of a batch: on the CPU, on bindings to its buffers that are kept for the whole batch.
+
+        On a device ONNX Runtime copies an input when it is bound, so that no binding can be kept.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+            InvalidRequest: BYTES are not UTF-8, where this ONNX Runtime takes nothing else.
+        """
+        lane = batch.lane
+        if not self.on_cpu or not isinstance(lane, PackedLane):
+            return self._packer.pack(self.run_arrays(lane.inputs(batch, first, rows)), rows)
+        if rows != batch.rows:
+            binding = self._bind(lane, batch, first, rows)
+        else:
+            key = (self._number, rows)
+            kept = batch.bindings.get(key)
+            if kept is None:
+                if len(batch.bindings) >= MAX_BINDINGS:
+                    del batch.bindings[next(iter(batch.bindings))]
+                kept = batch.bindings[key] = self._bind(lane, batch, first, rows)
+            binding = kept
+        if lane.known_outputs is None:
+            return self._packer.pack(self.run_bound_dynamic(binding), rows)
+        self.run_bound(binding)
+        return lane.take_outputs(batch, first, rows)
+
+    def _bind(self, lane: PackedLane, batch: Batch, first: int, rows: int) -> onnxruntime.IOBinding:
+        return self.bind(lane.inputs(batch, first, rows), lane.outputs(batch, first, rows))
+
+    def close(self) -> None:
+        """No run will follow: write the profile, if there is one."""
+        self.end_profiling()
+
+    def bind(self, inputs: Mapping[int, Any], outputs: Sequence[npt.NDArray[Any]]) -> onnxruntime.IOBinding:
         """Bind buffers for ``run_bound``.
 
         Args:
             inputs: C-contiguous arrays by the input's index; they must outlive the binding.
-            outputs: likewise, in the signature's order; None leaves the outputs to ``run_bound_dynamic``.
+            outputs: likewise, in the signature's order; none leaves the outputs to ``run_bound_dynamic``.
         """
         binding = self.session.io_binding()
         for index, array in inputs.items():
             tensor = self.signature.inputs[index]
             binding.bind_input(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, array.ctypes.data)
-        for tensor, array in zip(self.signature.outputs, outputs or (), strict=False):
+        for tensor, array in zip(self.signature.outputs, outputs, strict=False):
             binding.bind_output(tensor.name, "cpu", 0, tensor.datatype.onnx_type, array.shape, array.ctypes.data)
         return binding
 
@@ -414,63 +446,3 @@ def _encoded(array: npt.NDArray[Any]) -> OutputArray:
     if not array.dtype.hasobject:
         return array
     return EncodedStrings.of([text.encode() for text in array.ravel().tolist()], array.shape)
-
-
-def pack_outputs(arrays: Sequence[OutputArray], rows: int | None, session: ModelSession) -> Outputs:
-    """Outputs in the form that responses are cut from.
-
-    Args:
-        arrays: what a run returned, in the signature's order.
-        rows: rows of the batch, the size every output's first dimension must have; None where nothing is batched.
-        session: that ran.
-
-    Raises:
-        ExecutionFailed: an output is not what the model promised: of another type, without one row per row of the
-            batch, or of a size that differs from what its graph or config.yaml fixes.
-    """
-    data: list[bytes | npt.NDArray[Any] | EncodedStrings] = []
-    in_arrays = False
-    row_bytes: list[int] = []
-    row_shapes: list[tuple[int, ...]] = []
-    for index, (array, tensor) in enumerate(zip(arrays, session.signature.outputs, strict=True)):
-        form = array.dtype, (array.shape if rows is None else array.shape[1:])
-        if rows is not None and array.shape[:1] != (rows,):
-            raise _wrong_output(array, tensor, rows, session.model)
-        if form != session.sound_forms[index]:
-            if not _is_sound(*form, tensor, rows):
-                raise _wrong_output(array, tensor, rows, session.model)
-            session.sound_forms[index] = form
-        row_shapes.append(form[1])
-        if isinstance(array, EncodedStrings):
-            data.append(array)
-            row_bytes.append(0)
-            continue
-        row_bytes.append(array.nbytes // (rows or 1))
-        # A large output keeps ONNX Runtime's memory until the response is sent, which a small one is not worth.
-        large = array.nbytes > LARGE_OUTPUT_BYTES
-        data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
-        in_arrays |= large
-    return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
-
-
-def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
-    """Whether an output has its type, the dimensions that are fixed, and as many as it should."""
-    if dtype != tensor.datatype.numpy:
-        return False
-    expected = tensor.graph_shape
-    if rows is None and not expected:
-        return True  # a scalar, or of a rank that the graph leaves open
-    return len(row_shape) == len(expected) and all(
-        size in (-1, actual) for size, actual in zip(expected, row_shape, strict=True)
-    )
-
-
-def _wrong_output(array: OutputArray, tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
-    shape = tensor.graph_shape
-    expected = list(shape if rows is None else (rows, *shape))
-    found = next((type_.name for type_ in BY_NAME.values() if type_.numpy == array.dtype), str(array.dtype))
-    return ExecutionFailed(
-        f"model '{model}' returned output '{tensor.name}' as {found} {list(array.shape)}, "
-        f"expected {tensor.datatype.name} {expected}"
-        + (f" for a batch of {rows} row{'' if rows == 1 else 's'}" if rows is not None else "")
-    )

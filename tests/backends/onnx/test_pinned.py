@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toutates.engine.pinned import PinnedMemory, find_cuda_runtime
+from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
@@ -60,7 +60,7 @@ def test_the_batches_of_a_supertensor_are_pinned_when_it_is_told_to() -> None:
         (TensorSpec("x", BY_NAME["FP32"], (4,)),), (TensorSpec("y", BY_NAME["FP32"], (4,)),), batched=True
     )
     pinned = PinnedMemory(runtime)
-    supertensor = SuperTensor("m", signature, batch_size=8, capacity=2, workers=1, pinned=pinned)
+    supertensor = SuperTensor("m", signature, batch_size=8, capacity=2, workers=1, pin=pinned.pin)
     lane = supertensor.lane(((0, (4,)),))
     with supertensor.lock:
         batch = supertensor.open_batch(lane, 1)

@@ -18,17 +18,18 @@ from typing import Final
 
 import onnxruntime
 
-from toutates.engine.session import SessionOptions
+from toutates.backends.onnx.executor_sessions import executor_session_options, without_effect
+from toutates.backends.onnx.provider_names import ON_DEVICES
+from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.signature_reader import read_signature
 from toutates.models.config.configuration import VersionConfiguration, from_triton, load_configuration
-from toutates.models.config.settings import MAX_PROBLEMS, check_allocator
+from toutates.models.config.settings import MAX_PROBLEMS, ModelSettings
 from toutates.models.config.warmup import check_warmup
-from toutates.models.executor_sessions import executor_session_options, without_effect
 from toutates.models.repository import VersionFolder
-from toutates.models.signature_reader import read_signature
 from toutates.protocol.signature import Signature
-from toutates.system.errors import ModelLoadError
+from toutates.system.errors import ConfigurationError, ModelLoadError
 
-__all__ = ["PreparedVersion", "check_graph", "explained", "prepare"]
+__all__ = ["PreparedVersion", "check_allocator", "check_graph", "explained", "prepare"]
 
 #: Files of one version that are looked at for one that may not be read.
 _MAX_FILES: Final = 1_000
@@ -114,6 +115,27 @@ def check_graph(
     if {"BF16", "BYTES"} <= datatypes:
         raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
     return signature
+
+
+def check_allocator(settings: ModelSettings, providers: Sequence[str], source: Path) -> None:
+    """Refuse page-locked buffers where no execution provider would allocate or use them.
+
+    Args:
+        settings: of the version about to be loaded.
+        providers: ONNX Runtime's names of the execution providers in use, such as ``CUDAExecutionProvider``.
+        source: the config.yaml to name in the error.
+
+    Raises:
+        ConfigurationError: ``allocator: cuda_pinned`` without a CUDA or TensorRT provider.
+    """
+    if settings.allocator == "cuda_pinned" and ON_DEVICES.isdisjoint(providers):
+        raise ConfigurationError(
+            f"page-locked memory needs the CUDA or TensorRT execution provider; in use: {', '.join(providers)}",
+            source=source,
+            key="allocator",
+            value=settings.allocator,
+            remedy="write `allocator: cpu`, or start the server with `--execution-providers cuda`",
+        )
 
 
 @contextmanager

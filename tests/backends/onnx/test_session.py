@@ -16,8 +16,8 @@ import pytest
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
 from tests.threads import cpus_of_threads
-from toutates.engine import session as session_module
-from toutates.engine.session import SessionOptions, load_session, provider_problem
+from toutates.backends.onnx import session as session_module
+from toutates.backends.onnx.session import SessionOptions, load_session, provider_problem
 from toutates.system.errors import ModelLoadError
 
 CPU = ("CPUExecutionProvider", dict[str, str]())

@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from toutates.backends.onnx.signature_reader import read_signature
 from toutates.models.config.declared import Declared, DeclaredTensor
 from toutates.models.config.settings import ModelSettings
-from toutates.models.signature_reader import read_signature
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ConfigurationError, ModelLoadError

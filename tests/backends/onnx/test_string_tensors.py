@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.engine.support import Rig, model, tensor, unary
-from toutates.engine import session as session_module
-from toutates.engine import string_tensors
-from toutates.engine.string_tensors import BlankStrings, read_strings
+from toutates.backends.onnx import session as session_module
+from toutates.backends.onnx import string_tensors
+from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
 from toutates.protocol.strings import EncodedStrings, StringTensor
 from toutates.system.errors import ExecutionFailed, InvalidRequest
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from toutates.engine.session import Provider, SessionOptions
+from toutates.backends.onnx.provider_names import CPU, PROVIDERS, Provider
+from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.settings import ACCELERATORS, ModelSettings
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["executor_session_options", "without_effect"]
-
-_CPU: Final = "CPUExecutionProvider"
-_PROVIDERS: Final = {"tensorrt": "TensorrtExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def executor_session_options(
@@ -55,7 +52,7 @@ def without_effect(settings: ModelSettings, executors: Sequence[SessionOptions])
         settings: of the version.
         executors: the options of each one's session.
     """
-    on_cpu = sum(all(name == _CPU for name, _ in options.providers) for options in executors)
+    on_cpu = sum(all(name == CPU for name, _ in options.providers) for options in executors)
     if not settings.accelerators or not on_cpu:
         return ""
     names = ", ".join(settings.accelerators)
@@ -73,23 +70,23 @@ def _providers(
     model: str,
     source: Path,
 ) -> tuple[Provider, ...]:
-    gpu = {name: options for name, options in server if name != _CPU}
+    gpu = {name: options for name, options in server if name != CPU}
     if device == "cpu" or (device == "auto" and not gpu):
-        return tuple((name, options) for name, options in server if name == _CPU)
+        return tuple((name, options) for name, options in server if name == CPU)
     if not gpu:
         raise ConfigurationError(
             f"instance group of model {model} has kind KIND_GPU but no GPUs are available to the server",
             source=source,
             key="devices",
             value=device,
-            remedy="write KIND_AUTO (auto) or KIND_CPU (cpu), or start the server with --execution-providers cuda",
+            remedy="write KIND_AUTO (auto) or KINDCPU (cpu), or start the server with --execution-providers cuda",
         )
     for name in ACCELERATORS:
         if name in accelerators:
-            provider = _PROVIDERS[name]
+            provider = PROVIDERS[name]
             gpu[provider] = {"device_id": "0"} | gpu.get(provider, {}) | dict(accelerators[name])
     if device != "auto":
         gpu = {name: options | {"device_id": device.removeprefix("gpu:")} for name, options in gpu.items()}
     # What TensorRT leaves goes to CUDA, and what that leaves to the CPU.
-    ordered = [provider for name in ACCELERATORS if (provider := _PROVIDERS[name]) in gpu]
-    return (*((name, gpu[name]) for name in ordered), (_CPU, {}))
+    ordered = [provider for name in ACCELERATORS if (provider := PROVIDERS[name]) in gpu]
+    return (*((name, gpu[name]) for name in ordered), (CPU, {}))

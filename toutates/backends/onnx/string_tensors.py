@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from toutates.backends.onnx.provider_names import CPU
 from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor, rest
 
 __all__ = ["BlankStrings", "problem", "read_strings", "usable"]
@@ -186,7 +187,7 @@ def _session(model: bytes) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # what is made here is made seldom
     options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    return onnxruntime.InferenceSession(model, options, providers=[CPU], enable_fallback=0)
 
 
 def _blank(shape: tuple[int, ...]) -> onnxruntime.OrtValue:

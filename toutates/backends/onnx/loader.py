@@ -1,18 +1,19 @@
-"""Loading one version: its files read, its sessions made, tried and warmed up. All of it blocks."""
+"""Loading one version of an ONNX model: its files read, its sessions made, tried and warmed up. All of it blocks."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
+from toutates.backends.onnx.preparing import check_graph, explained, prepare
+from toutates.backends.onnx.provider_names import CPU
+from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.warming import warm_up
 from toutates.engine.counters import ExecutorCounters, VersionCounters, WorkerCounters
-from toutates.engine.pinned import PinnedMemory, find_cuda_runtime
 from toutates.engine.room import PBTXT_KEYS, YAML_KEYS
-from toutates.engine.session import ModelSession, SessionOptions, load_session
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.capacity import capacity_bytes
 from toutates.models.config.configuration import VersionConfiguration
@@ -20,15 +21,13 @@ from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
-from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
-from toutates.models.warming import warm_up
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError
-from toutates.system.placement import Placement, Turns, running_on
+from toutates.system.placement import Placement, Turns
 
-__all__ = ["LoadOptions", "VersionLoader"]
+__all__ = ["OnnxKind"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,54 +35,28 @@ logger = logging.getLogger(__name__)
 _NEVER_STOP: Final = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """What every model is loaded with.
-
-    Attributes:
-        sessions: how ONNX Runtime's sessions are made.
-        workers: how many workers will serve.
-        is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
-        placement: how many models load at the same time, and where threads run.
-    """
-
-    sessions: SessionOptions
-    workers: int
-    is_wanted: Callable[[object, int], bool]
-    placement: Placement = field(default_factory=Placement)
-
-
-class VersionLoader:
-    """See the module.
+class OnnxKind:
+    """The kind of ONNX models. It claims every version, so it is to be asked last.
 
     Args:
-        options: see LoadOptions.
+        sessions: how the server makes ONNX Runtime's sessions.
+        workers: how many workers will serve.
+        placement: where threads run.
     """
 
-    def __init__(self, options: LoadOptions) -> None:
-        self._options = options
-        self._intra_op_turns = Turns(options.placement.intra_op)
+    def __init__(self, sessions: SessionOptions, workers: int, placement: Placement | None = None) -> None:
+        self._sessions = sessions
+        self._workers = workers
+        self._placement = placement or Placement()
+        self._intra_op_turns = Turns(self._placement.intra_op)
+
+    def claims(self, version: VersionFolder) -> bool:
+        """See ``Kind``. A directory without a graph is refused with the words for what it has in its place."""
+        return True
 
     def load(self, model: str, version: VersionFolder, *, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
-        """Load a version. To be called in a thread.
-
-        Args:
-            model: its name.
-            version: what a repository has of it.
-            overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
-
-        Raises:
-            ConfigurationError, ModelLoadError: it cannot be served.
-        """
-        began_ns = time.monotonic_ns()
-        # Not on the manager's CPU alone, which the thread inherits, and threads that ONNX Runtime starts would too.
-        anywhere = self._options.placement.anywhere
-        with running_on(anywhere, anywhere):
-            served, sessions = self._load(model, version, overridden)
-        return replace(served, load_ns=time.monotonic_ns() - began_ns), sessions
-
-    def _load(self, model: str, version: VersionFolder, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
-        prepared = prepare(model, version, self._options.sessions, overridden=overridden)
+        """See ``Kind``."""
+        prepared = prepare(model, version, self._sessions, overridden=overridden)
         configuration, options = prepared.configuration, prepared.options
         if configuration.notice:
             logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
@@ -110,14 +83,14 @@ class VersionLoader:
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         shrinkage = settings.session.arena_shrinkage
         sessions = [
-            ModelSession(session, signature, model, profile_batches=profile_batches, arena_shrinkage=shrinkage)
-            for session in (first, *others)
+            ModelSession(session, signature, model, number, profile_batches=profile_batches, arena_shrinkage=shrinkage)
+            for number, session in enumerate((first, *others))
         ]
         served = self._describe(model, version.number, configuration, signature, sessions, first.get_providers())
         served = replace(served, labels=labels)
         run_ns = warm_up(sessions, settings, signature, model, version.path.parent)
         if all(session.on_cpu for session in sessions):
-            cores = usable_cores(self._options.placement)
+            cores = usable_cores(self._placement)
             advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)
             if advice:
                 logger.info("model '%s' version %d: %s", model, version.number, advice)
@@ -137,7 +110,6 @@ class VersionLoader:
         sessions: list[ModelSession],
         providers: list[str],
     ) -> ServedVersion:
-        workers = self._options.workers
         settings, triton = configuration.settings, configuration.folder.triton
         return ServedVersion(
             model=model,
@@ -148,7 +120,7 @@ class VersionLoader:
                 model,
                 signature,
                 settings,
-                gpu=providers[0] != "CPUExecutionProvider",
+                gpu=providers[0] != CPU,
                 version_policy=triton.version_policy if triton is not None else None,
                 given=configuration.given,
             ),
@@ -157,16 +129,16 @@ class VersionLoader:
                 signature,
                 batch_size=settings.batch_size,
                 capacity=settings.capacity,
-                workers=workers,
+                workers=self._workers,
                 capacity_bytes=capacity_bytes(settings, signature),
                 max_queue_size=settings.max_queue_size,
                 keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
-                pinned=_pinned_memory(configuration.source) if settings.allocator == "cuda_pinned" else None,
+                pin=_pinned_memory(configuration.source).pin if settings.allocator == "cuda_pinned" else None,
                 delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
                 enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
             ),
             counters=VersionCounters(
-                [WorkerCounters() for _ in range(workers)], [ExecutorCounters() for _ in sessions]
+                [WorkerCounters() for _ in range(self._workers)], [ExecutorCounters() for _ in sessions]
             ),
         )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from toutates.engine.session import Provider
+from toutates.backends.onnx.provider_names import Provider
+from toutates.backends.onnx.providers import choose_providers
 from toutates.server.options import Options
-from toutates.server.providers import choose_providers
 from toutates.system.errors import ConfigurationError
 
 CPU = ("CPUExecutionProvider", dict[str, str]())
@@ -20,7 +20,7 @@ ALL = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvid
 
 def choose(*wanted: str, available: Sequence[str] = ALL, problem: str = "", **flags: object) -> Sequence[Provider]:
     options = Options((Path("models"),), execution_providers=wanted, **flags)  # type: ignore[arg-type]
-    return choose_providers(options, available, lambda providers: problem)
+    return choose_providers(options.execution_providers, options.tensorrt, available, lambda providers: problem)
 
 
 def test_auto_takes_the_cpu_where_there_is_nothing_else() -> None:

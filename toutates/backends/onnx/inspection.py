@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from toutates.engine.session import ModelSession, Provider, SessionOptions, load_session
+from toutates.backends.onnx.preparing import check_graph, explained, prepare
+from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
+from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.warming import time_row, warm_up
 from toutates.models.capacity import capacity_bytes, whole_batch
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
-from toutates.models.preparing import check_graph, explained, prepare
 from toutates.models.repository import VersionFolder
-from toutates.models.warming import time_row, warm_up
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement
@@ -21,11 +22,7 @@ from toutates.system.placement import Placement
 __all__ = ["ALL_DEVICES", "InspectedVersion", "inspect_version"]
 
 #: Execution providers of a server that has whatever a model asks for.
-ALL_DEVICES: Final[tuple[Provider, ...]] = (
-    ("TensorrtExecutionProvider", {}),
-    ("CUDAExecutionProvider", {}),
-    ("CPUExecutionProvider", {}),
-)
+ALL_DEVICES: Final[tuple[Provider, ...]] = ((TENSORRT, {}), (CUDA, {}), (CPU, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +99,10 @@ def inspect_version(
     if try_warmup and settings.warmup:
         once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
         run_ns = warm_up([ModelSession(session, signature, model)], once, signature, model, folder.path.parent)
-    elif try_warmup and served_by[0] == "CPUExecutionProvider":
+    elif try_warmup and served_by[0] == CPU:
         run_ns = time_row(ModelSession(session, signature, model), signature)
     advice = ""
-    if served_by[0] == "CPUExecutionProvider":
+    if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
         advice = idle_cores_advice(run_ns, settings, threads, cores, configuration.source.name)
     return InspectedVersion(configuration, signature, warnings, advice)

@@ -1,0 +1,1 @@
+"""What computes: one package per kind of model."""

@@ -1,0 +1,1 @@
+"""ONNX models, computed by ONNX Runtime."""

@@ -1,0 +1,97 @@
+"""Outputs of a run, checked against what the model promised, in the form that responses are cut from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.engine.result import Outputs
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import EncodedStrings
+from toutates.system.errors import ExecutionFailed
+
+__all__ = ["LARGE_OUTPUT_BYTES", "OutputArray", "OutputPacker"]
+
+#: What a run returns for one tensor.
+OutputArray = npt.NDArray[Any] | EncodedStrings
+
+#: Outputs above it are sent from the memory that the backend gave them, instead of being copied once more.
+LARGE_OUTPUT_BYTES: Final = 65_536
+
+
+class OutputPacker:
+    """Packs the outputs of one backend's runs; used by one executor at a time.
+
+    Args:
+        signature: the model's tensors.
+        model: its name, for errors.
+    """
+
+    def __init__(self, signature: Signature, model: str) -> None:
+        self._signature = signature
+        self._model = model
+        #: by output, the type and row shape that were last seen to be what was promised
+        self._sound_forms: list[object] = [None] * len(signature.outputs)
+
+    def pack(self, arrays: Sequence[OutputArray], rows: int) -> Outputs:
+        """Outputs in the form that responses are cut from.
+
+        Args:
+            arrays: what a run returned, in the signature's order: arrays of the outputs' datatypes, BYTES encoded.
+            rows: rows of the run, the size every output's first dimension must have where the model is batched.
+
+        Raises:
+            ExecutionFailed: an output is not what the model promised: of another type, without one row per row of the
+                run, or of a size that differs from what its graph or configuration fixes.
+        """
+        batch = rows if self._signature.batched else None
+        data: list[bytes | npt.NDArray[Any] | EncodedStrings] = []
+        in_arrays = False
+        row_bytes: list[int] = []
+        row_shapes: list[tuple[int, ...]] = []
+        for index, (array, tensor) in enumerate(zip(arrays, self._signature.outputs, strict=True)):
+            form = array.dtype, (array.shape if batch is None else array.shape[1:])
+            if batch is not None and array.shape[:1] != (batch,):
+                raise _wrong_output(array, tensor, batch, self._model)
+            if form != self._sound_forms[index]:
+                if not _is_sound(*form, tensor, batch):
+                    raise _wrong_output(array, tensor, batch, self._model)
+                self._sound_forms[index] = form
+            row_shapes.append(form[1])
+            if isinstance(array, EncodedStrings):
+                data.append(array)
+                row_bytes.append(0)
+                continue
+            row_bytes.append(array.nbytes // (batch or 1))
+            # A large output keeps the backend's memory until the response is sent, which a small one is not worth.
+            large = array.nbytes > LARGE_OUTPUT_BYTES
+            data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
+            in_arrays |= large
+        return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
+
+
+def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
+    """Whether an output has its type, the dimensions that are fixed, and as many as it should."""
+    if dtype != tensor.datatype.numpy:
+        return False
+    expected = tensor.graph_shape
+    if rows is None and not expected:
+        return True  # a scalar, or of a rank that the graph leaves open
+    return len(row_shape) == len(expected) and all(
+        size in (-1, actual) for size, actual in zip(expected, row_shape, strict=True)
+    )
+
+
+def _wrong_output(array: OutputArray, tensor: TensorSpec, rows: int | None, model: str) -> ExecutionFailed:
+    shape = tensor.graph_shape
+    expected = list(shape if rows is None else (rows, *shape))
+    found = next((type_.name for type_ in BY_NAME.values() if type_.numpy == array.dtype), str(array.dtype))
+    return ExecutionFailed(
+        f"model '{model}' returned output '{tensor.name}' as {found} {list(array.shape)}, "
+        f"expected {tensor.datatype.name} {expected}"
+        + (f" for a batch of {rows} row{'' if rows == 1 else 's'}" if rows is not None else "")
+    )
