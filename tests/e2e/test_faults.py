@@ -376,8 +376,8 @@ import sys
 from toutates.command.main import main
 from toutates.net import worker
 from toutates.models import manager
-from toutates.api import infer
-from toutates import server
+from toutates.infer import service as infer
+from toutates.server import server
 
 class Fatal(BaseException):
     pass

@@ -19,14 +19,14 @@ PACKAGE: Final = "toutates"
 PARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "access": ("access",),
-        "batching": ("engine",),
+        "batching": ("engine", "backends.onnx.pinned", "backends.onnx.session"),
         "h2grpc": ("h2grpc", "net"),
         "logs": ("system.logs",),
         "metrics": ("observe.metrics",),
-        "models": ("models",),
+        "models": ("models", "backends"),
         "monitoring": ("observe",),
         "placement": ("system.placement",),
-        "providers": ("server.providers",),
+        "providers": ("backends.onnx.providers",),
         "repositories": ("repositories",),
         "server": ("server", "command", "system"),
         "service": ("api", "infer"),
@@ -50,8 +50,12 @@ def area_of(logger: str) -> str:
     library, _, rest = logger.partition(".")
     if library != PACKAGE:
         return library
-    first, _, deeper = rest.partition(".")
-    return _AREA_OF.get(f"{first}.{deeper.partition('.')[0]}") or _AREA_OF.get(first, "server")
+    while rest:
+        area = _AREA_OF.get(rest)
+        if area is not None:
+            return area
+        rest = rest.rpartition(".")[0]
+    return "server"
 
 
 def level_name(level: int) -> str:
