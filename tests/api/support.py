@@ -12,7 +12,8 @@ import trio
 from tests.engine.support import DOUBLE
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
-from toutates.engine.session import SessionOptions
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.tracing.settings import TraceSetting, TraceSettings
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.table import ModelTable
@@ -49,7 +50,7 @@ def plane_of(manager: Any = None, control: Any = None, readiness: Readiness | No
 async def serving(root: Path, mode: ControlMode = "none") -> AsyncIterator[DataPlane]:
     """A data plane over a repository. Everything in it is loaded, but in the mode "explicit"."""
     async with trio.open_nursery() as nursery:
-        manager = ModelManager(LoadOptions(SessionOptions(), 1, lambda ticket, by_ns: True), nursery)
+        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True), nursery)
         try:
             repository = LocalRepository(root)
             control = ModelControl([repository], manager, mode, poll_s=0.01)
