@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve models test lint pytest fuzz attacks soak test-freethreaded proto bench clean
+.PHONY: help serve models test lint pytest fuzz mutants attacks soak test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -85,6 +85,11 @@ test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314
 	@test -n "$(PYTHON314T)" || { echo >&2 'No python3.14t on PATH; name one: make $@ PYTHON314T=/path/to/python3.14t'; exit 1; }
 	$(MAKE) pytest PYTHON='$(PYTHON314T)' VENV=$(VENV314T) ARGS='$(INSIDE) $(ARGS)'
 	TOUTATES_SERVER_PYTHON='$(abspath $(VENV314T))/bin/python' $(BIN)/python -m pytest $(IN_PARALLEL) $(OUTSIDE) $(ARGS)
+
+N = 40
+
+mutants: $(VENV)/.dev  ## N mutants of the product (default 40), and which of them the tests miss (ARGS='--seed N')
+	$(BIN)/python fuzz/mutants.py --number $(N) $(ARGS)
 
 # Both rewrite their part of a page in docs: what attackers cost and what stops them, and the account of a soak.
 attacks: $(VENV)/.dev  ## Every attack on a server, and the table of docs/security.md (ARGS='--only NAME')

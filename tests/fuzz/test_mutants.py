@@ -1,0 +1,56 @@
+"""`make mutants` turns round what it says, everything it should, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from fuzz.mutants import ROOT, all_mutants, equivalent_mutants, mutants_of
+
+
+@pytest.mark.parametrize(
+    ("source", "changed"),
+    [
+        ("a < b", ["a >= b"]),
+        ("a<=b", ["a>b"]),
+        ("x = a == b != c", ["x = a != b != c", "x = a == b == c"]),
+        ("a is b", ["a is not b"]),
+        ("a is  not b", ["a is b"]),
+        ("isa in notin", ["isa not in notin"]),
+        ("a and b and c or d", ["a or b and c or d", "a and b or c or d", "a and b and c and d"]),
+        ("(a) + (\n # - and <\n b)", ["(a) - (\n # - and <\n b)"]),
+        ("a -= b + -c", ["a += b + -c", "a -= b - -c"]),
+        ('"ä < é" < "é" "+"', ['"ä < é" >= "é" "+"']),
+        ("def f(a: B | C = not d) -> E: return a * b", []),
+        ("if TYPE_CHECKING:\n if a < b: pass", []),
+    ],
+)
+def test_each_operator_is_turned_round_by_itself(source: str, changed: list[str]) -> None:
+    data = source.encode()
+    mutants = mutants_of("m.py", data)
+    assert [(data[: one.start] + one.new.encode() + data[one.end :]).decode() for one in mutants] == changed
+
+
+def test_a_mutant_is_told_by_its_place_and_its_line() -> None:
+    source = b"class A:\n  def f(self):\n    return 1 + 2 + 3\n"
+    first, second = mutants_of("m.py", source)
+    assert str(first) == "m.py:3 A.f: + to -: return 1 + 2 + 3"
+    assert str(second) == "m.py:3 A.f: + to -, number 2: return 1 + 2 + 3"
+
+
+def test_every_mutant_of_the_product_is_another_program() -> None:
+    mutants = all_mutants()
+    assert len(mutants) > 1_000
+    assert len({one.key for one in mutants}) > 0.99 * len(mutants)
+    for one in mutants[::100]:
+        source = (ROOT / one.file).read_bytes()
+        mutant = source[: one.start] + one.new.encode() + source[one.end :]
+        assert ast.dump(ast.parse(mutant)) != ast.dump(ast.parse(source))
+
+
+def test_equivalent_mutants_are_those_of_this_tree_and_have_their_reasons() -> None:
+    known = {one.key for one in all_mutants()}
+    for key, reason in equivalent_mutants().items():
+        assert key in known, f"there is no such mutant any more: {key}"
+        assert len(reason) > 20
