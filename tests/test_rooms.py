@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"command"},
     "command": {"api", "backends", "h2grpc", "infer", "models", "net", "protocol", "repositories", "server", "system"},
     "server": {"api", "backends", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
-    "observe": {"api", "engine", "h2grpc", "infer", "models", "net", "repositories", "system"},
+    "observe": {"api", "engine", "h2grpc", "http1", "infer", "models", "net", "repositories", "system"},
     "api": {"h2grpc", "infer", "models", "net", "protocol", "repositories", "system"},
     "infer": {"engine", "h2grpc", "models", "net", "protocol", "system"},
     "backends": {"engine", "models", "protocol", "system"},

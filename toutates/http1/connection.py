@@ -20,7 +20,7 @@ from toutates.http1.coding import Inflater, too_large
 from toutates.http1.exchange import Answers, Request
 from toutates.http1.head import CHUNKED, Head, check_start, read_head
 from toutates.http1.limits import Limits
-from toutates.http1.responses import CONTINUE, Refused, encode_fields
+from toutates.http1.responses import CONTINUE, Refused
 
 __all__ = ["Connection", "Receiving"]
 
@@ -29,7 +29,6 @@ __all__ = ["Connection", "Receiving"]
 STEPS: Final = 256
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
-_TEXT: Final = encode_fields({"content-type": "text/plain; charset=utf-8"})
 
 
 class Receiving(IntEnum):
@@ -307,7 +306,7 @@ class Connection:
         self._answers.add(request)
         if not request.head.keep_alive:
             self._stop_reading()
-        request.respond(refusal.status, _TEXT + refusal.fields, f"{refusal.text}\n".encode())
+        request.refuse(refusal)
 
     def _stop_reading(self) -> None:
         self._answers.complete = True

@@ -8,7 +8,7 @@ from typing import Final
 
 from toutates.http1.coding import Deflater
 from toutates.http1.head import Head
-from toutates.http1.responses import LAST_CHUNK, chunk, has_no_body, status_line
+from toutates.http1.responses import LAST_CHUNK, Refused, chunk, encode_fields, has_no_body, status_line
 
 __all__ = ["Answers", "Request"]
 
@@ -16,6 +16,8 @@ __all__ = ["Answers", "Request"]
 JOINED_BYTES: Final = 65_536
 #: Shorter bodies are not compressed: they fit into one packet anyway.
 MIN_COMPRESSED: Final = 1_024
+
+_TEXT: Final = encode_fields({"content-type": "text/plain; charset=utf-8"})
 
 
 class Request:
@@ -64,6 +66,10 @@ class Request:
         else:
             self._answers.write(self, head + body)
         self._answers.end(self)
+
+    def refuse(self, refusal: Refused) -> None:
+        """Answer with an error, as text."""
+        self.respond(refusal.status, _TEXT + refusal.fields, f"{refusal.text}\n".encode())
 
     def begin(self, status: int, fields: bytes = b"", *, compress: bool = False) -> None:
         """Begin an answer whose length is not known. Its body follows by ``send``; arguments as for ``respond``."""

@@ -358,9 +358,10 @@ class Server:
         """The HTTP side, for as long as the block lasts."""
         if not self._http_listener:
             return nullcontext()
-        from toutates.observe.http.http_thread import App, serving_http
+        from toutates.observe.http.http_thread import serving_http
+        from toutates.observe.http.site import Site
         from toutates.observe.metrics.exposition import Exposition
-        from toutates.observe.status.app import make_app
+        from toutates.observe.status.app import make_site
 
         assert self.view is not None
         assert self.http_address is not None
@@ -369,16 +370,16 @@ class Server:
         logger.info("status page on %s, metrics on %smetrics", page, page)
         view, runs = self.view, [this_run("main")]
 
-        def make() -> App:
+        def make() -> Site:
             exposition = Exposition(view)
-            app, beside = make_app(
+            return make_site(
                 view,
                 exposition,
                 self._logs.recent.latest,
                 runs,
+                beside=[exposition.run],
                 debug_for_all=self._options.debug_endpoints,
             )
-            return app, (*beside, exposition.run)
 
         return serving_http(self._http_listener[0], make, self._placement)
 

@@ -18,8 +18,8 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.net.listening import bind
-from toutates.observe.http.http_thread import App, serving_http
-from toutates.observe.status.app import make_app
+from toutates.observe.http.http_thread import serving_http
+from toutates.observe.status.app import make_site
 from toutates.observe.status.view import ServerView
 from toutates.system.address import Address
 from toutates.system.placement import Placement
@@ -51,16 +51,14 @@ def view_of(
 
 
 @contextmanager
-def http_side(
-    view: ServerView | None = None, *, make: Callable[[], App] | None = None, **options: Any
-) -> Iterator[int]:
-    """Serve for the block, which gets the port; ``options`` are ``make_app``'s."""
+def http_side(view: ServerView | None = None, **options: Any) -> Iterator[int]:
+    """Serve for the block, which gets the port; ``options`` are ``make_site``'s."""
     (listener,) = bind(Address("127.0.0.1", 0), "--metrics-addr")
     port: int = listener.getsockname()[1]
     begun, end = threading.Event(), threading.Event()
 
     async def main() -> None:
-        async with serving_http(listener, make or (lambda: make_app(view or view_of(), **options)), Placement()):
+        async with serving_http(listener, lambda: make_site(view or view_of(), **options), Placement()):
             begun.set()
             await trio.to_thread.run_sync(end.wait)
 

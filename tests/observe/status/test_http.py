@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -375,3 +376,48 @@ def test_a_body_that_nobody_wants_is_not_kept(port: int) -> None:
         with pytest.raises(ConnectionError):
             peer.sendall(b"x" * 100_000_000)
     assert get(port, "/health/live").status == 200
+
+
+def test_a_request_that_does_not_come_to_its_end_is_answered_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.5)
+    with http_side() as port, closing(raw(port)) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nhost: local")
+        assert all_of(peer).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_connection_that_asks_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.5)
+    monkeypatch.setattr(connections, "SWEEP_S", 0.1)
+    with http_side() as port, closing(raw(port)) as silent, closing(raw(port)) as peer:
+        peer.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert all_of(peer).endswith(b"live\n")
+        assert all_of(silent) == b""
+
+
+def test_requests_that_come_at_once_are_answered_in_their_order(port: int) -> None:
+    paths = ("/health/live", "/nothing", "/metrics", "/health/ready", "/status.json?history=x")
+    with closing(raw(port)) as peer:
+        peer.sendall(b"".join(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() for path in paths))
+        peer.shutdown(socket.SHUT_WR)
+        answers = all_of(peer)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"404", b"200", b"200", b"400"]
+    assert answers.count(b"\r\ndate: ") == 5
+    assert answers.index(b"\r\n\r\nlive") < answers.index(b"up 1") < answers.index(b"\r\n\r\nready")
+
+
+def test_what_an_endpoint_raises_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(CountingMetrics):
+        def render(self, content_type: str) -> Iterator[bytes]:
+            raise ZeroDivisionError("no metrics today")
+
+    with http_side(metrics=Broken()) as port, closing(raw(port)) as peer:
+        for _ in range(3):
+            assert get(port, "/metrics").status == 500
+        peer.sendall(
+            b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\nGET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        )
+        peer.shutdown(socket.SHUT_WR)
+        answers = all_of(peer)
+    assert b" 500 " in answers
+    assert answers.endswith(b"live\n")
+    assert caplog.text.count("ZeroDivisionError: no metrics today") == 1

@@ -274,7 +274,7 @@ def test_a_day_of_polls_leaves_nothing_in_the_server(server: tuple[ServerProcess
 
     poll(500)
     before, files = resident(), process.open_files()
-    poll(900)  # Hypercorn ends a connection after 1,000 requests
+    poll(900)
     assert resident() < before + 3_000_000  # 3.4 kB per request would be as many
     until = time.monotonic() + 20
     while process.open_files() > files + 3:

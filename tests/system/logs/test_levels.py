@@ -75,7 +75,7 @@ def test_other_libraries_are_not_shown_below_info() -> None:
 def test_areas_are_parts_of_the_package() -> None:
     assert area_of("toutates.net.worker") == "h2grpc"
     assert area_of("toutates.server.server") == area_of("toutates") == "server"
-    assert area_of("hypercorn.error") == "hypercorn"
+    assert area_of("botocore.hooks") == "botocore"
     assert [level_name(level) for level in (DEBUG, 25, CRITICAL)] == ["debug", "info", "critical"]
 
 

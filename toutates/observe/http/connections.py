@@ -1,8 +1,7 @@
-"""The HTTP side's connections: how many there may be, how long they may take, and how fast they are read.
+"""The HTTP side's connections: how many there may be, how long they may take, and whose turn it is.
 
-Hypercorn speaks HTTP on whatever stream it is given, and waits for as long as its peer likes. ``BoundedStream`` is what
-it is given here: a peer that does not read loses its connection, and what was read waits for the connection's turn.
-``ConnectionTable`` knows them all, and makes room for a new one.
+``ConnectionTable`` knows them all, and makes room for a new one. ``HttpConnection`` drives one: a peer that does not
+read loses its connection, and what was read waits for the connection's turn.
 """
 
 from __future__ import annotations
@@ -10,22 +9,28 @@ from __future__ import annotations
 import re
 import select
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
+from toutates.http1 import Connection, Limits, Receiving, Refused, Request
+from toutates.observe.http.responses import Response, text_response
+from toutates.observe.http.site import Asked, Site
 from toutates.observe.http.turns import Flow, Lanes
 
-__all__ = ["MAX_CONNECTIONS", "BoundedStream", "ConnectionTable", "hung_up", "is_probe"]
+__all__ = ["MAX_CONNECTIONS", "ConnectionTable", "HttpConnection", "hung_up", "is_probe"]
 
 #: Connections at once; those of scrapers, probes and browsers are a handful.
 MAX_CONNECTIONS: Final = 128
 #: Bytes per read: what a peer can make us parse in one turn.
 READ_BYTES: Final = 8_192
-#: A peer takes what is written within so many seconds, which is CHUNK_BYTES of ``responses`` at most.
+#: Bytes that a peer takes within SEND_S seconds, or loses its connection.
+CHUNK_BYTES: Final = 65_536
 SEND_S: Final = 10.0
+#: How long a connection without a request is kept, and how long a request may take to come: longer than the usual pause
+#: between two scrapes, so that they need no new connection.
+KEEP_ALIVE_S: Final = 75.0
 #: Without a byte in either direction for so many seconds a connection ends; no answer takes so long to make.
 SILENCE_S: Final = 90.0
 #: What a peer that has said its last may still be answered, for so many seconds.
@@ -35,6 +40,11 @@ LAST_LOOK_S: Final = 0.5
 LAST_BYTES: Final = 262_144
 #: Seconds between two looks for silent ones.
 SWEEP_S: Final = 5.0
+#: Seconds between two looks whether the client still waits for an answer that takes long.
+GONE_LOOK_S: Final = 0.1
+
+#: Requests are answered one by one, each in its connection's turn.
+LIMITS: Final = Limits(max_pipelined=1)
 
 #: How a probe's request begins. What merely begins like one pays from the probes' budget until its path is known.
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /health/")
@@ -50,184 +60,241 @@ class ConnectionTable:
 
     def __init__(self, most: int = MAX_CONNECTIONS) -> None:
         self._most = most
-        self._streams: OrderedDict[BoundedStream, None] = OrderedDict()
+        self._connections: OrderedDict[HttpConnection, None] = OrderedDict()
+        self._empty = trio.Event()
         #: connections that were cut off to make room, since the start
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._connections)
 
-    def add(self, stream: BoundedStream) -> None:
+    def add(self, connection: HttpConnection) -> None:
         """One more; it takes the place of the one used longest ago where there are too many."""
-        if len(self._streams) >= self._most:
+        if len(self._connections) >= self._most:
             self.evicted += 1
-            next(iter(self._streams)).abort()
-        self._streams[stream] = None
+            next(iter(self._connections)).abort()
+        self._connections[connection] = None
 
-    def touch(self, stream: BoundedStream) -> None:
+    def touch(self, connection: HttpConnection) -> None:
         """It was just used."""
-        if stream in self._streams:
-            self._streams.move_to_end(stream)
+        if connection in self._connections:
+            self._connections.move_to_end(connection)
 
-    def remove(self, stream: BoundedStream) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         """It has ended."""
-        self._streams.pop(stream, None)
+        self._connections.pop(connection, None)
+        if not self._connections:
+            self._empty.set()
 
-    def abort_all(self, *, only_silent: bool = False) -> None:
-        """Cut off what is left.
+    async def wait_empty(self) -> None:
+        """Return when there are none."""
+        while self._connections:
+            self._empty = trio.Event()
+            await self._empty.wait()
 
-        Args:
-            only_silent: those alone that have said nothing yet.
-        """
-        for stream in list(self._streams):
-            if not (only_silent and stream.has_spoken):
-                stream.abort()
+    def drain(self) -> None:
+        """End those that wait for a request; the others may finish what they are at."""
+        for connection in list(self._connections):
+            connection.drain()
+
+    def abort_all(self) -> None:
+        """Cut off what is left."""
+        for connection in list(self._connections):
+            connection.abort()
 
     async def sweep(self) -> None:
         """Cut off silent ones, for ever."""
         while True:
             await trio.sleep(SWEEP_S)
-            silent_since = trio.current_time() - SILENCE_S
-            for stream in list(self._streams):
-                if stream.used_at > silent_since:
+            now = trio.current_time()
+            for connection in list(self._connections):
+                if connection.used_at > now - KEEP_ALIVE_S:
                     break
-                stream.abort()
+                if connection.is_idle or connection.used_at < now - SILENCE_S:
+                    connection.abort()
 
 
-class BoundedStream:
-    """See the module. Has of a Trio stream what Hypercorn uses.
+class HttpConnection:
+    """One connection and its driver, in a task of its own (``serve``).
+
+    Args:
+        stream: the socket.
+        table: it is entered there.
+        lanes: where it takes its turns.
+        site: what it serves.
+        common: the fields that every response has.
+        failed: told of what an endpoint raised.
 
     Attributes:
-        socket: the peer's, for its address.
         used_at: when bytes last went in or out, on Trio's clock.
-        scope: to serve the connection in.
-        flow: what it costs, and its turns.
-        has_spoken: whether a byte has come.
     """
 
-    def __init__(self, stream: trio.SocketStream, table: ConnectionTable, lanes: Lanes) -> None:
-        self.socket = stream.socket
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        table: ConnectionTable,
+        lanes: Lanes,
+        site: Site,
+        common: Callable[[], bytes],
+        failed: Callable[[Exception], None],
+    ) -> None:
         self.used_at = trio.current_time()
-        self.scope = trio.CancelScope()
-        self.flow = Flow(lanes.prompt)
+        self._socket = stream.socket
         self._stream = stream
         self._table = table
         self._lanes = lanes
-        self.has_spoken = False
-        self._ended = False
-        self._open_requests = 0
-        self._first = b""
-        self._in_request = False
+        self._site = site
+        self._failed = failed
+        self._scope = trio.CancelScope()
+        self._flow = Flow(lanes.prompt)
+        self._http = Connection(LIMITS, site.admit, common)
+        #: when the request that is being read has to be whole
+        self._due = 0.0
+        #: whether bytes are being sent
+        self._sending = False
+        self._peer: str | None = None
+        table.add(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, of which nothing has come."""
+        return self._http.receiving is Receiving.IDLE and not self._http.unanswered and not self._sending
+
+    async def serve(self) -> None:
+        """Answer what comes, until one of the two sides ends it."""
+        self._flow.adopt_task()
+        try:
+            with self._scope:
+                self._peer = self._socket.getpeername()[0]
+                await self._serve()
+                await self._last_look()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            pass  # the peer is gone
+        finally:
+            self.abort()
+
+    def drain(self) -> None:
+        """End when what has begun is answered."""
+        self._http.drain()
+        if self._http.finished and not self._sending:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the socket now, and end what waits for it or is to be sent over it."""
+        self._table.remove(self)
+        self._socket.close()
+        self._scope.cancel()
+
+    async def _serve(self) -> None:
+        http = self._http
+        while not http.finished:
+            data = await self._receive()
+            if data is None:
+                http.time_out()
+                requests: list[Request] = []
+            elif data:
+                requests = http.receive(data)
+            else:
+                http.receive_end()
+                requests = []
+            while True:
+                for request in requests:
+                    await self._answer(request)
+                await self._send()
+                if http.behind:
+                    await self._turn()
+                elif not requests:
+                    break
+                requests = http.go_on()
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> None:
+        """Wait for a turn. A connection whose peer has left meanwhile ends."""
+        began = trio.current_time()
+        if await self._flow.turn() and (ended := hung_up(self._socket)):
+            now = trio.current_time()
+            if ended & ~select.POLLRDHUP or now - began > LAST_ANSWER_S:
+                self.abort()
+                await trio.lowlevel.checkpoint_if_cancelled()
+            self._scope.deadline = min(self._scope.deadline, now + LAST_ANSWER_S)
+
+    async def _answer(self, request: Request) -> None:
+        """Answer a request when it is its turn."""
+        path = request.head.path
+        self._flow.move_to(self._lanes.prompt if is_probe(path) else self._lanes.other)
+        await self._turn()
+        try:
+            request.respond(*await self._site.answer(Asked(request.head, self._peer, self._wait_gone)))
+        except Refused as refusal:
+            request.refuse(refusal)
+        except Exception as error:
+            self._failed(error)
+            request.respond(*_FAILED)
+        self._due = trio.current_time() + KEEP_ALIVE_S
+
+    async def _wait_gone(self) -> None:
+        """Return when the peer has left, or has said its last and waited for a while."""
+        while not (ended := hung_up(self._socket)):  # noqa: ASYNC110  # only the kernel knows
+            await trio.sleep(GONE_LOOK_S)
+        if not ended & ~select.POLLRDHUP:
+            await trio.sleep(LAST_ANSWER_S)
+
+    # --- bytes -------------------------------------------------------------------------------------------------------
 
     def _used(self) -> None:
         self.used_at = trio.current_time()
         self._table.touch(self)
 
-    async def wait_spoken(self) -> bool:
-        """Wait for the first bytes, and for the turn to serve the connection. Returns False if it has ended instead.
-
-        To serve a connection costs ten times as much as to accept it, so that many that never speak cost little.
-        """
-        try:
-            self._first = await self._receive()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        self.has_spoken = True
-        return bool(self._first)
-
-    async def receive_some(self, max_bytes: int = READ_BYTES) -> bytes:
-        """What has come; b"" at its end. As ``trio.SocketStream``, but when it is this connection's turn."""
-        if self._first:
-            await trio.lowlevel.checkpoint()
-            first, self._first = self._first, b""
-            return first
-        return await self._receive(max_bytes)
-
-    async def _receive(self, max_bytes: int = READ_BYTES) -> bytes:
-        data = bytes(await self._stream.receive_some(min(max_bytes, READ_BYTES)))
+    async def _receive(self) -> bytes | None:
+        """What has come, when it is this connection's turn; b"" at its end; None where a request takes too long."""
+        if self._http.receiving is Receiving.IDLE:
+            data = bytes(await self._stream.receive_some(READ_BYTES))
+            self._flow.move_to(self._lanes.prompt if _PROBE.match(data) else self._lanes.other)
+            self._due = trio.current_time() + KEEP_ALIVE_S
+        else:
+            with trio.move_on_at(self._due) as limit:
+                data = bytes(await self._stream.receive_some(READ_BYTES))
+            if limit.cancelled_caught:
+                return None
         if data:
             self._used()
-            if not self._in_request:
-                self._in_request = True
-                self.flow.move_to(self._lanes.prompt if _PROBE.match(data) else self._lanes.other)
-        else:
-            # Hypercorn would keep it for as long as one that may still ask for something.
-            self._ended = True
-            self.scope.deadline = trio.current_time() + (LAST_ANSWER_S if self._open_requests else 0)
-        await self._turn()
+            await self._turn()
         return data
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """A request is waiting for its turn and being answered, for the block."""
-        self._open_requests += 1
-        try:
-            yield
-        finally:
-            self._open_requests -= 1
-            if self._ended and not self._open_requests:
-                self.scope.deadline = trio.current_time()
-
-    async def request_turn(self, path: str) -> None:
-        """Wait until a request that has been read may be answered."""
-        self.flow.move_to(self._lanes.prompt if is_probe(path) else self._lanes.other)
-        await self._turn()
-
-    async def _turn(self) -> None:
-        """Wait for a turn. A connection whose peer has left meanwhile ends."""
-        began = trio.current_time()
-        if await self.flow.turn() and (ended := hung_up(self.socket)):
-            now = trio.current_time()
-            if ended & ~select.POLLRDHUP or now - began > LAST_ANSWER_S:
-                self.abort()
-                await trio.lowlevel.checkpoint_if_cancelled()
-            self.scope.deadline = min(self.scope.deadline, now + LAST_ANSWER_S)
-
-    async def send_all(self, data: bytes) -> None:
-        """As ``trio.SocketStream``.
+    async def _send(self) -> None:
+        """Send what is there.
 
         Raises:
-            trio.BrokenResourceError: the peer is gone, or did not take it within SEND_S. Then the connection ends, with
-                whatever it has asked for.
+            trio.BrokenResourceError: the peer is gone, or did not take it within SEND_S.
         """
-        self._in_request = False
-        try:
-            with trio.move_on_after(SEND_S) as limit:
-                await self._stream.send_all(data)
+        pieces = self._http.take_output()
+        self._sending = bool(pieces)
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                with trio.move_on_after(SEND_S) as limit:
+                    await self._stream.send_all(rest[:CHUNK_BYTES])
+                if limit.cancelled_caught:
+                    raise trio.BrokenResourceError("the peer does not read")
+                rest = rest[CHUNK_BYTES:]
                 self._used()
-        except trio.BrokenResourceError:
-            self.abort()
-            raise
-        if limit.cancelled_caught:
-            self.abort()
-            raise trio.BrokenResourceError("the peer does not read")
+        self._sending = False
 
-    async def send_eof(self) -> None:
-        """As ``trio.SocketStream``."""
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        """As ``trio.SocketStream``, but with a last look at what the peer still sends.
+    async def _last_look(self) -> None:
+        """Read and drop what the peer still sends.
 
         Closing with unread bytes would make the kernel send a reset, which can overtake an answer such as 431 at the
         peer's (RFC 9112 section 9.6).
         """
+        await self._stream.send_eof()
         left = LAST_BYTES
-        try:
-            with trio.move_on_after(LAST_LOOK_S):
-                while left > 0 and (data := await self._stream.receive_some(READ_BYTES)):
-                    left -= len(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            pass
-        finally:
-            self._table.remove(self)
-            await self._stream.aclose()
+        with trio.move_on_after(LAST_LOOK_S):
+            while left > 0 and (data := await self._stream.receive_some(READ_BYTES)):
+                left -= len(data)
 
-    def abort(self) -> None:
-        """Close the socket now, and end what waits for it or is to be sent over it."""
-        self._table.remove(self)
-        self.socket.close()
-        self.scope.cancel()
+
+_FAILED: Final[Response] = text_response("the server has failed to answer; its log says why\n", status=500)
 
 
 def hung_up(peer: trio.socket.SocketType) -> int:

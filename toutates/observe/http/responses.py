@@ -1,35 +1,57 @@
-"""Responses as this server sends them: never cached, never guessed at, and large ones in chunks."""
+"""Responses as this server sends them: never cached, never guessed at."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from functools import lru_cache
+from typing import Final, NamedTuple
 
-from starlette.responses import Response
-
+from toutates.http1 import Refused, encode_fields
 from toutates.observe.status.page import Page
 
-__all__ = ["page_response", "text_response"]
+__all__ = ["CommonFields", "Response", "page_response", "refusal", "text_response"]
 
-#: A peer has a time for each chunk (``connections.SEND_S``), not for the whole.
-CHUNK_BYTES: Final = 65_536
+_COMMON: Final = encode_fields(
+    {
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-resource-policy": "same-origin",
+    }
+)
+NO_SCRIPTS: Final = "default-src 'none'; frame-ancestors 'none'"
 
-_HEADERS: Final = {
-    "cache-control": "no-store",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-}
-_NO_SCRIPTS: Final = "default-src 'none'; frame-ancestors 'none'"
+
+class CommonFields:
+    """The header fields that every response has, with the date of the second. Used in one thread."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._fields = b""
+
+    def __call__(self) -> bytes:
+        """The fields, as they are sent."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._fields = _COMMON + encode_fields({"date": formatdate(second, usegmt=True)})
+        return self._fields
 
 
-class _Chunked(Response):
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        body = bytes(self.body)
-        for start in range(0, len(body), CHUNK_BYTES):
-            chunk = body[start : start + CHUNK_BYTES]
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+class Response(NamedTuple):
+    """What a request is answered.
+
+    Attributes:
+        status: of HTTP.
+        fields: header fields beside the common ones, as they are sent.
+        body: in full.
+    """
+
+    status: int
+    fields: bytes
+    body: bytes
 
 
 def text_response(
@@ -37,14 +59,23 @@ def text_response(
     *,
     status: int = 200,
     content_type: str = "text/plain; charset=utf-8",
-    headers: dict[str, str] | None = None,
+    fields: bytes = b"",
 ) -> Response:
-    """A response that no browser takes for a page."""
-    head = {**_HEADERS, "content-security-policy": _NO_SCRIPTS, "content-type": content_type, **(headers or {})}
-    return _Chunked(body, status, head)
+    """A response that no browser takes for a page; ``fields`` are further ones, as they are sent."""
+    body = body.encode() if isinstance(body, str) else body
+    return Response(status, _fields(content_type, NO_SCRIPTS) + fields, body)
 
 
 def page_response(page: Page) -> Response:
     """A page under its own policy."""
-    head = {**_HEADERS, "content-security-policy": page.policy, "content-type": "text/html; charset=utf-8"}
-    return _Chunked(page.html, 200, head)
+    return Response(200, _fields("text/html; charset=utf-8", page.policy), page.html)
+
+
+def refusal(status: int, text: str, fields: Mapping[str, str] | None = None) -> Refused:
+    """An error for the peer, to be raised; ``text`` without the end of its line."""
+    return Refused(status, text, encode_fields({"content-security-policy": NO_SCRIPTS, **(fields or {})}))
+
+
+@lru_cache(maxsize=16)
+def _fields(content_type: str, policy: str) -> bytes:
+    return encode_fields({"content-security-policy": policy, "content-type": content_type})
