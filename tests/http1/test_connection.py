@@ -292,6 +292,23 @@ def test_at_its_end_a_connection_answers_what_has_begun() -> None:
     assert sent.endswith(b"POST /b 3")
 
 
+def test_at_its_end_a_connection_drops_what_waits_to_be_read() -> None:
+    connection = Connection(Limits(max_pipelined=1), admit)
+    [first] = connection.receive(request() + request(target="/b"))
+    connection.drain()
+    answer(first)
+    assert connection.go_on() == []
+    assert b"connection: close" in connection.take_output()[0]
+    assert connection.finished
+    connection = Connection(Limits(), admit)
+    connection.receive(b"GET /no")
+    connection.drain()
+    assert connection.receive(b" HTTP/1.1\r\nhost: x\r\n\r\n" + request()) == []
+    sent = b"".join(connection.take_output())
+    assert statuses(sent) == [404]
+    assert b"connection: close" in sent
+
+
 def test_a_peer_that_says_its_last_is_still_answered() -> None:
     connection = Connection(Limits(max_pipelined=1))
     [first] = connection.receive(request() + request(target="/b"))

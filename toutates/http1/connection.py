@@ -304,7 +304,7 @@ class Connection:
 
     def _answer_refusal(self, request: Request, refusal: Refused) -> None:
         self._answers.add(request)
-        if not request.head.keep_alive:
+        if self._draining or not request.head.keep_alive:
             self._stop_reading()
         request.refuse(refusal)
 
