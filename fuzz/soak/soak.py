@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,9 @@ class _Soak:
             party()
         except Exception as error:
             with self._lock:
-                self.account.problems.append(f"{type(error).__name__}: {error}")
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                place = f"{Path(where.filename).name}:{where.lineno}, {where.line}"
+                self.account.problems.append(f"{type(error).__name__}: {error} ({place})")
 
     def _add(self, name: str, entry: Entry) -> None:
         with self._lock:

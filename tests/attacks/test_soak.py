@@ -49,6 +49,14 @@ def test_a_soak_fails_for_what_is_lost_wrong_or_left(entry: Entry, sample: Sampl
     assert "**Failed**" in failed.markdown("heading")
 
 
+def test_memory_that_is_given_back_is_no_growth_and_memory_that_stays_is() -> None:
+    def samples(*mib: float) -> list[Sample]:
+        return [Sample(60.0 * at, size, 20, 10) for at, size in enumerate(mib)]
+
+    assert account(whole(), *samples(110, 120, 110, 180, 110, 180)).verdict() == []
+    assert any("memory" in problem for problem in account(whole(), *samples(110, 120, 130, 140, 150, 160)).verdict())
+
+
 def test_a_short_soak_is_passed() -> None:
     pytest.importorskip("tritonclient.grpc")
     command = [sys.executable, "-m", "fuzz.soak", "--minutes", "0.05", "--clients", "3", "--python", PYTHON]
