@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -18,6 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 __all__ = ["Collector", "attributes_of", "children_of", "collecting", "wait_until"]
 
 _PATIENCE_S: Final = 60.0
+_UNPACKED: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 
 
 class Collector:
@@ -33,6 +37,8 @@ class Collector:
         #: cleared, it takes requests and never answers
         self.answering = threading.Event()
         self.answering.set()
+        #: what its answers have beside the usual headers
+        self.further_headers: dict[str, str] = {}
         #: requests that have begun to come in
         self.begun = 0
 
@@ -70,7 +76,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def collecting(port: int = 0) -> Iterator[Collector]:
+def collecting(tls: ssl.SSLContext | None = None) -> Iterator[Collector]:
     """A collector on a port of this machine."""
     collector = Collector()
 
@@ -81,6 +87,9 @@ def collecting(port: int = 0) -> Iterator[Collector]:
             collector.begun += 1
             body = self.rfile.read(int(self.headers["content-length"]))
             collector.answering.wait()
+            unpack = _UNPACKED.get(self.headers.get("content-encoding", ""))
+            if unpack is not None:
+                body = unpack(body)
             if collector.status == 200:
                 collector.paths.append(self.path)
                 collector.headers.append({name.lower(): value for name, value in self.headers.items()})
@@ -89,6 +98,8 @@ def collecting(port: int = 0) -> Iterator[Collector]:
             self.send_response(collector.status)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
+            for name, value in collector.further_headers.items():
+                self.send_header(name, value)
             try:
                 self.end_headers()
                 self.wfile.write(answer)
@@ -102,8 +113,11 @@ def collecting(port: int = 0) -> Iterator[Collector]:
         daemon_threads = True
         block_on_close = False
 
-    server = Server(("127.0.0.1", port), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     collector.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        collector.url = collector.url.replace("http", "https")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -4,9 +4,6 @@ Workers append to a bounded queue, and never wait. What does not fit, and what t
 counted; the log says so now and then. The thread looks into the queue once a second: to be woken would cost the worker
 a system call, and with the GIL workers notice how often the thread runs more than how long. That is also why it does
 not let go of the GIL in between.
-
-Sending, with its headers, certificates, compression and repetitions, is OpenTelemetry's own exporter, which heeds the
-OTEL_EXPORTER_OTLP_* variables.
 """
 
 from __future__ import annotations
@@ -17,20 +14,20 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 import trio
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace.export import SpanExportResult
 
 from toutates.infer.tracing.encoding import SpanEncoder
 from toutates.infer.tracing.record import TracedRequest
+from toutates.infer.tracing.sending import NotTaken, OtlpSender
 from toutates.infer.tracing.spans import SpanMaker
 from toutates.system.logs.limit import LineLimit
+from toutates.system.text import one_line
 
 __all__ = ["ExporterStatistics", "TraceExporter"]
 
@@ -81,9 +78,7 @@ class TraceExporter:
         self._endpoint = endpoint
         self._maker = SpanMaker(_resource(version), version)
         self._encoder: SpanEncoder | None = None
-        self._otlp = OTLPSpanExporter(endpoint=endpoint)
-        self._send_bytes = _bytes_sender(self._otlp)
-        self._complaints = _Complaints()
+        self._sender = OtlpSender(endpoint, version, os.environ)
         #: guards the queue's length and what was dropped
         self._lock = threading.Lock()
         self._waiting: deque[TracedRequest] = deque()
@@ -91,6 +86,7 @@ class TraceExporter:
         self._sent = 0
         self._failed = 0
         self._taken = 0
+        self._reason = ""  # of the last failure
         self._stopping = threading.Event()
         self._losses = _Losses(endpoint)
 
@@ -124,7 +120,7 @@ class TraceExporter:
         flushing = trio.CancelScope(shield=True)
 
         def run() -> None:
-            with place(), self._complaints.instead_of_the_log():
+            with place():
                 self._run()
 
         async def own_thread() -> None:
@@ -144,7 +140,7 @@ class TraceExporter:
     def _close(self, *, in_time: bool) -> None:
         """The thread has ended, or was given up."""
         if not in_time:
-            self._shut_down()  # so that it does not wait for another attempt
+            self._sender.stop()
         with self._lock:
             left = len(self._waiting) + self._taken
             self._waiting.clear()
@@ -164,11 +160,8 @@ class TraceExporter:
                 stopping = self._stopping.wait(REST * (time.thread_time() - began_s)) or stopping
                 # The few that have come meanwhile wait for more: to send them costs what sending many does.
                 batch = self._take() if len(batch) == MAX_BATCH or stopping else []
-            self._losses.report(self._dropped, self._failed, self._complaints.first, stopping=stopping)
-        self._shut_down()
-
-    def _shut_down(self) -> None:
-        self._otlp.shutdown()  # type: ignore[no-untyped-call]
+            self._losses.report(self._dropped, self._failed, self._reason, stopping=stopping)
+        self._sender.close()
 
     def _take(self) -> list[TracedRequest]:
         with self._lock:
@@ -177,41 +170,26 @@ class TraceExporter:
         return batch
 
     def _send(self, batch: list[TracedRequest]) -> None:
-        self._complaints.first = ""
         try:
-            sent = self._export(batch)
+            self._sender.send(self._encoded(batch))
         except Exception as error:  # the thread goes on, whatever it is
             logger.debug("sending traces failed", exc_info=True)
-            self._complaints.first = f"{type(error).__name__}: {error}"
-            sent = False
-        if sent:
-            self._sent += len(batch)
-        else:
+            text = str(error) if isinstance(error, NotTaken) else f"{type(error).__name__}: {error}"
+            self._reason = one_line(text, MAX_REASON_CHARS)
             self._failed += len(batch)
-            self._losses.report(self._dropped, self._failed, self._complaints.first)
+            self._losses.report(self._dropped, self._failed, self._reason)
+        else:
+            self._sent += len(batch)
         self._taken = 0
 
-    def _export(self, batch: list[TracedRequest]) -> bool:
-        if self._send_bytes is None:
-            spans = [span for request in batch for span in self._maker.spans(request)]
-            return self._otlp.export(spans) is SpanExportResult.SUCCESS
+    def _encoded(self, batch: list[TracedRequest]) -> bytes:
         encoded: list[bytes] = []
         for request in batch:
             spans = self._maker.spans(request)
             encoder = self._encoder = self._encoder or SpanEncoder(spans[0])
             encoded += map(encoder.span, spans)
         assert self._encoder is not None
-        return self._send_bytes(self._encoder.request(encoded))
-
-
-def _bytes_sender(exporter: OTLPSpanExporter) -> Callable[[bytes], bool] | None:
-    """What sends a request that is encoded already, and tells whether it was taken.
-
-    OpenTelemetry's exporter has that inside, and no public name for it. Where it is missing, the exporter gets the
-    spans themselves, and everything works as well, at several times the cost.
-    """
-    send = getattr(getattr(exporter, "_client", None), "export", None)
-    return None if send is None else lambda data: bool(send(data).success)
+        return self._encoder.request(encoded)
 
 
 class _Losses:
@@ -237,36 +215,6 @@ class _Losses:
             logger.warning(
                 "traces of %d requests were dropped: more than can be sent to %s", new_dropped, self._endpoint
             )
-
-
-class _Complaints(logging.Handler):
-    """Keeps what OpenTelemetry says of an attempt first, which is the only place that tells why it failed."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.first = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Called by ``logging``."""
-        if not self.first:
-            # Of "Transient error ... encountered while exporting spans batch, retrying in ..." only what matters.
-            text = record.getMessage()
-            if isinstance(record.args, tuple) and str(record.msg).startswith("Transient error %s"):
-                text = str(record.args[0])
-            self.first = text[:MAX_REASON_CHARS]
-
-    @contextmanager
-    def instead_of_the_log(self) -> Iterator[None]:
-        """Within the block OpenTelemetry's lines, several for every attempt, come here and not into the log."""
-        noisy = logging.getLogger("opentelemetry")
-        noisy.addHandler(self)
-        noisy.propagate = False
-        try:
-            yield
-        finally:
-            noisy.removeHandler(self)
-            # A thread that was left to itself may come here while another exporter runs.
-            noisy.propagate = not any(isinstance(handler, _Complaints) for handler in noisy.handlers)
 
 
 def _resource(version: str) -> Resource:
