@@ -62,17 +62,6 @@ def test_lines_that_are_all_of_kinds_of_their_own_are_bounded_too() -> None:
     assert kept.admit("new", now_ns=PERIOD_NS)
 
 
-def test_lines_of_structlog_are_alike_by_their_event() -> None:
-    kept = Kept()
-
-    def admit(number: int) -> bool:
-        made = logging.LogRecord("a", logging.INFO, "", 0, "", (), None)
-        made.msg = {"event": "happened", "number": number}
-        return kept.repeats.admit(made, 0)
-
-    assert sum(admit(number) for number in range(1_000)) == LINES_PER_PERIOD
-
-
 @pytest.mark.parametrize("threads", [4])
 def test_threads_count_together(threads: int) -> None:
     kept = Kept()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from toutates.system.logs import setup as logs_setup
 from toutates.system.logs.recent import KEPT, MAX_CHARACTERS
@@ -24,12 +23,6 @@ from toutates.system.logs.repeats import FEW_PER_PERIOD, LINES_PER_PERIOD
 from toutates.system.logs.setup import Logs, start_logs
 
 logger = logging.getLogger("toutates.models.manager")
-
-
-@pytest.fixture(autouse=True)
-def _without_structlog() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @contextmanager
@@ -50,7 +43,7 @@ def test_what_was_said_is_in_the_log_once_the_block_ends(tmp_path: Path) -> None
     with logging_to(tmp_path / "log", "info,models=debug") as logs:
         logger.debug("seen")
         logging.getLogger("toutates.server.server").debug("unseen")
-        structlog.get_logger("toutates.server.server").info("a sentence", port=8001)
+        logging.getLogger("toutates.server.server").info("a sentence", extra={"port": 8001})
     assert [(line["area"], line["level"], line["event"]) for line in lines_of(tmp_path / "log")] == [
         ("models", "debug", "seen"),
         ("server", "info", "a sentence"),
@@ -98,7 +91,7 @@ def test_the_last_warnings_are_kept(tmp_path: Path) -> None:
             raise ValueError("x" * 2 * MAX_CHARACTERS)
         except ValueError:
             logger.exception("it failed")
-        structlog.get_logger("toutates.server.server").error("structured", port=1)
+        logging.getLogger("toutates.server.server").error("structured", extra={"port": 1})
         latest = logs.recent.latest()
     assert len(latest) == KEPT
     assert [(one.level, one.area) for one in latest[-3:]] == [

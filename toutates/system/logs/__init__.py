@@ -1,10 +1,10 @@
 """The log: what is shown, how a line looks, and how it gets out without holding up anybody.
 
-    logging (stdlib) or structlog, any thread
+    logging, any thread
       ─▶ LogControl      levels per area, changed while the server runs
       ─▶ Repeats         the first lines of a kind in a period, then how many more there were
       ─▶ RecentWarnings  the last ones, for the status page
-      ─▶ LogFormatter    text or JSON (structlog's processors)
+      ─▶ LogFormatter    text or JSON
       ─▶ LogOutput       a bounded queue; one thread writes, and counts what did not fit or could not be written
 
     Observation, on a worker's thread ─▶ AccessLog, a bounded queue per worker ─▶ the same thread formats and writes

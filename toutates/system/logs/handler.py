@@ -76,13 +76,10 @@ class LogHandler(logging.Handler):
 
 def _event(record: logging.LogRecord) -> str:
     """What happened, in a sentence; the last line of a traceback says why."""
-    if isinstance(record.msg, dict):  # of one of structlog's loggers
-        text = str(record.msg.get("event", ""))
-    else:
-        try:
-            text = record.getMessage()
-        except Exception:
-            text = str(record.msg)
+    try:
+        text = record.getMessage()
+    except Exception:
+        text = str(record.msg)
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if error is None:
         return text

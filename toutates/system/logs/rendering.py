@@ -13,13 +13,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
-
-import structlog
-from structlog.stdlib import ExtraAdder, ProcessorFormatter
-from structlog.typing import Processor
 
 from toutates.system.logs.levels import LogLevels, area_of, level_name
 from toutates.system.text import printable
@@ -27,8 +23,9 @@ from toutates.system.text import printable
 __all__ = ["LogFormat", "LogFormatter", "LogLine"]
 
 LogFormat = Literal["text", "json"]
-#: One line before it is rendered. Keys that are always there: time_s, level, area, event; then its fields.
-LogLine = MutableMapping[str, Any]
+#: One line before it is rendered. Keys that are always there: time_s, level, area, event; then its fields, and the
+#: traceback under ``exception``.
+LogLine = Mapping[str, Any]
 
 MAX_EVENT: Final = 8_192
 MAX_FIELD: Final = 1_024
@@ -44,10 +41,13 @@ _COLOURS: Final = {
 _DIM: Final = "\x1b[2m"
 #: What a line begins with, and the traceback, which ends it.
 _OWN_KEYS: Final = frozenset({"time_s", "level", "area", "event", "exception"})
+#: Those, what every record has, and what formatters of other handlers add; the rest of a record was given as ``extra``.
+_NOT_FIELDS: Final = _OWN_KEYS | vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
+_TRACEBACKS: Final = logging.Formatter()
 
 
 class LogFormatter:
-    """Makes lines out of records of ``logging``, those of structlog's loggers among them, and out of fields.
+    """Makes lines out of records of ``logging``, and out of fields.
 
     Args:
         log_format: text or json.
@@ -57,17 +57,16 @@ class LogFormatter:
 
     def __init__(self, log_format: LogFormat, levels: Callable[[], LogLevels], *, colours: bool = False) -> None:
         self.log_format: LogFormat = log_format
-        render: Processor = _as_json if log_format == "json" else _Text(levels, colours)
-        self._render = render
-        self._formatter = ProcessorFormatter(
-            foreign_pre_chain=[ExtraAdder()],
-            processors=[_describe, structlog.processors.format_exc_info, _clean, render],
+        self._render: Callable[[LogLine, str | None], str] = (
+            _as_json if log_format == "json" else _Text(levels, colours)
         )
 
     def of_record(self, record: logging.LogRecord) -> str:
         """A record's line, which ends with a newline. Never fails."""
         try:
-            return self._formatter.format(record)
+            line = _cleaned(_described(record))
+            # A sentence of ``logging`` holds most of its fields already; people need not read them twice.
+            return self._render(line, line["event"])
         except Exception as error:  # arguments that do not fit, a __str__ that raises
             text = f"a line of the log could not be made ({type(error).__name__}): {record.msg!r}"
             return self.of_fields(time_s=record.created, level=record.levelno, area=area_of(record.name), event=text)
@@ -83,31 +82,26 @@ class LogFormatter:
             fields: further ones.
         """
         line = {"time_s": time_s, "level": level_name(level), "area": area, "event": event, **fields}
-        return str(self._render(None, "", _clean(None, "", line)))
+        return self._render(_cleaned(line), None)
 
 
-def _describe(_: Any, __: str, line: LogLine) -> LogLine:
-    """Take what matters from the record that ``ProcessorFormatter`` leaves with the line."""
-    record: logging.LogRecord = line.pop("_record")
-    is_ours = line.pop("_from_structlog")
-    event = str(line.pop("event", ""))
-    # A sentence of ``logging`` holds most of its fields already; people need not read them twice.
-    if not is_ours:
-        line["_said"] = event
-    described: LogLine = {
+def _described(record: logging.LogRecord) -> LogLine:
+    """What a record says: its sentence, what was given as ``extra``, and its traceback."""
+    line = {
         "time_s": record.created,
         "level": level_name(record.levelno),
         "area": area_of(record.name),
-        "event": event,
+        "event": record.getMessage(),
     }
-    if "exc_info" not in line and record.exc_info:
-        line["exc_info"] = record.exc_info
-    return {**described, **{key: value for key, value in line.items() if key not in _OWN_KEYS or key == "exception"}}
+    line |= {key: value for key, value in vars(record).items() if key not in _NOT_FIELDS}
+    if record.exc_info and record.exc_info[0] is not None:
+        line["exception"] = _TRACEBACKS.formatException(record.exc_info)
+    return line
 
 
-def _clean(_: Any, __: str, line: Mapping[str, Any]) -> LogLine:
+def _cleaned(line: LogLine) -> LogLine:
     """Values that harm nobody, whoever they come from."""
-    cleaned: LogLine = {}
+    cleaned: dict[str, Any] = {}
     for key, value in line.items():
         if key == "exception":
             text = str(value)
@@ -118,26 +112,23 @@ def _clean(_: Any, __: str, line: Mapping[str, Any]) -> LogLine:
         elif isinstance(value, bool | int | float) or value is None:
             cleaned[key] = value
         else:
-            cleaned[key] = printable(str(value), MAX_EVENT if key in ("event", "_said") else MAX_FIELD)
+            cleaned[key] = printable(str(value), MAX_EVENT if key == "event" else MAX_FIELD)
     return cleaned
 
 
-def _as_json(_: Any, __: str, line: LogLine) -> str:
-    time_s = line.pop("time_s")
-    line.pop("_said", None)
-    stamp = datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return json.dumps({"timestamp": stamp, **line}) + "\n"
+def _as_json(line: LogLine, said: str | None) -> str:
+    stamp = datetime.fromtimestamp(line["time_s"], UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return json.dumps({"timestamp": stamp, **{key: value for key, value in line.items() if key != "time_s"}}) + "\n"
 
 
 class _Text:
-    """One line, and the traceback below it."""
+    """One line, and the traceback below it; without fields whose values stand in what was ``said``."""
 
     def __init__(self, levels: Callable[[], LogLevels], colours: bool) -> None:
         self._levels = levels
         self._colours = colours
 
-    def __call__(self, _: Any, __: str, line: LogLine) -> str:
-        said: str | None = line.pop("_said", None)
+    def __call__(self, line: LogLine, said: str | None) -> str:
         level, area = line["level"], line["area"]
         level_text, area_text = f"{level.upper():<7}", area
         if self._colours:

@@ -56,8 +56,8 @@ class Repeats:
             record: it.
             now_ns: monotonic.
         """
-        kind = (record.name, record.levelno, _template(record))
-        most = FEW_PER_PERIOD if _has_traceback(record) else LINES_PER_PERIOD
+        kind = (record.name, record.levelno, str(record.msg))
+        most = FEW_PER_PERIOD if record.exc_info else LINES_PER_PERIOD
         with self._lock:
             if not self._limit.has_room(kind, now_ns):
                 kind = (record.name, record.levelno, "")
@@ -91,17 +91,8 @@ class Repeats:
         self._ended.append(logging.LogRecord(name, level, "", 0, "and %d more lines in %d s like: %s", arguments, None))
 
 
-def _template(record: logging.LogRecord) -> str:
-    """What lines of a kind have in common; those of structlog's loggers are dicts."""
-    return str(record.msg.get("event") if isinstance(record.msg, dict) else record.msg)
-
-
-def _has_traceback(record: logging.LogRecord) -> bool:
-    return bool(record.msg.get("exc_info") if isinstance(record.msg, dict) else record.exc_info)
-
-
 def _message(record: logging.LogRecord) -> str:
     try:
-        return _template(record) if isinstance(record.msg, dict) else record.getMessage()
+        return record.getMessage()
     except Exception:
         return str(record.msg)

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import structlog
-
 from toutates.system.logs.access_log import AccessLog
 from toutates.system.logs.captured import CapturedStream
 from toutates.system.logs.control import LogControl
@@ -123,11 +121,6 @@ def start_logs(
 
     output = LogOutput(fd, tell_loss)
     handler = LogHandler(control, formatter, recent, output.put, output.wake)
-    structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
     root = logging.getLogger()
     control.apply()
     root.addHandler(handler)
