@@ -35,3 +35,16 @@ def test_sizes_of_open_dimensions_go_from_one_shape_to_the_other() -> None:
     assert spec.to_wire((8, 5, 1, 6, 0)) == (2, 4, 5, 6, 0)
     plain = TensorSpec("x", BY_NAME["FP32"], (2, -1))
     assert plain.to_graph([2, 7]) == plain.to_wire([2, 7]) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reshape", "scalar"), [((1,), (), True), ((1,), None, False), ((2,), (2,), False), ((1, 1), (), False)]
+)
+def test_a_scalar_of_the_graph_has_one_dimension_for_clients(
+    shape: tuple[int, ...], reshape: tuple[int, ...] | None, scalar: bool
+) -> None:
+    spec = TensorSpec("x", BY_NAME["FP32"], shape, reshape=reshape)
+    assert spec.is_scalar is scalar
+    if scalar:
+        assert spec.to_graph(()) == spec.to_graph((1,)) == ()
+        assert spec.to_wire(()) == (1,)
