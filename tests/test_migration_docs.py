@@ -77,7 +77,7 @@ def test_every_flag_of_tritonserver_is_listed_with_what_to_write_instead() -> No
 
 def test_what_is_to_be_written_instead_exists() -> None:
     """A flag in the right column is one of ours."""
-    ours = {name for row in rows("operating.md", "Flags") for cell in names(row[0]) for name in cell.split()}
+    ours = {name for row in rows("flags.md", "Flags") for cell in names(row[0]) for name in cell.split()}
     ours = {name.partition("[")[0] for name in ours if name.startswith("--")}
     for section in ("Ports and probes", "Where models are", "The command line"):
         for row in rows("migrating-from-triton.md", section):

@@ -1,9 +1,9 @@
-"""docs/operating.md, docs/reliability.md and README.md say what the command line, the plans and the tests do."""
+"""docs/flags.md, operating.md, reliability.md and README.md say what the command line, the plans and the tests do."""
 
 from __future__ import annotations
 
-import argparse
 import re
+import runpy
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.machines import LAPTOP, XEON, install
 from toutates.api.restrictions import PROTOCOLS
-from toutates.command.flags import server_parser
+from toutates.command.flags import ALIASES, FLAGS, LIMIT, LIMITS, Flag
 from toutates.models.config.settings import ModelSettings
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.protocol.signature import Signature
@@ -21,6 +21,7 @@ from toutates.system.topology import read_topology
 
 ROOT = Path(__file__).parent.parent
 OPERATING = (ROOT / "docs" / "operating.md").read_text()
+FLAGS_PAGE = (ROOT / "docs" / "flags.md").read_text()
 README = (ROOT / "README.md").read_text()
 
 
@@ -35,31 +36,36 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def flags() -> dict[str, argparse.Action]:
-    """What ``--help`` shows, by the flags' names."""
-    shown = [action for action in server_parser()._actions if action.help is not argparse.SUPPRESS]
-    return {action.option_strings[-1]: action for action in shown if action.dest not in ("help", "version")}
+def listed(text: str, section: str = "Flags") -> dict[str, list[str]]:
+    """Flags of a page's table, and the cells of their rows."""
+    of_flags = [row for row in rows(text, section) if "--" in row[0]]
+    return {re.split(r"[ =\[]", name)[0][2:]: row for row in of_flags for name in names(row[0])}
 
 
-def listed(text: str) -> dict[str, str]:
-    """Flags of a page's table, and the cell that has their defaults."""
-    of_flags = [row for row in rows(text, "Flags") if "--" in row[0]]
-    return {re.split(r"[ =\[]", name)[0]: row[1] for row in of_flags for name in names(row[0])}
+def test_the_page_of_flags_is_what_the_table_of_flags_makes() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "flags.py"))
+    assert made["page"]() == FLAGS_PAGE, "run python docs/flags.py"
 
 
 def test_every_flag_is_documented_and_none_that_is_not_there() -> None:
-    assert set(listed(OPERATING)) == set(flags())
+    assert set(listed(FLAGS_PAGE)) == set(FLAGS)
+    limits = {names(row[0])[0].partition("=")[0]: names(row[3])[0] for row in rows(FLAGS_PAGE, "Limits")[1:] if row[3]}
+    limits.pop("NAME", None)
+    assert set(limits) == set(LIMITS)
+    assert {flag.split()[0][2:]: (LIMIT + name,) for name, flag in limits.items()}.items() <= ALIASES.items()
+    assert all(f"`--{name}" in FLAGS_PAGE for name in ALIASES)
 
 
-@pytest.mark.parametrize("text", [OPERATING, README], ids=["operating.md", "README.md"])
-def test_documented_defaults_are_the_defaults(text: str) -> None:
-    for flag, cell in listed(text).items():
-        default = flags()[flag].default
-        if default in (None, ""):
-            continue
-        shown = f"{default:g}" if isinstance(default, float) else str(default)
-        shown = shown.lower() if isinstance(default, bool) else shown
-        assert re.match(rf"`?{re.escape(shown)}\b", cell), f"{flag}: {cell}"
+def agrees(flag: Flag, cell: str) -> bool:
+    return flag.default is None or re.match(rf"`?{re.escape(flag.default)}\b", cell) is not None
+
+
+def test_documented_defaults_are_the_defaults() -> None:
+    for name, row in listed(FLAGS_PAGE).items():
+        assert row[1] == f"`TOUTATES_{name.upper().replace('-', '_')}`"
+        assert agrees(FLAGS[name], row[2]), row
+    for name, row in listed(README).items():
+        assert agrees(FLAGS[name], row[1]), row
 
 
 def test_every_group_of_rpcs_that_can_be_restricted_is_documented() -> None:
@@ -68,13 +74,13 @@ def test_every_group_of_rpcs_that_can_be_restricted_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "executor_cores", "workers", "intra", "executors"), [(XEON, 2, 7, 3, 4), (LAPTOP, 1, 3, 1, 1)]
+    ("machine", "executor_cpus", "workers", "intra", "executors"), [(XEON, 2, 7, 3, 4), (LAPTOP, 1, 3, 1, 1)]
 )
 def test_the_plans_shown_are_those_that_are_made(
-    machine: str, executor_cores: int, workers: int, intra: int, executors: int, tmp_path: Path
+    machine: str, executor_cpus: int, workers: int, intra: int, executors: int, tmp_path: Path
 ) -> None:
     topology = read_topology(range(16), install(tmp_path, machine))
-    plan = place(topology, executor_cores=executor_cores, processing_cores=workers, intra_threads=intra, pinned=True)
+    plan = place(topology, executor_cpus=executor_cpus, processing_cores=workers, intra_threads=intra, pinned=True)
     nothing = cast(Any, None)
     settings = ModelSettings(num_executors=executors)
     served = ServedVersion("m", 1, Signature((), (), True), settings, nothing, nothing, nothing)

@@ -79,7 +79,7 @@ class GzipBomb(Bomb):
 
     name = "gzip-bomb"
     summary = "messages that decompress (gzip) to a thousand times their size, 100 MB"
-    limit = "`--max-decompressed-size` (64 MiB): RESOURCE_EXHAUSTED"
+    limit = "`--limit decompressed_size` (64 MiB): RESOURCE_EXHAUSTED"
     stops = ("grpc-status 8",)
     block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
 
@@ -108,7 +108,7 @@ class DeflateBomb(Bomb):
 
     name = "deflate-bomb"
     summary = "the same with deflate"
-    limit = "`--max-decompressed-size` (64 MiB): RESOURCE_EXHAUSTED"
+    limit = "`--limit decompressed_size` (64 MiB): RESOURCE_EXHAUSTED"
     stops = ("grpc-status 8",)
     block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "deflate"))
 

@@ -19,7 +19,7 @@ class HoldConnections(Attack):
 
     name = "hold-connections"
     summary = "300 greeted connections, held"
-    limit = "`--max-concurrent-connections` (100000): GOAWAY; without file descriptors accepting pauses"
+    limit = "`--limit connections` (100000): GOAWAY; without file descriptors accepting pauses"
     stops = ()
     connections = 300
 

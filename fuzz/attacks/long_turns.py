@@ -67,7 +67,7 @@ class BulkThenResets(Attack):
     name = "bulk-then-resets"
     cve = "CVE-2023-44487"
     summary = "8 MB of DATA, so that reads become large, then 12,000 calls at once and resets of 6,000 of them"
-    limit = "`--max-resets-per-second` (200 beyond one of two calls); a read's resets are dealt with together"
+    limit = "`--limit resets` (200 beyond one of two calls); a read's resets are dealt with together"
     stops = ()
     connections = 2
 

@@ -43,7 +43,7 @@ class WatchFlood(Attack):
 
     name = "watch-flood"
     summary = "80,000 open `Health.Watch` calls, 29 bytes each"
-    limit = "a watcher is a record of 1 KiB, counted in `--max-buffered-bytes`; `--max-concurrent-streams` (100000)"
+    limit = "a watcher is a record of 1 KiB, counted in `--limit server_buffer`; `--limit streams` (100000)"
     stops = ()
     connections = 2
 
@@ -67,7 +67,7 @@ class KeptReads(Attack):
 
     name = "kept-reads"
     summary = "600 small requests whose answers get no window, each amid a MiB that is refused"
-    limit = "a call keeps nothing of what was read with it; `--stall-timeout` (60 s)"
+    limit = "a call keeps nothing of what was read with it; `--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 2
 

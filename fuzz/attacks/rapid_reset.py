@@ -41,7 +41,7 @@ class RapidReset(Attack):
     name = "rapid-reset"
     cve = "CVE-2023-44487"
     summary = "requests, each reset at once"
-    limit = "`--max-resets-per-second` (200 beyond one of two calls)"
+    limit = "`--limit resets` (200 beyond one of two calls)"
     stops = ("GOAWAY ENHANCE_YOUR_CALM",)
 
     async def strike(self, peer: Peer) -> None:
@@ -72,7 +72,7 @@ class MadeYouReset(Attack):
         "requests followed by a stream error, so that the server resets them: WINDOW_UPDATE of 0 or beyond 2^31-1, "
         "DATA after the end, PRIORITY of a wrong length, trailers that do not end the stream"
     )
-    limit = "`--max-resets-per-second`, those that the peer provokes among them"
+    limit = "`--limit resets`, those that the peer provokes among them"
     stops = ("GOAWAY ENHANCE_YOUR_CALM",)
 
     async def strike(self, peer: Peer) -> None:
@@ -108,7 +108,7 @@ class ResetFlood(Attack):
     name = "reset-flood"
     cve = "CVE-2019-9514"
     summary = "malformed requests, each of which the server resets"
-    limit = "`--max-resets-per-second`, those that the peer provokes among them"
+    limit = "`--limit resets`, those that the peer provokes among them"
     stops = ("GOAWAY ENHANCE_YOUR_CALM",)
 
     async def strike(self, peer: Peer) -> None:

@@ -50,7 +50,7 @@ class SilentConnections(Attack):
 
     name = "silent-connections"
     summary = "200 connections on which nothing is said"
-    limit = "`--handshake-timeout` (20 s)"
+    limit = "`--limit handshake_timeout` (20 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 200
 
@@ -63,7 +63,7 @@ class SlowPreface(Attack):
 
     name = "slow-preface"
     summary = "200 connections that send the HTTP/2 preface byte by byte"
-    limit = "`--handshake-timeout` (20 s)"
+    limit = "`--limit handshake_timeout` (20 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 200
 
@@ -77,7 +77,7 @@ class SlowHeaders(Attack):
 
     name = "slow-headers"
     summary = "50 connections that send a header block byte by byte"
-    limit = "`--stall-timeout` (60 s)"
+    limit = "`--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 50
 
@@ -92,7 +92,7 @@ class SlowBody(Attack):
 
     name = "slow-body"
     summary = "50 connections that send a request's message in DATA frames of a byte"
-    limit = "`--stall-timeout` (60 s): 64 KiB at least in that time"
+    limit = "`--limit stall_timeout` (60 s): 64 KiB at least in that time"
     stops = ("closed", "reset", "GOAWAY")
     connections = 50
 
@@ -110,7 +110,7 @@ class ClosedWindow(Attack):
     name = "closed-window"
     cve = "CVE-2019-9517"
     summary = "answers of 1 MiB without a window to send them in"
-    limit = "`--max-buffered-bytes` (half of the memory); `--stall-timeout` (60 s)"
+    limit = "`--limit server_buffer` (half of the memory); `--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY")
 
     async def strike(self, peer: Peer) -> None:
@@ -131,7 +131,7 @@ class TinyWindow(Attack):
 
     name = "tiny-window"
     summary = "answers of 1 MiB, taken a byte at a time"
-    limit = "`--stall-timeout` (60 s): 64 KiB at least in that time"
+    limit = "`--limit stall_timeout` (60 s): 64 KiB at least in that time"
     stops = ("closed", "reset", "GOAWAY")
 
     async def strike(self, peer: Peer) -> None:
@@ -154,8 +154,8 @@ class DeafReader(Attack):
     name = "deaf-reader"
     cve = "CVE-2019-9517"
     summary = "answers of 100 MB, with windows for all of them, that are never read from the socket"
-    limit = "no request is read while 4 MiB wait for the socket; `--max-buffered-bytes` (half of the memory); "
-    limit += "`--stall-timeout` (60 s)"
+    limit = "no request is read while 4 MiB wait for the socket; `--limit server_buffer` (half of the memory); "
+    limit += "`--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 2
     receive_buffer = 4_096
@@ -177,7 +177,7 @@ class OpenStreams(Attack):
 
     name = "open-streams"
     summary = "50,000 calls per connection that are begun and left at that"
-    limit = "`--max-concurrent-streams` (100000); `--stall-timeout` (60 s)"
+    limit = "`--limit streams` (100000); `--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 2
 
@@ -198,8 +198,8 @@ class UnfinishedUploads(Attack):
 
     name = "unfinished-uploads"
     summary = "messages of 4 MB, sent but for their last byte and left at that"
-    limit = "`--max-connection-buffered-bytes` (2 GiB), `--max-buffered-bytes` (half of the memory): "
-    limit += "RESOURCE_EXHAUSTED; `--stall-timeout` (60 s)"
+    limit = "`--limit connection_buffer` (2 GiB), `--limit server_buffer` (half of the memory): "
+    limit += "RESOURCE_EXHAUSTED; `--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY", "grpc-status 8")
     connections = 2
 
@@ -219,7 +219,7 @@ class Vanished(Attack):
 
     name = "vanished-peer"
     summary = "50 connections whose process is then suspended: no FIN, no answer"
-    limit = "`--keepalive-time` (300 s) and `--keepalive-timeout` (20 s)"
+    limit = "`--limit keepalive_time` (300 s) and `--limit keepalive_timeout` (20 s)"
     stops = ("closed", "reset", "GOAWAY")
     connections = 50
     freezes = True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,9 +17,11 @@ import pytest
 
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.command import main as cli
-from toutates.command.flags import server_parser
+from toutates.command.flags import ALIASES, FLAGS, GROUPS, LIMITS, REFUSED
 from toutates.command.main import main, parse_options
+from toutates.command.parser import server_parser
 from toutates.h2grpc import Allowance, Limits
+from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.infer.tracing.configuration import read_trace_options
 from toutates.infer.tracing.settings import TraceSetting
 from toutates.repositories.specification import S3Specification
@@ -61,7 +63,8 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--ort-inter-threads", "4", "ort_inter_threads", 4),
     ("--grpc-addr", "[::1]:99", "grpc_addr", Address("::1", 99)),
     ("--processing-cores", "5", "processing_cores", 5),
-    ("--executor-cores", "5", "executor_cores", 5),
+    ("--model-load-thread-count", "5", "parallel_loads", 5),
+    ("--executor-cpus", "5", "executor_cpus", 5),
     ("--cpu-pinning", f"{CPU},{CPU}-{CPU}", "cpu_pinning", (CPU,)),
     ("--max-concurrent-connections", "6", "max_concurrent_connections", 6),
     ("--max-concurrent-streams", "8", "limits", Limits(max_concurrent_streams=8)),
@@ -106,11 +109,11 @@ def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str
 
 
 def test_every_flag_is_in_the_table_above() -> None:
-    flags = {flag for action in server_parser()._actions for flag in action.option_strings}
-    shown = {flag for flag in flags if not flag.startswith("--sqpoll")}
+    flags = {f"--{name}" for name in (*FLAGS, *ALIASES)}
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
-    assert shown - {effect[0] for effect in EFFECTS} == {"-h", "--help", "--version"} | together
+    together |= {"--limit", "--config", "--executor-cores"}
+    assert flags - {effect[0] for effect in EFFECTS} == together
 
 
 @pytest.mark.parametrize(
@@ -367,14 +370,37 @@ def test_help_and_version_need_no_repository(arguments: list[str], capsys: pytes
     assert "toutates" in capsys.readouterr().out
 
 
-def test_help_explains_every_flag_and_tells_its_default() -> None:
-    for action in server_parser()._actions:
-        assert action.help, action.option_strings
-        if action.default not in (None, "", argparse.SUPPRESS):
-            shown = f"{action.default:g}" if isinstance(action.default, float) else action.default
-            if isinstance(shown, bool):
-                shown = str(shown).lower()
-            assert f"(default: {shown})" in action.help
+def test_help_explains_every_flag_and_tells_its_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = server_parser().format_help().splitlines()
+    for name, flag in FLAGS.items():
+        [at] = [at for at, line in enumerate(lines) if re.match(rf"  --{name}[ \[]", line)]
+        said = lines[at] + lines[at + 1]
+        assert flag.help in said
+        if flag.default is not None:
+            assert f"(default: {flag.default})" in said
+    for name in (*ALIASES, *REFUSED):
+        assert not re.search(rf"--{name}\b(?!-)", "\n".join(lines)), name
+    with pytest.raises(SystemExit) as caught:
+        main(["--help-limits"])
+    assert caught.value.code == 0
+    limits = capsys.readouterr().out
+    for name, limit in LIMITS.items():
+        assert re.search(rf"^  {name} .*{re.escape(limit.help)} \(default: {limit.default or ''}", limits, re.MULTILINE)
+
+
+def test_each_line_of_help_is_short_and_of_one_sentence() -> None:
+    for flag in (*FLAGS.values(), *LIMITS.values()):
+        assert len(flag.help) <= 100, flag.name
+        assert not flag.help.endswith("."), flag.name
+        assert flag.help[0] not in "'\"(", flag.name
+    assert sum(map(len, GROUPS.values())) == len(FLAGS)
+
+
+def test_names_of_limits_are_those_that_are_counted() -> None:
+    assert set(LIMITS) - {"keepalive_time"} <= set(LIMIT_NAMES)
 
 
 def test_an_interrupt_before_the_server_runs_is_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

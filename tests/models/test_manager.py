@@ -219,9 +219,9 @@ def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_
     trio.run(main)
 
 
-@pytest.mark.parametrize("executor_cores", [1, 3])
+@pytest.mark.parametrize("parallel_loads", [1, 3])
 def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor_cores: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel_loads: int
 ) -> None:
     for number in range(6):
         put(tmp_path, f"m{number}")
@@ -240,10 +240,10 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
     async def main() -> None:
         with trio.fail_after(20):
             async with trio.open_nursery() as executors:
-                manager = manager_in(executors, placement=Placement(executor_cores=executor_cores))
+                manager = manager_in(executors, parallel_loads=parallel_loads)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(manager.load_all, scan(tmp_path), lambda *progress: None)
-                    for _ in range(executor_cores):
+                    for _ in range(parallel_loads):
                         await trio.to_thread.run_sync(loading.acquire)
                     nursery.cancel_scope.cancel()
                     go_on.set()
@@ -252,7 +252,7 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
                 manager.stop()
 
     trio.run(main)
-    assert len(loaded) == executor_cores
+    assert len(loaded) == parallel_loads
 
 
 def test_profiles_of_executors_have_names_of_their_own(tmp_path: Path) -> None:

@@ -470,10 +470,10 @@ def test_the_plan_is_made_from_the_options(repository: Path) -> None:
 
     def placed(**more: Any) -> tuple[int, int]:
         placement = Server(options_of(repository, **more))._placement
-        return placement.executor_cores, placement.processing_cores
+        return placement.executor_cpus, placement.processing_cores
 
     assert placed() == (1, 1 if gil_enabled() else max(1, cpus - 1))
-    assert placed(executor_cores=cpus + 3) == (cpus + 3, 1)
+    assert placed(executor_cpus=cpus + 3) == (cpus + 3, 1)
     assert placed(processing_cores=cpus + 5) == (1, cpus + 5)
 
 

@@ -120,7 +120,7 @@ def test_programs_get_the_same_as_records() -> None:
 
 def placed(root: Path, machine: str, executors: int, workers: int, *, intra: int = 1, pinned: bool = True) -> list[str]:
     topology = read_topology(range(16), install(root, machine))
-    placement = place(topology, executor_cores=executors, processing_cores=workers, intra_threads=intra, pinned=pinned)
+    placement = place(topology, executor_cpus=executors, processing_cores=workers, intra_threads=intra, pinned=pinned)
     models = [ready("a"), ready("b"), ModelEntry("broken", {1: VersionEntry(1, ModelState.UNAVAILABLE, "why")})]
     return placement_table(placement, ModelTable({model.name: model for model in models}), intra).splitlines()
 
@@ -147,12 +147,12 @@ def test_cores_that_nobody_uses_are_shown_and_a_role_without_cores_is_not(tmp_pa
 
 def test_threads_that_are_not_pinned_are_counted_in_one_line(tmp_path: Path) -> None:
     topology = read_topology(range(16), install(tmp_path / "records", XEON))
-    free = place(topology, executor_cores=2, processing_cores=7, intra_threads=3, pinned=False)
+    free = place(topology, executor_cpus=2, processing_cores=7, intra_threads=3, pinned=False)
     table = ModelTable({"a": ready("a")})
     assert placement_records(free, table, 3) == [
         {"event": "threads are not pinned to cores", "workers": 7, "executors": 2, "intra_op_threads": 4}
     ]
-    pinned = place(topology, executor_cores=2, processing_cores=7, intra_threads=3, pinned=True)
+    pinned = place(topology, executor_cpus=2, processing_cores=7, intra_threads=3, pinned=True)
     said = "threads are pinned to cores"
     assert {"event": said, "role": "executor", "threads": 2, "cores": "0-1 (0)"} in placement_records(pinned, table, 3)
     [line] = placed(tmp_path / "one", LAPTOP, 1, 1, pinned=False)

@@ -28,7 +28,7 @@ def machine(tmp_path: Path) -> Callable[..., Topology]:
 
 
 def pinned(topology: Topology, executors: int, workers: int, **more: Any) -> Placement:
-    return place(topology, executor_cores=executors, processing_cores=workers, pinned=True, **more)
+    return place(topology, executor_cpus=executors, processing_cores=workers, pinned=True, **more)
 
 
 def roles(placement: Placement) -> tuple[tuple[int, ...], ...]:
@@ -77,8 +77,8 @@ def test_every_cpu_has_one_role(machine: Callable[..., Topology]) -> None:
 
 
 def test_without_pinning_nobody_has_a_place(machine: Callable[..., Topology]) -> None:
-    placement = place(machine(LAPTOP), executor_cores=3, processing_cores=50, intra_threads=9, pinned=False)
-    assert (placement.executor_cores, placement.processing_cores, placement.pinned) == (3, 50, False)
+    placement = place(machine(LAPTOP), executor_cpus=3, processing_cores=50, intra_threads=9, pinned=False)
+    assert (placement.executor_cpus, placement.processing_cores, placement.pinned) == (3, 50, False)
     assert roles(placement) == ((), (), (), ())
     assert placement.anywhere == ()
 
@@ -91,7 +91,7 @@ def test_threads_without_a_role_may_run_on_every_cpu(machine: Callable[..., Topo
     ("cpus", "executors", "workers", "intra_threads", "words"),
     [
         ({5}, 1, 1, 1, ["at least 3 CPUs", "1 for the manager", "may use 1 (5)"]),
-        ({0, 1}, 1, 1, 1, ["at least 3 CPUs", "1 for executors (--executor-cores)", "may use 2 (0-1)"]),
+        ({0, 1}, 1, 1, 1, ["at least 3 CPUs", "1 for executors (--executor-cpus)", "may use 2 (0-1)"]),
         (range(8), 2, 6, 1, ["at least 9 CPUs", "6 for workers (--processing-cores)", "may use 8 (0-7)"]),
         (range(8), 3, 4, 2, ["at least 9 CPUs", "1 for ONNX Runtime's pools (--ort-intra-threads)"]),
     ],
@@ -112,7 +112,7 @@ def test_just_enough_cpus_are_enough(machine: Callable[..., Topology]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "executor_cores", "intra_threads", "is_pinned", "workers"),
+    ("cpus", "executor_cpus", "intra_threads", "is_pinned", "workers"),
     [
         (8, 1, 1, False, 7),
         (8, 3, 4, False, 5),
@@ -124,9 +124,9 @@ def test_just_enough_cpus_are_enough(machine: Callable[..., Topology]) -> None:
     ],
 )
 def test_without_the_gil_workers_get_what_the_others_leave(
-    cpus: int, executor_cores: int, intra_threads: int, is_pinned: bool, workers: int
+    cpus: int, executor_cpus: int, intra_threads: int, is_pinned: bool, workers: int
 ) -> None:
-    given = {"executor_cores": executor_cores, "intra_threads": intra_threads, "pinned": is_pinned}
+    given = {"executor_cpus": executor_cpus, "intra_threads": intra_threads, "pinned": is_pinned}
     assert default_processing_cores(cpus, gil=False, **given) == workers  # type: ignore[arg-type]
     assert default_processing_cores(cpus, gil=True, **given) == 1  # type: ignore[arg-type]
 
@@ -136,7 +136,7 @@ def test_the_default_can_be_pinned_wherever_the_least_can(machine: Callable[...,
     topology = machine(LAPTOP)
     for executors in range(1, 6):
         for threads in range(1, 7 - executors):
-            workers = default_processing_cores(8, executor_cores=executors, intra_threads=threads, pinned=True, gil=gil)
+            workers = default_processing_cores(8, executor_cpus=executors, intra_threads=threads, pinned=True, gil=gil)
             placement = pinned(topology, executors, workers, intra_threads=threads)
             assert gil or len(placement.intra_op) == threads - 1
 
@@ -152,9 +152,9 @@ def test_several_workers_with_the_gil_are_doubted(machine: Callable[..., Topolog
 
 def test_more_workers_than_cpus_are_doubted(machine: Callable[..., Topology]) -> None:
     topology = machine(LAPTOP, {0, 1, 5})
-    [doubt] = doubts(place(topology, executor_cores=1, processing_cores=4, pinned=False), gil=False)
+    [doubt] = doubts(place(topology, executor_cpus=1, processing_cores=4, pinned=False), gil=False)
     assert "4 workers on 3 CPUs (0-1,5)" in doubt
-    assert doubts(place(topology, executor_cores=1, processing_cores=3, pinned=False), gil=False) == []
+    assert doubts(place(topology, executor_cpus=1, processing_cores=3, pinned=False), gil=False) == []
 
 
 # --- following it

@@ -16,7 +16,7 @@ from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["FLAG", "PROTOCOLS", "RestrictedProtocol", "parse_restrictions"]
+__all__ = ["FLAG", "PROTOCOLS", "RestrictedProtocol", "parse_restrictions", "without_secret"]
 
 FLAG: Final = "--grpc-restricted-protocol"
 
@@ -122,10 +122,10 @@ def _parse(text: str) -> RestrictedProtocol:
 
 
 def _mistake(problem: str, text: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(problem, key=FLAG, value=_without_secret(text), remedy=remedy)
+    return ConfigurationError(problem, key=FLAG, value=without_secret(text), remedy=remedy)
 
 
-def _without_secret(text: str) -> str:
+def without_secret(text: str) -> str:
     """The flag's value as far as it cannot be the secret, or a part of it."""
     head, equals, _ = text.partition("=")
     if equals:

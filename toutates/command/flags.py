@@ -1,511 +1,602 @@
-"""The flags of ``toutates``: their names, their values' form, and what ``--help`` says of them."""
+"""Every setting of the server, in one table: it gives the parser, ``--help``, environment variables and configuration
+files their names, and docs/flags.md its rows.
+
+A new flag is an entry here. Where the server's ``Options`` have a field of the same name, nothing else is to be done to
+hand its value on.
+"""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
+from toutates.api.restrictions import without_secret
+from toutates.command.values import (
+    Reader,
+    address,
+    address_or_off,
+    boolean,
+    choice,
+    cpus,
+    levels,
+    libraries,
+    names,
+    positive,
+    providers,
+    seconds,
+    seconds_or_never,
+    share,
+    whole,
+)
+from toutates.h2grpc import Allowance
 from toutates.infer.tracing.configuration import LEVEL_NAMES
 from toutates.repositories.control.modes import CONTROL_MODES
-from toutates.server.options import DEFAULT_CACHE_SIZE
-from toutates.system.errors import ConfigurationError
-from toutates.system.logs.levels import parse_levels
-from toutates.system.version import package_version
 
-__all__ = [
-    "COMMANDS",
-    "Parser",
-    "add_custom_op_libraries",
-    "add_execution_providers",
-    "add_s3",
-    "positive",
-    "seconds",
-    "server_parser",
-]
+__all__ = ["ALIASES", "FLAGS", "GROUPS", "LIMIT", "LIMITS", "OLD_LIMITS", "REFUSED", "Flag", "variable"]
 
 
-#: Of subcommands, each of which has a parser of its own.
-COMMANDS: Final = ("probe", "check", "config")
-
-#: How like a name has to be to be suggested, as ``difflib`` counts it.
-_LIKENESS: Final = 0.7
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, like every other wrong setting, instead of under the whole usage.
-
-    Attributes:
-        commands: names of subcommands, one of which an unknown argument may have meant.
-    """
-
-    commands: Sequence[str] = ()
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(message, remedy=f"see '{self.prog} --help'")
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """As ever, but what is unknown is shown without its value: it may be a secret under a misspelt flag."""
-        flags: argparse.Namespace
-        flags, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            names = [argument.partition("=")[0] for argument in unknown]
-            raise ConfigurationError(f"unrecognized arguments: {' '.join(names)}", remedy=self._remedy(names))
-        return flags
-
-    def _remedy(self, names: Sequence[str]) -> str:
-        """What may have been meant, by the first name that is like one that there is."""
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        for name in names:
-            near = get_close_matches(name, known if name.startswith("-") else self.commands, n=1, cutoff=_LIKENESS)
-            if near:
-                return f"did you mean '{near[0]}'? See '{self.prog} --help'"
-        if self.commands and not names[0].startswith("-"):
-            return (
-                f"name a repository by --model-repository; the commands are {', '.join(self.commands)}, "
-                f"see '{self.prog} --help'"
-            )
-        return f"see '{self.prog} --help'"
-
-
-def server_parser() -> Parser:
-    """The parser of the command line without a subcommand."""
-    parser = Parser(
-        prog="toutates",
-        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
-        "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]",
-        description="Serve the ONNX models of a repository to Triton's gRPC clients.",
-        epilog="'toutates probe' checks a running server's health, 'toutates check' a repository, and "
-        "'toutates config' shows a model's configuration; see their --help. Exit codes: 0 clean end, 1 failure, 2 a "
-        "flag, the repository or the installation cannot be used.",
-        allow_abbrev=False,
-    )
-    parser.commands = COMMANDS
-    parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
-    parser.add_argument(
-        "--log-level",
-        type=_levels,
-        default="info",
-        metavar="LEVELS",
-        help="debug, info, warning or error; comma-separated AREA=LEVEL for parts of the server, such as "
-        "info,h2grpc=debug (default: info)",
-    )
-    parser.add_argument(
-        "--log-format",
-        default="text",
-        choices=["text", "json"],
-        metavar="FORMAT",
-        help="text, or json: one object per line (default: text)",
-    )
-    parser.add_argument(
-        "--access-log-rate",
-        type=_share,
-        default=0.0,
-        metavar="SHARE",
-        help="of inference requests that get a line in the log, such as 0.01; 1 for all (default: 0)",
-    )
-
-    models = parser.add_argument_group("models")
-    models.add_argument(
-        "--model-repository",
-        action="append",
-        metavar="DIR",
-        help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX; may be given several times (required, unless "
-        "there is --s3-bucket)",
-    )
-    models.add_argument("--load-models", metavar="NAMES", help="comma-separated models to load (default: all)")
-    models.add_argument(
-        "--model-control-mode",
-        default="none",
-        choices=CONTROL_MODES,
-        metavar="MODE",
-        help="none loads at the start and never again, poll also what changes in the repositories, explicit what "
-        "--load-model and RepositoryModelLoad ask for (default: none)",
-    )
-    models.add_argument(
-        "--repository-poll-secs",
-        type=positive,
-        default=15,
-        metavar="SECONDS",
-        help="between two looks into the repositories, in the mode poll; in all modes between two questions to a "
-        "repository that did not answer at the start (default: 15)",
-    )
-    models.add_argument(
-        "--load-model",
-        action="append",
-        metavar="NAME",
-        help="a model to load at the start in the mode explicit; may be given several times, '*' alone is all "
-        "(default: none)",
-    )
-    models.add_argument(
-        "--strict-readiness",
-        type=_boolean,
-        default=True,
-        metavar="BOOL",
-        help="whether the server is not ready while a model cannot be served (default: true)",
-    )
-    models.add_argument(
-        "--exit-on-error",
-        type=_boolean,
-        default=False,
-        metavar="BOOL",
-        help="whether the server ends if a model cannot be loaded, or a repository cannot be read, at the start; "
-        "otherwise it serves the others (default: false)",
-    )
-
-    s3 = parser.add_argument_group("models on S3")
-    s3.add_argument("--s3-bucket", metavar="NAME", help="a repository in this bucket; like s3://NAME/PREFIX above")
-    s3.add_argument("--s3-prefix", metavar="PREFIX", help="where in the bucket its models are (default: at the top)")
-    add_s3(s3)
-    s3.add_argument(
-        "--model-cache-size",
-        type=positive,
-        default=DEFAULT_CACHE_SIZE,
-        metavar="BYTES",
-        help=f"it may have; what was used longest ago is removed first (default: {DEFAULT_CACHE_SIZE})",
-    )
-
-    ort = parser.add_argument_group("ONNX Runtime")
-    add_execution_providers(ort)
-    add_custom_op_libraries(ort)
-    ort.add_argument(
-        "--trt-op-types-to-exclude",
-        default="",
-        metavar="OPS",
-        help="comma-separated operator types that TensorRT leaves to the other providers",
-    )
-    ort.add_argument(
-        "--trt-min-subgraph-size", type=positive, metavar="N", help="nodes that a subgraph for TensorRT has at least"
-    )
-    ort.add_argument(
-        "--ort-intra-threads",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="threads inside one operator, per session; more than one pays for large models (default: 1)",
-    )
-    ort.add_argument(
-        "--ort-inter-threads",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="threads across operators, per session (default: 1)",
-    )
-
-    cores = parser.add_argument_group("cores")
-    cores.add_argument(
-        "--processing-cores",
-        type=positive,
-        metavar="N",
-        help="worker threads, each with connections of its own; more than one pays on free-threaded Python (default: "
-        "1 with the GIL; without it one per CPU that the process may use, less those of the other roles)",
-    )
-    cores.add_argument(
-        "--executor-cores",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="models loaded at the same time; with --cpu-pinning also the cores that executors share (default: 1)",
-    )
-    cores.add_argument(
-        "--cpu-pinning",
-        nargs="?",
-        const="all",
-        metavar="CPUS",
-        help="pin every thread to a core of those that the process may use, or of CPUS, such as 0-3,8 (default: off)",
-    )
-
-    grpc = parser.add_argument_group("gRPC")
-    grpc.add_argument(
-        "--grpc-addr", default="0.0.0.0:8001", metavar="ADDR", help="HOST:PORT to listen on (default: 0.0.0.0:8001)"
-    )
-    grpc.add_argument(
-        "--max-concurrent-connections",
-        type=positive,
-        default=100_000,
-        metavar="N",
-        help="more are turned away (default: 100000)",
-    )
-    grpc.add_argument(
-        "--max-concurrent-streams",
-        type=positive,
-        default=100_000,
-        metavar="N",
-        help="calls at once per connection (default: 100000)",
-    )
-    grpc.add_argument(
-        "--max-frame-size",
-        type=positive,
-        default=32_768,
-        metavar="BYTES",
-        help="HTTP/2 frames that clients may send, 16384 to 16777215 (default: 32768)",
-    )
-    grpc.add_argument(
-        "--max-message-size",
-        type=positive,
-        default=2**31 - 1,
-        metavar="BYTES",
-        help="requests that clients may send (default: 2147483647)",
-    )
-    grpc.add_argument(
-        "--max-decompressed-size",
-        type=positive,
-        default=67_108_864,
-        metavar="BYTES",
-        help="what a compressed request may become (default: 67108864)",
-    )
-    grpc.add_argument(
-        "--max-connection-buffered-bytes",
-        type=positive,
-        default=2**31 - 1,
-        metavar="BYTES",
-        help="requests under way that one connection may have held (default: 2147483647)",
-    )
-    grpc.add_argument(
-        "--max-buffered-bytes",
-        type=positive,
-        metavar="BYTES",
-        help="requests under way and unread responses that the server holds for all its clients (default: half of the "
-        "memory that the process may use)",
-    )
-    grpc.add_argument(
-        "--max-resets-per-second",
-        type=positive,
-        default=200,
-        metavar="N",
-        help="calls that a connection may cancel in the long run beyond one of two; five times as many at once "
-        "(default: 200)",
-    )
-    grpc.add_argument(
-        "--max-inflight-requests",
-        type=positive,
-        metavar="N",
-        help="inference requests accepted and not answered yet, of all models; more are refused (default: no limit)",
-    )
-    grpc.add_argument(
-        "--grpc-restricted-protocol",
-        action="append",
-        metavar="PROTOCOLS:KEY=VALUE",
-        help="only calls with the metadata triton-grpc-protocol-KEY: VALUE may use PROTOCOLS, comma-separated of "
-        "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging; "
-        "may be given several times (default: everybody may)",
-    )
-    grpc.add_argument(
-        "--grpc-compression",
-        default="none",
-        choices=["none", "gzip", "deflate"],
-        metavar="NAME",
-        help="none, gzip or deflate: compress inference responses for clients that accept it (default: none)",
-    )
-    grpc.add_argument("--server-id", default="triton", metavar="NAME", help="name in ServerMetadata (default: triton)")
-    grpc.add_argument(
-        "--shutdown-grace",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="time for calls under way to end after SIGTERM; a second signal ends it (default: 30)",
-    )
-
-    times = parser.add_argument_group("times of a connection, in seconds; 0 is never")
-    times.add_argument(
-        "--handshake-timeout",
-        type=seconds,
-        default=20.0,
-        metavar="SECONDS",
-        help="from accepting it to the end of the HTTP/2 handshake (default: 20)",
-    )
-    times.add_argument(
-        "--stall-timeout",
-        type=seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="without progress of a request that has begun, or of responses that wait to be read (default: 60)",
-    )
-    times.add_argument(
-        "--max-connection-idle",
-        type=seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="without a call, until the client is told to leave (default: 0)",
-    )
-    times.add_argument(
-        "--max-connection-age",
-        type=seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="until the client is told to leave, 10%% more or less; its calls may end (default: 0)",
-    )
-    times.add_argument(
-        "--max-connection-age-grace",
-        type=seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="for calls under way, once a client was told to leave (default: 0)",
-    )
-    times.add_argument(
-        "--keepalive-time",
-        type=seconds,
-        default=300.0,
-        metavar="SECONDS",
-        help="of silence, until the client is asked whether it is there (default: 300)",
-    )
-    times.add_argument(
-        "--keepalive-timeout",
-        type=seconds,
-        default=20.0,
-        metavar="SECONDS",
-        help="for its answer; then the connection is closed (default: 20)",
-    )
-
-    tls = parser.add_argument_group("TLS", "SIGHUP has the files read again, without dropping a connection.")
-    tls.add_argument(
-        "--tls-cert", metavar="FILE", help="the server's certificate and its intermediates, PEM (default: no TLS)"
-    )
-    tls.add_argument("--tls-key", metavar="FILE", help="the certificate's private key, PEM, not encrypted")
-    tls.add_argument(
-        "--tls-client-ca",
-        metavar="FILE",
-        help="authorities, PEM: only clients with a certificate of theirs may connect (default: all may)",
-    )
-    traces = parser.add_argument_group("traces", "TraceSetting changes all but the endpoint while the server runs.")
-    traces.add_argument(
-        "--trace-endpoint",
-        metavar="URL",
-        help="of an OpenTelemetry collector that takes OTLP over HTTP, such as http://localhost:4318 (default: what "
-        "OTEL_EXPORTER_OTLP_ENDPOINT says). Needs toutates[otel]",
-    )
-    traces.add_argument(
-        "--trace-level",
-        action="append",
-        choices=LEVEL_NAMES,
-        metavar="LEVEL",
-        help="OFF, TIMESTAMPS or TENSORS; may be given several times (default: TIMESTAMPS if another of these flags is "
-        "given, else OFF)",
-    )
-    traces.add_argument(
-        "--trace-rate",
-        type=_from(0, 2**32 - 1),
-        metavar="N",
-        help="trace one of N requests, and those whose callers record the trace; 0 traces these alone (default: 1000)",
-    )
-    traces.add_argument(
-        "--trace-count",
-        type=_from(-1, 2**31 - 1),
-        metavar="N",
-        help="end with so many requests traced by the rate; -1 is never (default: -1)",
-    )
-    watching = parser.add_argument_group("watching the server")
-    watching.add_argument(
-        "--metrics-addr",
-        default="0.0.0.0:9090",
-        metavar="ADDR",
-        help="HOST:PORT of the HTTP side: metrics, the status page and probes; off for none (default: 0.0.0.0:9090)",
-    )
-    watching.add_argument(
-        "--debug-endpoints",
-        action="store_true",
-        help="let others than this machine use /debug of the HTTP side (default: false)",
-    )
-    for flag in ("--sqpoll-enabled", "--sqpoll-idle-ms"):
-        parser.add_argument(flag, nargs="?", const=True, help=argparse.SUPPRESS)
-    return parser
-
-
-def add_custom_op_libraries(parser: argparse._ActionsContainer) -> None:
-    """The flag that every command which reads models has."""
-    parser.add_argument(
-        "--custom-op-libraries", metavar="PATHS", help="comma-separated shared libraries of custom operators"
-    )
-
-
-def add_execution_providers(parser: argparse._ActionsContainer) -> None:
-    """The flag that says on what models run."""
-    parser.add_argument(
-        "--execution-providers",
-        default="auto",
-        metavar="LIST",
-        help="comma-separated, by priority: cpu, cuda, tensorrt (or trt). auto takes cuda where this onnxruntime and "
-        "this machine have it, else cpu (default: auto)",
-    )
-
-
-def add_s3(parser: argparse._ActionsContainer) -> None:
-    """The flags of every command that reads repositories on S3."""
-    parser.add_argument(
-        "--s3-endpoint", metavar="URL", help="the S3 service of all repositories on S3 (default: boto3's, which is AWS)"
-    )
-    parser.add_argument("--s3-region", metavar="NAME", help="of the buckets (default: boto3's)")
-    parser.add_argument(
-        "--model-cache-dir",
-        metavar="DIR",
-        help="for what was downloaded; servers may share it (default: $XDG_CACHE_HOME/toutates or ~/.cache/toutates)",
-    )
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 up, from the command line.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    # Of ASCII digits, and not so many that int() itself refuses.
-    if text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-
-
-def _levels(text: str) -> str:
-    try:
-        parse_levels(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _same(text: str) -> str:
     return text
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if 0 <= value <= 1:
-        return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting.
 
-
-def _from(least: int, most: int) -> Callable[[str], int]:
-    """The type of a flag that takes the whole numbers from ``least`` to ``most``."""
-
-    def number(text: str) -> int:
-        # Of ASCII digits, and not so many that int() itself refuses.
-        digits = text.removeprefix("-")
-        if digits.isascii() and digits.isdigit() and len(digits) < 19 and least <= int(text) <= most:
-            return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-
-    return number
-
-
-def _boolean(text: str) -> bool:
-    # As Triton reads them.
-    word = text.lower()
-    if word in ("true", "1", "on"):
-        return True
-    if word in ("false", "0", "off"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-def seconds(text: str) -> float:
-    """A length of time from the command line.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
+    Attributes:
+        name: the flag's without its dashes, which is the key in a file; of a limit, the NAME in ``--limit NAME=VALUE``.
+        metavar: what stands for its value in texts.
+        help: what it does, in one line.
+        default: what holds where nobody sets it, as it would be written; None for nothing.
+        read: turns the text of a value into the value.
+        unset: what it means that nobody sets it, where there is no default.
+        details: what docs/flags.md says besides.
+        option: the field of ``Options``, or for a limit of ``Limits``, that takes the value; "" for that of its name.
+        repeatable: whether it may be given several times; then its value is a tuple.
+        bare: the value of the flag without one; None if it needs one.
+        shown: the value as others may see it.
+        old: the flag that sets a limit too.
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if 0 <= value <= 86_400:
-        return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
+
+    name: str
+    metavar: str
+    help: str
+    default: str | None = None
+    read: Reader = _same
+    unset: str = ""
+    details: str = ""
+    option: str = ""
+    repeatable: bool = False
+    bare: str | None = None
+    shown: Callable[[str], str] = _same
+    old: str = ""
+
+    @property
+    def default_text(self) -> str:
+        """What holds where nobody sets it, for people."""
+        return self.unset if self.default is None else self.default + (f" ({self.unset})" if self.unset else "")
+
+    @property
+    def default_value(self) -> Any:
+        """The same as a value."""
+        if self.default is None:
+            return () if self.repeatable else None
+        return self.read(self.default)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def variable(name: str) -> str:
+    """The environment variable of a flag."""
+    return "TOUTATES_" + name.upper().replace("-", "_")
+
+
+def _resets(text: str) -> Allowance:
+    per_second = positive(text)
+    return Allowance(5 * per_second, per_second, per_call=0.5)
+
+
+#: By the titles of ``--help``.
+GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = MappingProxyType(
+    {
+        "models": (
+            Flag(
+                "model-repository",
+                "DIR",
+                "serve the models in this folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX; repeatable",
+                unset="required",
+                details="Not required where there is `--s3-bucket`",
+                repeatable=True,
+            ),
+            Flag(
+                "load-models",
+                "NAMES",
+                "serve only these models, separated by commas",
+                read=names,
+                unset="all",
+                details="An unknown name is an error",
+            ),
+            Flag(
+                "model-control-mode",
+                "MODE",
+                "change models never (none), when their files change (poll), or by RPC (explicit)",
+                "none",
+                choice(*CONTROL_MODES),
+                details="See [Model control](model-repository.md#model-control)",
+            ),
+            Flag(
+                "repository-poll-secs",
+                "SECONDS",
+                "look for changes this often, with poll",
+                "15",
+                positive,
+                details="In all modes also the time between two questions to a repository that did not answer at the "
+                "start",
+                option="repository_poll_s",
+            ),
+            Flag(
+                "load-model",
+                "NAME",
+                "load this model at the start, with explicit; '*' alone is all; repeatable",
+                unset="none",
+                repeatable=True,
+            ),
+            Flag(
+                "model-load-thread-count",
+                "N",
+                "load so many models at the same time",
+                "1",
+                positive,
+                details="Triton's name",
+                option="parallel_loads",
+            ),
+            Flag(
+                "strict-readiness",
+                "BOOL",
+                "be not ready while a model cannot be served",
+                "true",
+                boolean,
+                details="Or while there is none; see [Health](operating.md#health)",
+            ),
+            Flag(
+                "exit-on-error",
+                "BOOL",
+                "end where a model cannot be loaded or a repository cannot be read at the start",
+                "false",
+                boolean,
+                details="The exit code is 1 for a model, 2 for a repository. Otherwise the others are served, and the "
+                "server is not ready. Triton's default is `true`",
+            ),
+        ),
+        "models on S3": (
+            Flag("s3-bucket", "NAME", "serve the models in this bucket, like s3://NAME", unset="none"),
+            Flag("s3-prefix", "PREFIX", "look for them below this prefix of --s3-bucket", unset="none"),
+            Flag(
+                "s3-endpoint",
+                "URL",
+                "ask this S3 service, for all repositories on S3",
+                unset="boto3's",
+                details="See [S3](model-repository.md#s3)",
+            ),
+            Flag("s3-region", "NAME", "look for the buckets in this region", unset="boto3's"),
+            Flag(
+                "model-cache-dir",
+                "DIR",
+                "keep downloads here",
+                read=_path,
+                unset="$XDG_CACHE_HOME/toutates, or ~/.cache/toutates",
+                details="Servers of one host and user may share it",
+            ),
+            Flag(
+                "model-cache-size",
+                "BYTES",
+                "keep so many bytes of downloads; the least recently used go first",
+                "68719476736",
+                positive,
+                details="What a running server uses stays",
+            ),
+        ),
+        "ONNX Runtime": (
+            Flag(
+                "execution-providers",
+                "LIST",
+                "run models on cpu, cuda, tensorrt: by priority, separated by commas",
+                "auto",
+                providers,
+                details="`trt` is `tensorrt`. `auto` is CUDA where this ONNX Runtime and this machine have it, else "
+                "the CPU. The CPU always comes last, for what the others leave",
+            ),
+            Flag(
+                "custom-op-libraries",
+                "PATHS",
+                "load these libraries of custom operators, separated by commas",
+                read=libraries,
+                unset="none",
+                details="They are registered with every session",
+            ),
+            Flag(
+                "trt-op-types-to-exclude",
+                "OPS",
+                "keep these operator types from TensorRT, separated by commas",
+                unset="none",
+            ),
+            Flag(
+                "trt-min-subgraph-size",
+                "N",
+                "leave smaller subgraphs to others than TensorRT",
+                read=positive,
+                unset="none",
+            ),
+            Flag(
+                "ort-intra-threads",
+                "N",
+                "run each operator on so many threads, per session",
+                "1",
+                positive,
+                details="More than one pays for large models. They do not spin",
+            ),
+            Flag("ort-inter-threads", "N", "run so many operators at the same time, per session", "1", positive),
+        ),
+        "cores": (
+            Flag(
+                "processing-cores",
+                "N",
+                "run so many worker threads, which read, batch and answer requests",
+                read=positive,
+                unset="1 with the GIL, else what others leave",
+                details="Each has a listener, an epoll and connections of its own. More than one pays on "
+                "free-threaded Python only, where the default is one per CPU that the process may use, less those of "
+                "the other roles; see [Cores](operating.md#cores)",
+            ),
+            Flag(
+                "executor-cpus",
+                "N",
+                "keep so many CPUs for executors, which share them",
+                "1",
+                positive,
+                details="With `--cpu-pinning` executors are pinned to these; without, the default of "
+                "`--processing-cores` leaves so many CPUs free",
+            ),
+            Flag(
+                "cpu-pinning",
+                "CPUS",
+                "pin each thread to a CPU: of all that the process may use, or of CPUS, such as 0-3,8",
+                read=cpus,
+                unset="off",
+                details="In the environment and in a file `all` stands for the flag without CPUS",
+                bare="all",
+            ),
+        ),
+        "gRPC": (
+            Flag(
+                "grpc-addr",
+                "ADDR",
+                "listen on HOST:PORT",
+                "0.0.0.0:8001",
+                address,
+                details="Or `[IPV6]:PORT`. Port 0 lets the system choose, and the log says which",
+            ),
+            Flag(
+                "limit",
+                "NAME=VALUE",
+                "bound connections, requests, memory or time: --help-limits lists the names; repeatable",
+                details="See [Limits](#limits) for the names",
+                repeatable=True,
+            ),
+            Flag(
+                "max-inflight-requests",
+                "N",
+                "refuse inference requests while so many are accepted and not answered",
+                read=positive,
+                unset="no limit",
+                details="Of all models together; see [Overload](operating.md#overload)",
+            ),
+            Flag(
+                "grpc-restricted-protocol",
+                "PROTOCOLS:KEY=VALUE",
+                "let only calls with the metadata triton-grpc-protocol-KEY: VALUE use PROTOCOLS; repeatable",
+                unset="everybody may",
+                details="PROTOCOLS are separated by commas: health, metadata, inference, shared-memory, model-config, "
+                "model-repository, statistics, trace, logging; see [Access](operating.md#access)",
+                repeatable=True,
+                shown=without_secret,
+            ),
+            Flag(
+                "grpc-compression",
+                "NAME",
+                "compress responses for clients that accept it: none, gzip or deflate",
+                "none",
+                choice("none", "gzip", "deflate"),
+                details="Inference responses only",
+            ),
+            Flag(
+                "server-id",
+                "NAME",
+                "report this name in ServerMetadata",
+                "triton",
+                details="Some clients assert the default",
+            ),
+            Flag(
+                "shutdown-grace",
+                "SECONDS",
+                "let calls end for so long after SIGTERM; a second signal ends them",
+                "30",
+                seconds,
+                option="shutdown_grace_s",
+            ),
+        ),
+        "TLS": (
+            Flag(
+                "tls-cert",
+                "FILE",
+                "serve TLS with this certificate and its intermediates, PEM",
+                unset="no TLS",
+                details="SIGHUP has the files read again, without dropping a connection; see [TLS](operating.md#tls)",
+            ),
+            Flag("tls-key", "FILE", "use this private key of the certificate, PEM, not encrypted", unset="no TLS"),
+            Flag(
+                "tls-client-ca",
+                "FILE",
+                "take only clients with a certificate of these authorities, PEM",
+                unset="all may connect",
+            ),
+        ),
+        "traces": (
+            Flag(
+                "trace-endpoint",
+                "URL",
+                "send traces by OTLP over HTTP to this collector, such as http://localhost:4318",
+                unset="OTEL_EXPORTER_OTLP_ENDPOINT",
+                details="Needs `toutates[otel]`. TraceSetting changes all but this while the server runs. See "
+                "[tracing](tracing.md)",
+            ),
+            Flag(
+                "trace-level",
+                "LEVEL",
+                "trace OFF, TIMESTAMPS or TENSORS; repeatable",
+                read=choice(*LEVEL_NAMES),
+                unset="TIMESTAMPS with another of these flags, else OFF",
+                repeatable=True,
+            ),
+            Flag(
+                "trace-rate",
+                "N",
+                "trace one of N requests, and those whose callers record the trace",
+                read=whole(0, 2**32 - 1),
+                unset="1000",
+                details="0 traces only those whose callers record the trace",
+            ),
+            Flag(
+                "trace-count",
+                "N",
+                "stop after so many requests traced by the rate; -1 is never",
+                read=whole(-1, 2**31 - 1),
+                unset="-1",
+            ),
+        ),
+        "watching the server": (
+            Flag(
+                "metrics-addr",
+                "ADDR",
+                "listen there for metrics, the status page and probes; off for none",
+                "0.0.0.0:9090",
+                address_or_off,
+                details="See [monitoring.md](monitoring.md)",
+            ),
+            Flag(
+                "debug-endpoints",
+                "BOOL",
+                "let other machines than this one use /debug there",
+                "false",
+                boolean,
+                bare="true",
+            ),
+            Flag(
+                "log-level",
+                "LEVELS",
+                "log from debug, info, warning or error on; of an area by AREA=LEVEL: info,h2grpc=debug",
+                "info",
+                levels,
+                details="See [logging.md](logging.md)",
+            ),
+            Flag(
+                "log-format",
+                "FORMAT",
+                "log as text, or as json: one object per line",
+                "text",
+                choice("text", "json"),
+                details="The log goes to standard error",
+            ),
+            Flag(
+                "access-log-rate",
+                "SHARE",
+                "log this share of inference requests, such as 0.01; 1 for all",
+                "0",
+                share,
+                details="0.01 is one of a hundred of each worker",
+            ),
+        ),
+        "files": (
+            Flag(
+                "config",
+                "FILE",
+                "read settings from this YAML file; flags and environment variables go before it",
+                unset="none",
+            ),
+        ),
+    }
+)
+
+#: All flags, by name.
+FLAGS: Final[Mapping[str, Flag]] = MappingProxyType({flag.name: flag for group in GROUPS.values() for flag in group})
+
+#: Values of ``--limit``, by name. The names are those of the metric ``toutates_limit_hits_total``.
+LIMITS: Final[Mapping[str, Flag]] = MappingProxyType(
+    {
+        limit.name: limit
+        for limit in (
+            Flag(
+                "connections",
+                "N",
+                "connections open at once",
+                "100000",
+                positive,
+                details="Further ones get GOAWAY. Split over the workers, each of which counts its own",
+                option="max_concurrent_connections",
+                old="max-concurrent-connections",
+            ),
+            Flag(
+                "streams",
+                "N",
+                "calls open at once on one connection",
+                "100000",
+                positive,
+                details="Clients queue silently beyond it",
+                option="max_concurrent_streams",
+                old="max-concurrent-streams",
+            ),
+            Flag(
+                "frame_size",
+                "BYTES",
+                "an HTTP/2 frame that a client may send, 16384 to 16777215",
+                "32768",
+                positive,
+                option="max_frame_size",
+                old="max-frame-size",
+            ),
+            Flag(
+                "message_size",
+                "BYTES",
+                "a request, as sent",
+                "2147483647",
+                positive,
+                details="Above it RESOURCE_EXHAUSTED",
+                option="max_message_size",
+                old="max-message-size",
+            ),
+            Flag(
+                "decompressed_size",
+                "BYTES",
+                "a compressed request, once decompressed",
+                "67108864",
+                positive,
+                details="Above it RESOURCE_EXHAUSTED. Requests that become more than 256 KiB, and all beyond 32 MiB a "
+                "second, are decompressed in a thread beside the worker, one at a time",
+                option="max_decompressed_size",
+                old="max-decompressed-size",
+            ),
+            Flag(
+                "connection_buffer",
+                "BYTES",
+                "requests under way that are held for one connection",
+                "2147483647",
+                positive,
+                details="A call above it gets RESOURCE_EXHAUSTED",
+                option="max_buffered_bytes",
+                old="max-connection-buffered-bytes",
+            ),
+            Flag(
+                "server_buffer",
+                "BYTES",
+                "requests under way and unread responses that are held for all clients",
+                read=positive,
+                unset="half of the memory that the process may use",
+                details="Records of open calls count too; see [Limits](operating.md#limits)",
+                option="max_buffered_bytes",
+                old="max-buffered-bytes",
+            ),
+            Flag(
+                "resets",
+                "N",
+                "calls that a connection may cancel a second, beyond one of two; five times as many at once",
+                "200",
+                _resets,
+                option="resets",
+                old="max-resets-per-second",
+            ),
+            Flag(
+                "handshake_timeout",
+                "SECONDS",
+                "from accepting a connection to the end of its handshakes; 0 is no limit",
+                "20",
+                seconds_or_never,
+                option="handshake_timeout_s",
+                old="handshake-timeout",
+            ),
+            Flag(
+                "stall_timeout",
+                "SECONDS",
+                "without progress of a request that has begun, or of unread responses; 0 is no limit",
+                "60",
+                seconds_or_never,
+                details="In that time a client has to send 64 KiB, or the rest, and to read as much",
+                option="stall_timeout_s",
+                old="stall-timeout",
+            ),
+            Flag(
+                "connection_idle",
+                "SECONDS",
+                "without a call, until the client is told to leave; 0 is never",
+                "0",
+                seconds_or_never,
+                option="max_idle_s",
+                old="max-connection-idle",
+            ),
+            Flag(
+                "connection_age",
+                "SECONDS",
+                "until a client is told to leave, 10 % more or less; 0 is never",
+                "0",
+                seconds_or_never,
+                option="max_age_s",
+                old="max-connection-age",
+            ),
+            Flag(
+                "connection_age_grace",
+                "SECONDS",
+                "for calls of a client that was told to leave; 0 is no limit",
+                "0",
+                seconds_or_never,
+                option="max_age_grace_s",
+                old="max-connection-age-grace",
+            ),
+            Flag(
+                "keepalive_time",
+                "SECONDS",
+                "of silence, until the client is asked whether it is there; 0 is never",
+                "300",
+                seconds_or_never,
+                option="keepalive_time_s",
+                old="keepalive-time",
+            ),
+            Flag(
+                "keepalive_timeout",
+                "SECONDS",
+                "for its answer, until the connection is closed; 0 is no limit",
+                "20",
+                seconds_or_never,
+                option="keepalive_timeout_s",
+                old="keepalive-timeout",
+            ),
+        )
+    }
+)
+#: What a limit is called beside the flags.
+LIMIT: Final = "limit."
+
+#: Flags of before, which set a limit.
+OLD_LIMITS: Final[Mapping[str, str]] = MappingProxyType({limit.old: LIMIT + name for name, limit in LIMITS.items()})
+
+#: Names of before, and what they set. Where the settings themselves are given, these hold.
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"executor-cores": ("model-load-thread-count", "executor-cpus")}
+    | {old: (setting,) for old, setting in OLD_LIMITS.items()}
+)
+
+#: Flags of the original server that have no meaning here.
+REFUSED: Final = ("sqpoll-enabled", "sqpoll-idle-ms")

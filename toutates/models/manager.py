@@ -67,12 +67,14 @@ class LoadOptions:
     Attributes:
         kinds: of models; the first that claims a version loads it.
         is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
-        placement: how many models load at the same time, and where threads run.
+        placement: where threads run.
+        parallel_loads: how many models are loaded at the same time.
     """
 
     kinds: Sequence[Kind]
     is_wanted: Callable[[object, int], bool]
     placement: Placement = field(default_factory=Placement)
+    parallel_loads: int = 1
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class ModelManager:
         self._stopped = trio.Event()
         #: by model, one at a time; only for those that have somebody in it or before it
         self._turns: dict[str, trio.Semaphore] = {}
-        self._loading = trio.CapacityLimiter(options.placement.executor_cores)
+        self._loading = trio.CapacityLimiter(options.parallel_loads)
         self._executor_turns = Turns(options.placement.executors)
 
     # --- what models there are ---------------------------------------------------------------------------------------

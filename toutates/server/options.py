@@ -59,7 +59,8 @@ class Options:
         exit_on_error: whether one at the start makes the server end.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
         processing_cores: how many workers; None leaves it to ``toutates.system.placement``.
-        executor_cores: how many models load at the same time, and how many CPUs executors share when pinned.
+        parallel_loads: how many models are loaded at the same time.
+        executor_cpus: how many CPUs executors share when pinned, and are not taken for workers otherwise.
         cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
         max_buffered_bytes: what all connections may hold for slow clients; None leaves it to ``system.memory``.
         restricted_protocols: what only callers with a secret may use.
@@ -92,7 +93,8 @@ class Options:
     ort_inter_threads: int = 1
     grpc_addr: Address = Address("0.0.0.0", 8001)
     processing_cores: int | None = None
-    executor_cores: int = 1
+    parallel_loads: int = 1
+    executor_cpus: int = 1
     cpu_pinning: tuple[int, ...] | None = None
     max_concurrent_connections: int = 100_000
     max_buffered_bytes: int | None = None

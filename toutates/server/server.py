@@ -121,14 +121,14 @@ def _plan(options: Options) -> Placement:
     """
     topology = read_topology(options.cpu_pinning or allowed_cpus())
     pinned = options.cpu_pinning is not None
-    executors, intra_threads = options.executor_cores, options.ort_intra_threads
+    executors, intra_threads = options.executor_cpus, options.ort_intra_threads
     workers = options.processing_cores
     if workers is None:
         workers = default_processing_cores(
-            len(topology.cpus), executor_cores=executors, intra_threads=intra_threads, pinned=pinned, gil=gil_enabled()
+            len(topology.cpus), executor_cpus=executors, intra_threads=intra_threads, pinned=pinned, gil=gil_enabled()
         )
     return place(
-        topology, executor_cores=executors, processing_cores=workers, intra_threads=intra_threads, pinned=pinned
+        topology, executor_cpus=executors, processing_cores=workers, intra_threads=intra_threads, pinned=pinned
     )
 
 
@@ -298,6 +298,7 @@ class Server:
                 kinds=[OnnxKind(sessions, self._placement.processing_cores, self._placement)],
                 is_wanted=is_wanted,
                 placement=self._placement,
+                parallel_loads=options.parallel_loads,
             )
             manager = ModelManager(
                 load_options,

@@ -1,7 +1,7 @@
 """Which CPU every thread runs on: the plan, made before anything starts, and how a thread follows it.
 
     manager     1 CPU, the least valuable one, because it idles while others serve
-    executors   N CPUs (--executor-cores), which the executors of all models share in turn
+    executors   N CPUs (--executor-cpus), which the executors of all models share in turn
     workers     M CPUs (--processing-cores), one each
     intra-op    the rest, which the pools of ONNX Runtime's sessions share in turn
 
@@ -31,7 +31,7 @@ class Placement:
     """Who runs where. Without pinning every tuple of CPUs is empty, and the system decides.
 
     Attributes:
-        executor_cores: how many models are loaded at the same time.
+        executor_cpus: how many CPUs are kept for executors, pinned or not.
         processing_cores: how many workers there are.
         topology: the CPUs that may be used.
         manager: the CPU of the main thread.
@@ -40,7 +40,7 @@ class Placement:
         intra_op: CPUs that the threads of ONNX Runtime's intra-op pools take in turn.
     """
 
-    executor_cores: int = 1
+    executor_cpus: int = 1
     processing_cores: int = 1
     topology: Topology = field(default=Topology(()))
     manager: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Placement:
         return self.topology.cpus if self.pinned else ()
 
 
-def default_processing_cores(cpus: int, *, executor_cores: int, intra_threads: int, pinned: bool, gil: bool) -> int:
+def default_processing_cores(cpus: int, *, executor_cpus: int, intra_threads: int, pinned: bool, gil: bool) -> int:
     """How many workers there are unless the user says so.
 
     With the GIL one: only one thread runs Python at a time, so that further workers only add to the cost of a request.
@@ -67,7 +67,7 @@ def default_processing_cores(cpus: int, *, executor_cores: int, intra_threads: i
 
     Args:
         cpus: that the process may use.
-        executor_cores: ``--executor-cores``.
+        executor_cpus: ``--executor-cpus``.
         intra_threads: ``--ort-intra-threads``; the executor's own is one of them.
         pinned: whether threads will be pinned.
         gil: whether the interpreter has the GIL.
@@ -75,11 +75,11 @@ def default_processing_cores(cpus: int, *, executor_cores: int, intra_threads: i
     if gil:
         return 1
     others = 1 + (intra_threads - 1) if pinned else 0
-    return max(1, cpus - executor_cores - others)
+    return max(1, cpus - executor_cpus - others)
 
 
 def place(
-    topology: Topology, *, executor_cores: int, processing_cores: int, intra_threads: int = 1, pinned: bool
+    topology: Topology, *, executor_cpus: int, processing_cores: int, intra_threads: int = 1, pinned: bool
 ) -> Placement:
     """Make the plan.
 
@@ -87,11 +87,11 @@ def place(
         ConfigurationError: there are fewer CPUs than threads to be pinned ask for.
     """
     if not pinned:
-        return Placement(executor_cores, processing_cores, topology)
+        return Placement(executor_cpus, processing_cores, topology)
     cpus = _by_value(topology)
     needs = {
         "the manager": 1,
-        "executors (--executor-cores)": executor_cores,
+        "executors (--executor-cpus)": executor_cpus,
         "workers (--processing-cores)": processing_cores,
         "ONNX Runtime's pools (--ort-intra-threads)": int(intra_threads > 1),
     }
@@ -103,14 +103,14 @@ def place(
             key="--cpu-pinning",
             remedy="give it more CPUs, ask for fewer, or leave --cpu-pinning out",
         )
-    workers_end = executor_cores + processing_cores
+    workers_end = executor_cpus + processing_cores
     return Placement(
-        executor_cores,
+        executor_cpus,
         processing_cores,
         topology,
         manager=cpus[-1:],
-        executors=cpus[:executor_cores],
-        workers=cpus[executor_cores:workers_end],
+        executors=cpus[:executor_cpus],
+        workers=cpus[executor_cpus:workers_end],
         intra_op=cpus[workers_end:-1],
     )
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import yaml
 
@@ -19,7 +20,7 @@ from toutates.models.config.small_file import read_small_file
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import MAX_SHOWN, printable
 
-__all__ = ["NULL", "Null", "YamlValue", "read_mapping", "shown_value"]
+__all__ = ["NULL", "Null", "YamlValue", "read_mapping", "read_nodes", "shown_value"]
 
 _MAX_FILE_BYTES: Final = 2**16  # a hundred times what a real file holds; PyYAML takes half a second for the worst one
 
@@ -40,6 +41,8 @@ class Null:
 
 NULL: Final = Null()
 
+_T = TypeVar("_T")
+
 YamlValue = str | int | float | bool | Null | list["YamlValue"] | dict[str, "YamlValue"]
 
 
@@ -53,29 +56,34 @@ def read_mapping(source: Path) -> dict[str, YamlValue] | None:
         ConfigurationError: the file cannot be read, is not UTF-8 or not YAML, has no mapping at its top, or uses
             something outside the part of YAML described above.
     """
+    return _read(source, _mapping)
+
+
+def read_nodes(source: Path) -> list[tuple[yaml.Node, yaml.Node]] | None:
+    """Read a file that holds one mapping, and leave its keys and values, in their order, as the parser found them.
+
+    Returns:
+        The mapping's keys and values; None where there is no such file.
+
+    Raises:
+        ConfigurationError: as ``read_mapping``, but for what the parser alone does not see. It shows no value, which
+            may be a secret.
+    """
+    return _read(source, lambda node: list(node.value), shows_value=False)
+
+
+def _read(source: Path, convert: Callable[[yaml.MappingNode], _T], *, shows_value: bool = True) -> _T | None:
     data = read_small_file(source, _MAX_FILE_BYTES)
     if data is None:
         return None
-    value = _parse(source, data)
-    if not isinstance(value, dict):
-        raise ConfigurationError(
-            "is not a mapping", source=source, value=shown_value(value), remedy="write `key: value` lines"
-        )
-    return value
-
-
-def shown_value(value: object) -> object:
-    """A value as an error shows it: cut short when a hostile or mistaken file holds a very long one."""
-    text = repr(value)
-    return value if len(text) <= MAX_SHOWN else printable(text, MAX_SHOWN)
-
-
-def _parse(source: Path, data: bytes) -> YamlValue:
     try:
         node = yaml.compose(data.decode(), Loader=_NodeLoader)
         if node is None:
             raise ConfigurationError("is empty", source=source, remedy="write the settings, or remove the file")
-        return _value(node)
+        if not isinstance(node, yaml.MappingNode):
+            value = shown_value(_value(node)) if shows_value else None
+            raise ConfigurationError("is not a mapping", source=source, value=value, remedy="write `key: value` lines")
+        return convert(node)
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise ConfigurationError(f"line {line}: is not UTF-8", source=source, remedy="save it as UTF-8") from exc
@@ -85,6 +93,12 @@ def _parse(source: Path, data: bytes) -> YamlValue:
         raise ConfigurationError(_describe(exc), source=source, remedy="correct the YAML there") from exc
     except RecursionError as exc:
         raise ConfigurationError("is nested too deeply", source=source, remedy="write `key: value` lines") from exc
+
+
+def shown_value(value: object) -> object:
+    """A value as an error shows it: cut short when a hostile or mistaken file holds a very long one."""
+    text = repr(value)
+    return value if len(text) <= MAX_SHOWN else printable(text, MAX_SHOWN)
 
 
 class _NodeLoader(yaml.SafeLoader):

@@ -43,7 +43,7 @@ OWN: Final = (
         "connections",
         "Connections open.",
         "Uneven over the workers: clients have too few connections. Rising for ever: clients leak them; "
-        "`--max-connection-idle` ends those without calls.",
+        "`--limit connection_idle` ends those without calls.",
     ),
     MetricSpec(
         "toutates_connections_accepted_total",

@@ -1,0 +1,129 @@
+"""From settings to the server's options: what concerns several of them at once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from toutates.api.restrictions import parse_restrictions
+from toutates.command.flags import FLAGS, LIMIT, LIMITS
+from toutates.command.settings import Settings
+from toutates.h2grpc import Limits
+from toutates.infer.tracing.configuration import read_trace_options
+from toutates.repositories.specification import Specification, read_specifications
+from toutates.server.options import Options, TlsFiles
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["make_options", "repositories"]
+
+
+def make_options(settings: Settings) -> Options:
+    """The options that settings come to.
+
+    Raises:
+        ConfigurationError: settings do not go together.
+    """
+    known = {field.name for field in fields(Options)}
+    taken = {flag.option or name.replace("-", "_"): settings[name] for name, flag in FLAGS.items() if name != "limit"}
+    values: dict[str, Any] = {option: value for option, value in taken.items() if value is not None and option in known}
+    try:
+        return Options(
+            **values
+            | {
+                "model_repositories": repositories(settings, settings["model-repository"]),
+                "load_models": _models_to_load(settings),
+                "grpc_compression": settings["grpc-compression"].replace("none", ""),
+                "metrics_addr": settings["metrics-addr"],
+                "max_concurrent_connections": settings[LIMIT + "connections"],
+                "max_buffered_bytes": settings[LIMIT + "server_buffer"],
+                "limits": _limits(settings),
+                "restricted_protocols": parse_restrictions(settings["grpc-restricted-protocol"]),
+                "tls": _tls(settings["tls-cert"], settings["tls-key"], settings["tls-client-ca"]),
+                "tracing": read_trace_options(
+                    os.environ,
+                    endpoint=settings["trace-endpoint"],
+                    levels=settings["trace-level"],
+                    rate=settings["trace-rate"],
+                    count=settings["trace-count"],
+                ),
+            }
+        )
+    except ConfigurationError as error:
+        raise settings.located(error) from None
+
+
+def repositories(settings: Settings, places: tuple[str, ...], flag: str = "") -> tuple[Specification, ...]:
+    """The repositories that are asked for.
+
+    Args:
+        settings: those of S3.
+        places: directories and locations on S3.
+        flag: what the command line calls ``places``, for errors; "" for --model-repository.
+
+    Raises:
+        ConfigurationError: there is none, or one cannot be used.
+    """
+    return read_specifications(
+        places,
+        endpoint=settings["s3-endpoint"],
+        bucket=settings["s3-bucket"],
+        prefix=settings["s3-prefix"],
+        region=settings["s3-region"],
+        **({"flag": flag} if flag else {}),
+    )
+
+
+def _limits(settings: Settings) -> Limits:
+    """The limits of a connection; those of the whole server are options of their own."""
+    by_field = {
+        limit.option: LIMIT + name for name, limit in LIMITS.items() if name not in ("connections", "server_buffer")
+    }
+    try:
+        return Limits(**{field: settings[name] for field, name in by_field.items()})
+    except ValueError as error:
+        # "max_frame_size is 1, must lie in ..."
+        field, _, problem = str(error).partition(" ")
+        raise settings.refused(by_field[field], problem) from None
+
+
+def _models_to_load(settings: Settings) -> tuple[str, ...] | None:
+    """Names of the models to load at the start; None for all."""
+    listed: tuple[str, ...] | None = settings["load-models"]
+    named: tuple[str, ...] = settings["load-model"]
+    if settings["model-control-mode"] != "explicit":
+        if named:
+            raise ConfigurationError(
+                "is of use only with --model-control-mode explicit",
+                key="--load-model",
+                value=named[0],
+                remedy="add that flag, or name the models by --load-models",
+            )
+        return listed
+    if "" in named:
+        raise ConfigurationError("is empty", key="--load-model", remedy="name a model, or write '*' for all")
+    if "*" in named:
+        if set(named) != {"*"} or listed is not None:
+            raise ConfigurationError(
+                "'*' is all models, and stands alone", key="--load-model", remedy="leave out the others, or it"
+            )
+        return None
+    return tuple(dict.fromkeys((*(listed or ()), *named)))
+
+
+def _tls(cert: str | None, key: str | None, client_ca: str | None) -> TlsFiles | None:
+    given = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
+    needed = {"--tls-cert": "the server's certificate", "--tls-key": "the certificate's private key"}
+    missing = [flag for flag in needed if given[flag] is None]
+    if not any(given.values()) and len(missing) == len(needed):
+        return None
+    if missing:
+        flag = next(flag for flag, value in given.items() if value is not None)
+        remedy = " and ".join(f"{name} FILE, {needed[name]}" for name in missing)
+        raise ConfigurationError(
+            f"needs {' and '.join(missing)} too", key=flag, value=given[flag], remedy="add " + remedy
+        )
+    assert cert is not None
+    assert key is not None
+    return TlsFiles(Path(cert), Path(key), None if client_ca is None else Path(client_ca))

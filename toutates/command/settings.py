@@ -1,0 +1,294 @@
+"""What the server is told, by whom: flags go before environment variables, these before a file, and it before defaults.
+
+A setting that several of them give is that of the first; lists such as ``--model-repository`` are replaced as a whole,
+while each name of ``--limit`` is a setting of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from toutates.command.flags import ALIASES, FLAGS, LIMIT, LIMITS, OLD_LIMITS, Flag, variable
+from toutates.models.config.yaml_reader import read_nodes
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["Settings", "read_settings", "settings_of", "table", "text_of"]
+
+#: The user and password of a URL.
+_PASSWORD: Final = re.compile(r"//[^/\s]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What one source says of a setting.
+
+    Attributes:
+        texts: as they are written; several only of settings that may be repeated.
+        key: what the source calls the setting: ``--grpc-addr``, ``TOUTATES_GRPC_ADDR``, ``grpc-addr``.
+        kind: "flag", "environment" or "file".
+        file: of the kind "file".
+    """
+
+    texts: tuple[str, ...]
+    key: str
+    kind: str
+    file: Path | None = None
+
+    def error(self, problem: str, value: object = None, remedy: str = "") -> ConfigurationError:
+        """That something is wrong with it."""
+        return ConfigurationError(problem, source=self.file, key=self.key, value=value, remedy=remedy)
+
+    def unreadable(self, text: str) -> ConfigurationError:
+        """That its text cannot be read."""
+        if self.kind == "flag":
+            return ConfigurationError(f"argument {self.key}: {text}", remedy="see 'toutates --help'")
+        return self.error(text, remedy="correct it there" if self.file else "correct or unset it")
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.key}" if self.file else self.key
+
+
+_Source = dict[str, _Given]
+
+
+class Settings:
+    """Values by the names of flags; those of limits by ``limit.NAME``.
+
+    Args:
+        given: what all sources say of a setting, put together.
+
+    Raises:
+        ConfigurationError: values cannot be read; with a line for each.
+    """
+
+    def __init__(self, given: Mapping[str, _Given], problems: Iterable[ConfigurationError] = ()) -> None:
+        self._given = given
+        self._values: dict[str, Any] = {}
+        wrong = list(problems)
+        for name, flag in _all_settings():
+            found = given.get(name)
+            try:
+                self._values[name] = flag.default_value if found is None else _read(flag, found)
+            except ConfigurationError as error:
+                wrong.append(error)
+        if wrong:
+            # One wrong value may be that of two settings.
+            raise ConfigurationError("\n".join(dict.fromkeys(map(str, wrong))))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def origin(self, name: str) -> _Given | None:
+        """What has given the setting; None for its default."""
+        return self._given.get(name)
+
+    def refused(self, name: str, problem: str) -> ConfigurationError:
+        """That the value of a setting, which is not its default, cannot be used."""
+        return self._given[name].error(problem)
+
+    def located(self, error: ConfigurationError) -> ConfigurationError:
+        """An error that names a flag, with what has given the setting in the flag's place."""
+        name = error.key.removeprefix("--")
+        given = self._given.get(name)
+        if given is None or given.key == error.key:
+            return error
+        return given.error(error.problem, error.value, error.remedy)
+
+
+def read_settings(flags: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+    """Put together what flags, environment and the file that they name say.
+
+    Raises:
+        ConfigurationError: values cannot be used; with a line for each.
+    """
+    problems: list[ConfigurationError] = []
+    return Settings(_gathered(flags, environment, problems), problems)
+
+
+def text_of(name: str, flags: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """What a setting is told to be, whatever is wrong with it or the others; "" where nobody says."""
+    given = _gathered(flags, environment, []).get(name)
+    return given.texts[-1] if given else ""
+
+
+def _gathered(
+    flags: argparse.Namespace, environment: Mapping[str, str], problems: list[ConfigurationError]
+) -> Mapping[str, _Given]:
+    given = _from_environment(environment, problems) | _from_command_line(flags, problems)
+    return _from_file(given["config"], problems) | given if "config" in given else given
+
+
+def settings_of(flags: argparse.Namespace) -> Settings:
+    """What the flags alone say."""
+    problems: list[ConfigurationError] = []
+    return Settings(_from_command_line(flags, problems), problems)
+
+
+def _from_command_line(flags: argparse.Namespace, problems: list[ConfigurationError]) -> _Source:
+    """What a parsed command line says, by settings."""
+    found = {name.replace("_", "-"): values for name, values in vars(flags).items() if isinstance(values, list)}
+    given = {name: _Given(tuple(values), f"--{name}", "flag") for name, values in found.items()}
+    return _resolved(given, problems)
+
+
+def _from_environment(environment: Mapping[str, str], problems: list[ConfigurationError]) -> _Source:
+    """What environment variables say, by settings. One that is empty says nothing."""
+    given: _Source = {}
+    for name in (*FLAGS, *ALIASES):
+        text = environment.get(variable(name), "")
+        if text:
+            repeatable = name in FLAGS and FLAGS[name].repeatable
+            texts = tuple(line.strip() for line in text.splitlines() if line.strip()) if repeatable else (text,)
+            given[name] = _Given(texts, variable(name), "environment")
+    return _resolved(given, problems)
+
+
+def _from_file(config: _Given, problems: list[ConfigurationError]) -> _Source:
+    """What a file says, by settings: its keys are names of flags, and values are written as on the command line."""
+    source = Path(config.texts[-1])
+    try:
+        nodes = read_nodes(source)
+    except ConfigurationError as error:
+        problems.append(error)
+        return {}
+    if nodes is None:
+        problems.append(config.error("there is no such file", str(source), "create it, or correct the path"))
+        return {}
+    known = [name for name in (*FLAGS, *ALIASES) if name != "config"]
+    given: _Source = {}
+    for key, node in _entries(nodes, source, "", known, problems):
+        if key == "limit" and isinstance(node, yaml.MappingNode):
+            entries = _entries(node.value, source, LIMIT, list(LIMITS), problems)
+            given.update(_texts({LIMIT + name: value for name, value in entries}, source, problems))
+        else:
+            given.update(_texts({key: node}, source, problems))
+    return _resolved(given, problems)
+
+
+def _entries(
+    nodes: Iterable[tuple[yaml.Node, yaml.Node]],
+    source: Path,
+    prefix: str,
+    known: Sequence[str],
+    problems: list[ConfigurationError],
+) -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values of a mapping: those keys that there are, each once."""
+    seen: dict[str, int] = {}
+    for key_node, value in nodes:
+        line = key_node.start_mark.line + 1
+        key = key_node.value if isinstance(key_node, yaml.ScalarNode) and key_node.value.isprintable() else "?"
+        key = key[:80]
+        if key in seen:
+            problem = f"line {line}: is given twice, first in line {seen[key]}"
+            problems.append(ConfigurationError(problem, source=source, key=prefix + key, remedy="leave one of them"))
+        elif key not in known:
+            old = OLD_LIMITS.get(key.replace("_", "-")) if prefix else None
+            near = get_close_matches(key, known, n=1)
+            meant = old.removeprefix(LIMIT) if old else near[0] if near else ""
+            remedy = (
+                f"did you mean '{meant}'?" if meant else "see 'toutates --help' for the names, without their dashes"
+            )
+            if prefix and not meant:
+                remedy = f"choose from {', '.join(known)}"
+            problems.append(
+                ConfigurationError(f"line {line}: unknown key", source=source, key=prefix + key, remedy=remedy)
+            )
+        else:
+            yield key, value
+        seen.setdefault(key, line)
+
+
+def _texts(
+    nodes: Mapping[str, yaml.Node], source: Path, problems: list[ConfigurationError]
+) -> Iterator[tuple[str, _Given]]:
+    """What values of a file are as texts."""
+    for name, node in nodes.items():
+        items = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        repeatable = name in FLAGS and FLAGS[name].repeatable
+        wanted = "a text or a list of texts" if repeatable else "one plain value"
+        if name == "limit":
+            wanted = "a mapping of names to values"
+        texts = tuple(item.value for item in items if isinstance(item, yaml.ScalarNode) and _says_something(item))
+        given = _Given(texts, name, "file", source)
+        if texts and len(texts) == len(items) and (repeatable or node is items[0]):
+            yield name, given
+        else:
+            line = node.start_mark.line + 1
+            problems.append(
+                given.error(f"line {line}: is not {wanted}", remedy=f"write {wanted}, or leave the key out")
+            )
+
+
+def _says_something(node: yaml.ScalarNode) -> bool:
+    return node.tag != "tag:yaml.org,2002:null" and node.value.isprintable()
+
+
+def _resolved(given: _Source, problems: list[ConfigurationError]) -> _Source:
+    """What one source says, with limits apart, and with settings in the place of names of before."""
+    limits = given.pop("limit", None)
+    for text in limits.texts if limits else ():
+        assert limits is not None
+        name, equals, value = text.partition("=")
+        if equals and name in LIMITS:
+            given[LIMIT + name] = _Given((value,), f"{limits.key} {name}", limits.kind, limits.file)
+        else:
+            near = get_close_matches(name, LIMITS, n=1)
+            problem = "there is no such limit" if equals else "is not NAME=VALUE"
+            remedy = f"did you mean '{near[0]}'?" if near and equals else f"choose from {', '.join(LIMITS)}"
+            problems.append(limits.error(problem, name, remedy))
+    for alias, settings in ALIASES.items():
+        found = given.pop(alias, None)
+        if found is None:
+            continue
+        for setting in settings:
+            if setting in given and len(settings) == 1:
+                problems.append(found.error(f"is the same as {given[setting].key}", remedy="leave one of them out"))
+            given.setdefault(setting, found)
+    return given
+
+
+def _all_settings() -> Iterator[tuple[str, Flag]]:
+    for name, flag in FLAGS.items():
+        if name != "limit":
+            yield name, flag
+    for name, limit in LIMITS.items():
+        yield LIMIT + name, limit
+
+
+def _read(flag: Flag, given: _Given) -> Any:
+    """The value that the texts stand for.
+
+    Raises:
+        ConfigurationError: they cannot be read.
+    """
+    try:
+        if flag.repeatable:
+            return tuple(flag.read(text) for text in given.texts)
+        return flag.read(given.texts[-1])
+    except argparse.ArgumentTypeError as error:
+        raise given.unreadable(str(error)) from None
+    except ConfigurationError as error:
+        raise given.error(error.problem, error.value, error.remedy) from None
+
+
+def table(settings: Settings) -> str:
+    """Every setting, its value and where it comes from, without secrets."""
+    rows = [("SETTING", "VALUE", "FROM")]
+    for name, flag in _all_settings():
+        given = settings.origin(name)
+        if given is None:
+            rows.append((name, flag.default_text, "default"))
+            continue
+        texts = given.texts if flag.repeatable else given.texts[-1:]
+        value = _PASSWORD.sub("//***@", ", ".join(flag.shown(text) for text in texts))
+        rows.append((name, value, f"{given.kind} {given}"))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in rows)

@@ -1,0 +1,169 @@
+"""Readers of the values that flags take: each turns a text into a value, or says what is wrong with it.
+
+A reader raises ``argparse.ArgumentTypeError`` or ``ConfigurationError``. Neither names the flag: who reads the text
+knows whether it came from the command line, the environment or a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from toutates.backends.onnx.provider_names import PROVIDERS
+from toutates.system.address import Address, parse_address
+from toutates.system.errors import ConfigurationError
+from toutates.system.logs.levels import parse_levels
+from toutates.system.topology import allowed_cpus, format_cpu_list, parse_cpu_list
+
+__all__ = [
+    "Reader",
+    "address",
+    "address_or_off",
+    "boolean",
+    "choice",
+    "cpus",
+    "levels",
+    "libraries",
+    "names",
+    "positive",
+    "providers",
+    "seconds",
+    "seconds_or_never",
+    "share",
+    "whole",
+]
+
+Reader = Callable[[str], Any]
+
+_PROVIDERS: Final = {"trt": "tensorrt"} | {name: name for name in ("auto", *PROVIDERS)}
+
+
+def whole(least: int, most: int = 10**18, said: str = "") -> Reader:
+    """A reader of whole numbers from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        # Of ASCII digits, and not so many that int() itself refuses.
+        digits = text.removeprefix("-") if least < 0 else text
+        if digits.isascii() and digits.isdigit() and len(digits) < 19 and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {said or f'{least} to {most}'}")
+
+    return read
+
+
+#: Reads a whole number from 1 up.
+positive: Final = whole(1, said="1 up")
+
+
+def choice(*words: str) -> Reader:
+    """A reader of one of ``words``."""
+
+    def read(text: str) -> str:
+        if text in words:
+            return text
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(words)})")
+
+    return read
+
+
+def _number(text: str, most: float, said: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if 0 <= value <= most:
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number {said}from 0 to {most}")
+
+
+def seconds(text: str) -> float:
+    """A length of time, up to a day."""
+    return _number(text, 86_400, "of seconds ")
+
+
+def seconds_or_never(text: str) -> float:
+    """A length of time, up to a day; infinity for 0."""
+    return seconds(text) or math.inf
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    return _number(text, 1, "")
+
+
+def boolean(text: str) -> bool:
+    """Whether something is so, in the words that Triton takes."""
+    word = text.lower()
+    if word in ("true", "1", "on"):
+        return True
+    if word in ("false", "0", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def levels(text: str) -> str:
+    """Levels of the log, see ``toutates.system.logs.levels``."""
+    try:
+        parse_levels(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def address(text: str) -> Address:
+    """``HOST:PORT`` or ``[IPV6]:PORT``."""
+    return parse_address(text, "")
+
+
+def address_or_off(text: str) -> Address | None:
+    """An address; None for "off"."""
+    return None if text == "off" else address(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names, separated by commas."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found):
+        raise ConfigurationError("has an empty name", value=text, remedy="separate names by single commas")
+    return found
+
+
+def libraries(text: str) -> tuple[Path, ...]:
+    """Paths of files that exist, separated by commas."""
+    paths = tuple(Path(name) for name in names(text))
+    for path in paths:
+        if not path.is_file():
+            raise ConfigurationError("there is no such file", value=str(path), remedy="correct the path")
+    return paths
+
+
+def providers(text: str) -> tuple[str, ...]:
+    """Execution providers by priority, separated by commas."""
+    found = [name.strip().lower() for name in text.split(",")]
+    unknown: Sequence[str] = [name for name in found if name not in _PROVIDERS]
+    if unknown:
+        raise ConfigurationError(
+            "unknown execution provider", value=unknown[0], remedy="choose from auto, cpu, cuda, tensorrt"
+        )
+    if "auto" in found and len(found) > 1:
+        raise ConfigurationError("auto stands alone", value=text, remedy="write auto, or the list you want")
+    return tuple(dict.fromkeys(_PROVIDERS[name] for name in found))
+
+
+def cpus(text: str) -> tuple[int, ...]:
+    """A list of CPUs that the process may use, such as ``0-3,8``; ``()`` for "all"."""
+    if text == "all":
+        return ()
+    allowed = allowed_cpus()
+    remedy = f"name CPUs that the process may use, which are {format_cpu_list(allowed)}"
+    try:
+        found = parse_cpu_list(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error), value=text, remedy=remedy) from None
+    if not found <= allowed:
+        outside = format_cpu_list(found - allowed)
+        raise ConfigurationError(f"the process may not use CPU {outside}", value=text, remedy=remedy)
+    return tuple(sorted(found))
