@@ -19,6 +19,7 @@ import yaml
 from toutates.command.flags import ALIASES, FLAGS, LIMIT, LIMITS, OLD_LIMITS, Flag, variable
 from toutates.models.config.yaml_reader import read_nodes
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import printable, shown
 
 __all__ = ["Settings", "read_settings", "settings_of", "table", "text_of"]
 
@@ -184,8 +185,7 @@ def _entries(
     seen: dict[str, int] = {}
     for key_node, value in nodes:
         line = key_node.start_mark.line + 1
-        key = key_node.value if isinstance(key_node, yaml.ScalarNode) and key_node.value.isprintable() else "?"
-        key = key[:80]
+        key = shown(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
         if key in seen:
             problem = f"line {line}: is given twice, first in line {seen[key]}"
             problems.append(ConfigurationError(problem, source=source, key=prefix + key, remedy="leave one of them"))
@@ -288,7 +288,7 @@ def table(settings: Settings) -> str:
             rows.append((name, flag.default_text, "default"))
             continue
         texts = given.texts if flag.repeatable else given.texts[-1:]
-        value = _PASSWORD.sub("//***@", ", ".join(flag.shown(text) for text in texts))
+        value = _PASSWORD.sub("//***@", printable(", ".join(flag.shown(text) for text in texts)))
         rows.append((name, value, f"{given.kind} {given}"))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in rows)
