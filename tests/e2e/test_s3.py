@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.support import triton
-from tests.repositories.support import Fault, Proxy, S3Service
+from tests.repositories.support import Fault, Proxy, S3Service, cached_files, nothing_is_left
 
 #: Large enough to be read in two ranges.
 WEIGHTS = np.random.default_rng(1).standard_normal((1536, 2048), np.float32)
@@ -133,7 +133,7 @@ def test_a_damaged_cache_is_mended_at_the_start(
     with running(from_s3(bucket), tmp_path, flags(proxy, tmp_path / "cache")):
         pass
     reads = len(proxy.reads)
-    (path,) = (path for path in (tmp_path / "cache" / "objects").iterdir() if path.stat().st_size > 10_000_000)
+    (path,) = (path for path in cached_files(tmp_path / "cache") if path.stat().st_size > 10_000_000)
     path.chmod(0o600)
     with path.open("r+b") as file:
         file.seek(5_000_000)
@@ -219,4 +219,4 @@ def test_a_server_that_is_told_to_stop_stops_downloading(
         finally:
             process.kill()
             process.wait(20)
-    assert not list((tmp_path / "cache" / "partial").iterdir())
+    assert nothing_is_left(tmp_path / "cache")

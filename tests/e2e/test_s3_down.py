@@ -22,7 +22,7 @@ from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.test_s3_control import Bucket
-from tests.repositories.support import Fault, Proxy, S3Service
+from tests.repositories.support import Fault, Proxy, S3Service, cached_files
 
 pytestmark = pytest.mark.usefixtures("s3_credentials")
 
@@ -167,7 +167,7 @@ def test_a_model_whose_files_are_not_in_the_cache_is_unready_until_s3_is_back(
 ) -> None:
     bucket = Bucket(moto_service, proxy, {"m/1": 1, "lost/1": 10})
     fill_cache(bucket, proxy, tmp_path)
-    [lost] = [path for path in (tmp_path / "cache" / "objects").iterdir() if path.read_bytes() == versioned_model(10)]
+    [lost] = [path for path in cached_files(tmp_path / "cache") if path.read_bytes() == versioned_model(10)]
     lost.unlink()
     bucket.fail()
     with serving(bucket, proxy, tmp_path, *SOON) as (_, client):

@@ -14,18 +14,34 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import S3Specification
+from toutates.system.errors import RepositoryError
 
-__all__ = ["CREDENTIALS", "PAGE", "Fault", "Proxy", "S3Service", "files_in", "moto", "quiet", "repository", "s3rver"]
+__all__ = [
+    "CREDENTIALS",
+    "PAGE",
+    "Fault",
+    "Proxy",
+    "S3Service",
+    "cached_files",
+    "files_in",
+    "moto",
+    "nothing_is_left",
+    "quiet",
+    "repository",
+    "s3rver",
+    "want_all_room",
+]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SECONDS: Final = 30.0
@@ -161,6 +177,31 @@ def repository(
 def files_in(folder: Path) -> dict[str, bytes]:
     """Every file below a directory, by its path in it."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def cached_files(cache: Path) -> list[Path]:
+    """A path of every file that a cache has for models, whatever the number of links to it."""
+    found = (path for path in cache.glob("models/*/files/**/*") if path.is_file())
+    return list({path.stat().st_ino: path for path in found}.values())
+
+
+def nothing_is_left(cache: Path) -> bool:
+    """Whether downloads that have ended left nothing but complete files."""
+    return all(
+        path in {file.path for file in read_manifest(folder).values()}
+        for folder in (cache / "filling").iterdir()
+        for path in (folder / "files").rglob("*")
+        if path.is_file()
+    )
+
+
+def want_all_room(cache: ModelCache) -> None:
+    """Ask for as many bytes as a cache may have, so that it loses what no server uses."""
+    filling = cache.begin("other", "other")
+    assert filling is not None
+    with suppress(RepositoryError):
+        cache.reserve(filling, {"other/1/model.onnx": cache.bound})
+    cache.abandon(filling)
 
 
 @dataclass(slots=True)

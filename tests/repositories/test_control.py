@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.engine.support import DOUBLE
-from tests.repositories.support import S3Service, repository
+from tests.repositories.support import S3Service, cached_files, repository, want_all_room
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
@@ -129,9 +129,8 @@ def test_the_files_of_what_is_served_are_kept_though_a_version_beside_it_cannot_
         other = ModelCache(tmp_path, 1_000)
 
         def kept() -> set[bytes]:
-            with suppress(RepositoryError):
-                other.make_room(1_000)
-            return {path.read_bytes() for path in (tmp_path / "objects").iterdir() if path.suffix != ".json"}
+            want_all_room(other)
+            return {path.read_bytes() for path in cached_files(tmp_path)}
 
         async with managing() as manager:
             with repository(moto_service, bucket, tmp_path) as remote:

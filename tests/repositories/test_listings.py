@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import Proxy, S3Service, files_in, quiet, repository
+from tests.repositories.support import Proxy, S3Service, cached_files, files_in, quiet, repository
 from toutates.repositories.s3 import listings as module
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.listings import Listings
@@ -175,7 +175,7 @@ def test_a_repository_recalls_what_it_last_listed_and_serves_it_from_the_cache(
         assert recalled.folders == before
         assert remote.statistics().listed_s == recalled.listed_s
         assert files_in(remote.fetch(recalled.folders[0], quiet).path) == {"1/model.onnx": b"a"}
-        [path] = [path for path in (tmp_path / "objects").iterdir() if path.read_bytes() == b"b"]
+        [path] = [path for path in cached_files(tmp_path) if path.read_bytes() == b"b"]
         path.unlink()
         with pytest.raises(RepositoryError, match=r"1 of its 1 files are not in the cache .*downloaded: it is down"):
             remote.fetch(recalled.folders[1], quiet)

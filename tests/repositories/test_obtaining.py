@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import S3Service, quiet, repository
+from tests.repositories.support import S3Service, cached_files, quiet, repository, want_all_room
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelVersionPolicy
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.obtaining import obtain
-from toutates.system.errors import RepositoryError
 
 FILES = {"m/1/graph.onnx": b"one", "m/2/graph.onnx": b"two"}
 UNUSABLE = {
@@ -32,10 +30,8 @@ def override(versions: Collection[int]) -> TritonConfiguration:
 
 def kept(cache: Path) -> set[str]:
     """What lies in a cache once another server has wanted all of its room."""
-    with suppress(RepositoryError):
-        ModelCache(cache, 10_000).make_room(10_000)
-    objects = [path for path in (cache / "objects").iterdir() if path.suffix != ".json"]
-    return {path.read_bytes().decode() for path in objects}
+    want_all_room(ModelCache(cache, 10_000))
+    return {path.read_bytes().decode() for path in cached_files(cache)}
 
 
 @pytest.mark.parametrize("unusable", UNUSABLE.values(), ids=UNUSABLE.keys())

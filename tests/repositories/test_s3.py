@@ -11,6 +11,7 @@ import pytest
 
 from tests.repositories.support import PAGE, Proxy, S3Service, files_in, quiet, repository
 from toutates.models import repository as local
+from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.interface import RepositoryStatistics
 from toutates.system.errors import ConfigurationError, RepositoryError
 
@@ -220,7 +221,7 @@ def test_encrypted_objects_whose_etag_only_looks_like_an_md5_are_taken(
     with repository(proxy, bucket, tmp_path) as remote:
         fetched = remote.fetch(remote.scan()[0], quiet)
         assert fetched.versions[0].model_path.read_bytes() == b"secret"
-        names = [path.name for path in (tmp_path / "objects").iterdir()]
+        names = [file.name for folder in (tmp_path / "models").iterdir() for file in read_manifest(folder).values()]
         assert names, "something is cached"
         assert all(name.startswith("key-") for name in names)
     with repository(proxy, bucket, tmp_path) as remote:

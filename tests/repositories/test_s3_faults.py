@@ -10,13 +10,23 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import Fault, Proxy, S3Service, files_in, quiet, repository
+from tests.repositories.support import (
+    Fault,
+    Proxy,
+    S3Service,
+    cached_files,
+    files_in,
+    nothing_is_left,
+    quiet,
+    repository,
+)
+from toutates.repositories.cache.file_lock import try_lock
 from toutates.repositories.cache.model_cache import ModelCache
-from toutates.repositories.s3 import download as s3_download
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError
@@ -33,10 +43,6 @@ def fetched_files(remote: S3Repository) -> dict[str, bytes]:
     return files_in(remote.fetch(remote.scan()[0], quiet).path)
 
 
-def nothing_is_left(cache: Path) -> bool:
-    return not list((cache / "partial").iterdir())
-
-
 # --- the network -----------------------------------------------------------------------------------------------------
 
 
@@ -48,19 +54,16 @@ def test_a_listing_that_is_cut_off_is_asked_for_again(proxy: Proxy, bucket: str,
     assert len(proxy.requests) == 2
 
 
-def test_a_download_that_is_cut_off_goes_on_where_it_was(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
+def test_a_download_that_is_cut_off_is_tried_again(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
     bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
-    # More often than an object is tried without progress.
+    # More often than a request is.
     proxy.faults = [Fault("model.onnx", times=6, cut_at=1_500_000)]
     with repository(proxy, bucket, tmp_path) as remote:
         assert fetched_files(remote) == {"1/model.onnx": LARGE}
     assert nothing_is_left(tmp_path)
 
 
-def test_a_download_that_gets_nowhere_ends(
-    proxy: Proxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3_download, "_FIRST_WAIT", 0.001)
+def test_a_download_that_gets_nowhere_ends(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
     with repository(proxy, bucket, tmp_path) as remote:
         (folder,) = remote.scan()
         head = 500  # of about 600 bytes, none of which is content
@@ -284,17 +287,20 @@ def test_a_model_that_is_removed_meanwhile_is_said_to_be(
 def test_a_damaged_file_is_downloaded_again(proxy: Proxy, bucket: str, tmp_path: Path, damage: str) -> None:
     with repository(proxy, bucket, tmp_path) as remote:
         fetched_files(remote)
-        (path,) = (path for path in (tmp_path / "objects").iterdir() if path.suffix == "" and path.stat().st_size == 5)
-        record = path.with_name(path.name + ".json")
+        (path,) = (path for path in cached_files(tmp_path) if path.stat().st_size == 5)
+        manifest = path.parents[3] / "manifest"
         path.chmod(0o600)
         if damage == "content":
             path.write_bytes(b"Graph")
         elif damage == "size":
             path.write_bytes(b"gra")
-        elif damage == "record":
-            record.write_text('{"size": 5')
         else:
-            record.unlink()
+            lines = manifest.read_text().splitlines()
+            [own] = [line for line in lines if "model.onnx" in line]
+            lines.remove(own)
+            if damage == "record":
+                lines.append(own[:-10])
+            manifest.write_text("\n".join(lines) + "\n")
         reads = len(proxy.reads)
         assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
         assert proxy.reads[reads:] == [f"GET /{bucket}/m/1/model.onnx HTTP/1.1"]
@@ -304,16 +310,83 @@ def test_a_damaged_file_is_downloaded_again(proxy: Proxy, bucket: str, tmp_path:
 
 def test_what_a_crash_left_is_begun_anew(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
     with repository(proxy, bucket, tmp_path) as remote:
-        fetched_files(remote)
-        for path in (tmp_path / "objects").iterdir():
-            if path.suffix == "" and path.stat().st_size == 5:
-                path.chmod(0o600)
-                path.replace(tmp_path / "partial" / path.name)
-        (tmp_path / "partial" / "other").write_bytes(b"1234")
-        for path in (tmp_path / "views").glob("*/files/*/*/*"):
-            path.unlink()
+        remote.release(remote.fetch(remote.scan()[0], quiet))
+    [complete] = (tmp_path / "models").iterdir()
+    left = tmp_path / "filling" / complete.name
+    complete.rename(left)
+    lines = (left / "manifest").read_text().splitlines()
+    [own] = [line for line in lines if "config.yaml" in line]
+    (left / "manifest").write_text(own + "\n" + lines[0][:7])
+    (left / "files" / "m" / "1" / "other").write_bytes(b"1234")
+    other = tmp_path / "filling" / "other" / "files" / "n"
+    other.mkdir(parents=True)
+    (other / "model.onnx").write_bytes(b"1234")
+    reads = len(proxy.reads)
+    with repository(proxy, bucket, tmp_path) as remote:
+        assert [path.name for path in left.rglob("*") if path.is_file() and path.parent != left] == ["config.yaml"]
         assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
+        assert proxy.reads[reads:] == [f"GET /{bucket}/m/1/model.onnx HTTP/1.1"]
+        assert not list((tmp_path / "filling").iterdir())
+
+
+def test_what_a_failed_download_has_got_is_not_downloaded_again(
+    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path
+) -> None:
+    with repository(proxy, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        done = threading.Event()
+
+        def before(line: str) -> None:
+            if "model.onnx" in line:
+                done.wait(30)
+
+        proxy.before = before
+        proxy.faults = [Fault("model.onnx", times=100, cut_at=500)]
+
+        def until_the_other_is_there(got: int, total: int) -> None:
+            if got == 6:
+                done.set()
+
+        with pytest.raises(RepositoryError, match="cannot be read now"):
+            remote.fetch(folder, until_the_other_is_there)
         assert nothing_is_left(tmp_path)
+        assert not list((tmp_path / "models").iterdir())
+        proxy.faults = []
+        # Another state of the model has another fingerprint, and the same file.
+        moto_service.put(bucket, "m/1/model.onnx", b"Graph")
+        proxy.requests.clear()
+        assert fetched_files(remote) == {"1/model.onnx": b"Graph", "1/config.yaml": b"x: 12\n"}
+        assert proxy.reads == [f"GET /{bucket}/m/1/model.onnx HTTP/1.1"]
+
+
+def test_a_directory_has_its_place_once_it_is_complete(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    proxy.before = lambda line: seen.append(
+        (len(list((tmp_path / "models").iterdir())), len(list((tmp_path / "filling").iterdir())))
+    )
+    with repository(proxy, bucket, tmp_path) as remote:
+        fetched = remote.fetch(remote.scan()[0], quiet)
+        assert {path.stat().st_mode & 0o777 for path in fetched.path.rglob("*") if path.is_file()} == {0o400}
+    assert seen == [(0, 0), (0, 1), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_cache_of_an_older_version_is_removed_once_no_server_uses_it(
+    bucket: str, moto_service: S3Service, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_used: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    for name in ("objects/md5-1", "objects/md5-1.json", "partial/x", "views/v/files/m/1/model.onnx", "views/v/lock"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"old")
+    with ExitStack() as stack:
+        if is_used:
+            descriptor = try_lock(tmp_path / "views" / "v" / "lock", shared=True)
+            assert descriptor is not None
+            stack.callback(os.close, descriptor)
+        with repository(moto_service, bucket, tmp_path) as remote:
+            assert fetched_files(remote).keys() == {"1/model.onnx", "1/config.yaml"}
+    assert (tmp_path / "objects").exists() == (tmp_path / "views").exists() == is_used
+    assert f"'{tmp_path}' ha" in caplog.text
 
 
 def test_two_servers_download_an_object_once(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
@@ -325,7 +398,7 @@ def test_two_servers_download_an_object_once(proxy: Proxy, moto_service: S3Servi
         threads = [threading.Thread(target=lambda r=r: found.append(fetched_files(r))) for r in (one, other)]
         for thread in threads:
             thread.start()
-        while len(proxy.reads) < 3 or sum("list-type" in line for line in proxy.requests) < 2:
+        while len(proxy.reads) < 2 or sum("list-type" in line for line in proxy.requests) < 2:
             threads[0].join(0.01)
         threads[1].join(0.3)  # the second has met the first one's locks by now, or it would be late
         hold.set()
@@ -367,8 +440,8 @@ def test_what_was_used_longest_ago_makes_room(moto_service: S3Service, tmp_path:
             remote.release(fetched)
             os.utime(fetched.path.parents[1] / "manifest", (number, number))
         remote.fetch(folders["c"], quiet)
-        assert sorted(path.name for path in (tmp_path / "views").glob("*/files/*")) == ["a", "c"]
-        assert sum(path.stat().st_size for path in (tmp_path / "objects").glob("md5-*[!n]")) == 2000
+        assert sorted(path.name for path in (tmp_path / "models").glob("*/files/*")) == ["a", "c"]
+        assert sum(path.stat().st_size for path in cached_files(tmp_path)) == 2000
 
 
 def test_what_a_server_uses_does_not_make_room(moto_service: S3Service, tmp_path: Path) -> None:
@@ -400,7 +473,7 @@ def test_a_process_that_has_ended_uses_nothing(moto_service: S3Service, tmp_path
         )
         assert ended.returncode == 7
         remote.fetch(folders["b"], quiet)
-        assert sorted(path.name for path in (tmp_path / "views").glob("*/files/*")) == ["b"]
+        assert sorted(path.name for path in (tmp_path / "models").glob("*/files/*")) == ["b"]
 
 
 def test_a_directory_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:

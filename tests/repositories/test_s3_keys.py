@@ -11,7 +11,7 @@ from tests.repositories.support import S3Service, quiet, repository
 from toutates.models.repository import say_passed_over
 from toutates.repositories.s3.keys import S3Object, models_among
 
-VIEW = Path("/cache/views/x/files/m")
+VIEW = Path("/cache/models/x/files/m")
 
 
 def objects(*keys: str) -> list[S3Object]:

@@ -1,47 +1,50 @@
-"""Files from S3 on this host: kept by what they hold, checked before use, shared by servers, bounded.
+"""Models from S3 on this host: a directory for each set of files, checked before use, shared by servers, bounded.
 
-    <root>/objects/<name>           a file, complete and never written again; <name>.json holds its size and SHA-256
-    <root>/partial/<name>           one that is being downloaded, locked by who does it
-    <root>/views/<view>/files/      a model as a directory, of hard links to objects
-    <root>/views/<view>/lock        locked, shared, by every server that uses the view
-    <root>/views/<view>/manifest    the names of the view's objects; its time is the last use
-    <root>/listings/                what S3 has listed, see ``listings``
-    <root>/lock                     held briefly, by whoever makes a view, begins a file, or removes anything
+    <root>/models/<fingerprint>/files/<model>/  a model as a directory, complete; ONNX Runtime loads it from here
+    <root>/models/<fingerprint>/manifest        a line for each file, with its SHA-256; its time is the last use
+    <root>/models/<fingerprint>/lock            locked, shared, by every server that uses the directory
+    <root>/filling/<fingerprint>/               the same while it is filled; its lock is held by the server that does it
+    <root>/listings/                            what S3 has listed, see ``s3.listings``
+    <root>/lock                                 held briefly to lock, move or remove a directory, or to take room
 
-An object's name is its MD5 and size where its ETag is an MD5 that was found to be right: then it is the same file in
-every bucket. Any other ETag says only that this key of this bucket has not changed, so the name is made from these as
-well. A bucket so cannot plant a file that another bucket's ETag would find.
+The fingerprint is made from the names, sizes and ETags of the files, and where they are from. A directory is filled
+beside the others, and gets its place by being renamed, once all of its files are on the disk.
 
-A file gets its name by being renamed, after it and its record have reached the disk. What a crash leaves in `partial`
-is locked by nobody, and is begun anew or swept away. What the disk damages is found by the SHA-256 that is compared
-whenever a server starts to use a file.
+A file is downloaded once: a new directory has hard links to the files that another one has already. A file is known by
+its content (see ``ObjectIdentity``), and is compared with its SHA-256 whenever a server starts to use it. One that the
+disk has damaged is removed, and its directory is filled again.
 
-What is removed for room is what was used longest ago. A view that a server has locked stays, with all of its objects,
-and so does an object that is being downloaded for one: the view is locked before the download begins.
+A download that fails, or a crash, leaves the files that are complete in ``filling``. The next download of the same
+content takes them from there, and what is not complete is removed.
+
+What is removed for room is the directory that was used longest ago. One that a server has locked stays.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
+import io
 import logging
 import os
-import re
 import shutil
 import threading
-import uuid
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from toutates.repositories.cache.file_lock import lock_of, try_lock
-from toutates.repositories.interface import fingerprint_of
+from toutates.repositories.cache.files import CachedFile, ObjectIdentity, link, note, read_manifest, write_file
+from toutates.repositories.cache.old_form import remove_old_form
 from toutates.system.errors import ConfigurationError, RepositoryError
 
-__all__ = ["CachedFile", "ModelCache", "ObjectIdentity", "Partial", "default_cache_root", "write_file"]
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["Filling", "ModelCache", "default_cache_root"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,6 @@ _FLAG: Final = "--model-cache-dir"
 _SIZE_FLAG: Final = "--model-cache-size"
 _LOCK_SECONDS: Final = 60.0
 _CHUNK: Final = 1024 * 1024
-_MD5: Final = re.compile(r'"([0-9a-f]{32})"')
-# What file systems without hard links say, and those of a file that has as many as it can have.
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 def default_cache_root() -> Path:
@@ -71,60 +71,38 @@ def default_cache_root() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectIdentity:
-    """What tells an object's content from others before it is read.
+class Filling:
+    """A directory that is being filled, locked by whoever does it until ``finish`` or ``abandon``.
 
     Attributes:
-        size: bytes.
-        md5: hexadecimal, if the ETag looks like one; else "".
-        shared: the name in the cache if the ETag is an MD5; else "".
-        own: the name in the cache otherwise.
+        fingerprint: the name that it will have.
+        folder: where it is until then.
     """
 
-    size: int
-    md5: str
-    shared: str
-    own: str
+    fingerprint: str
+    folder: Path
+    lock: io.FileIO
 
-    @classmethod
-    def of(cls, place: str, key: str, etag: str, size: int) -> ObjectIdentity:
-        """The identity of the object of this key and ETag in a place, which is an endpoint and a bucket."""
-        match = _MD5.fullmatch(etag)
-        md5 = match[1] if match else ""
-        own = f"key-{fingerprint_of((place, key, etag))}-{size}"
-        return cls(size, md5, f"md5-{md5}-{size}" if md5 else "", own)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name it may have."""
-        return (self.shared, self.own) if self.shared else (self.own,)
+    def path(self, name: str) -> Path:
+        """Where a file is filled in, by its path below ``files``."""
+        return self.folder / "files" / name
 
 
 @dataclass(frozen=True, slots=True)
-class CachedFile:
-    """A complete file of the cache, or one that was when it was written."""
+class _Directory:
+    """A directory of the cache: when it was last used, in Unix time, and the bytes of its files by inode."""
 
-    name: str
-    path: Path
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """A file that is being downloaded, locked by whoever does it until ``commit`` or ``abandon``."""
-
-    identity: ObjectIdentity
-    path: Path
-    _descriptor: int
+    folder: Path
+    used_s: float
+    sizes: Mapping[int, int]
 
 
 class ModelCache:
-    """See the module. Methods may be called in any thread.
+    """The cache of one server; see the module. Methods may be called in any thread.
 
     Args:
         root: made if it is not there.
-        bound: bytes that objects may have together, finished or not.
+        bound: bytes that its files may have together, finished or not.
 
     Raises:
         ConfigurationError: the directory cannot be written.
@@ -132,25 +110,25 @@ class ModelCache:
 
     def __init__(self, root: Path, bound: int) -> None:
         self.root = root.absolute()
-        self._objects = self.root / "objects"
-        self._partials = self.root / "partial"
-        self._views = self.root / "views"
+        self._models = self.root / "models"
+        self._fillings = self.root / "filling"
         #: once it is set, whoever waits or reads ends soon, with RepositoryError
         self.stopping = threading.Event()
         self.bound = bound
-        #: what the objects and the downloads took when this server last made room, or began
+        #: what all files took when this server last made room, or began
         self.used_bytes = 0
         self._mutex = threading.Lock()
-        #: descriptors of the views that this server has locked, and how many times
+        #: descriptors of the directories that this server has locked, and how many times
         self._held: dict[str, tuple[int, int]] = {}
         try:
-            for folder in (self._objects, self._partials, self._views):
+            for folder in (self._models, self._fillings):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked():
-                for folder in (self._objects, self._partials, self._views):
+                for folder in (self._models, self._fillings):
                     write_file(folder / ".probe", b"")
                     (folder / ".probe").unlink()
-                self.used_bytes = sum(size for size, _ in self._sizes().values())
+                remove_old_form(self.root)
+                self.used_bytes = self._total(self._directories())
         except OSError as error:
             raise ConfigurationError(
                 f"cannot be used as a cache: {error.strerror}",
@@ -163,207 +141,210 @@ class ModelCache:
         """Set ``stopping``, and note that what is held was in use until now. The locks end with the process."""
         self.stopping.set()
         with self._mutex:
-            for view in self._held:
-                self._touch(view)
+            for fingerprint in self._held:
+                self._touch(fingerprint)
 
-    # --- views -------------------------------------------------------------------------------------------------------
+    # --- complete directories ----------------------------------------------------------------------------------------
 
-    def view_path(self, view: str, model: str) -> Path:
-        """Where a view has its files, whether it is there or not."""
-        return self._views / view / "files" / model
+    def path(self, fingerprint: str, model: str) -> Path:
+        """Where a model has its files, whether they are there or not."""
+        return self._models / fingerprint / "files" / model
 
-    def hold(self, view: str, objects: Collection[ObjectIdentity]) -> None:
-        """Keep a view and its objects, those to come too, until as many calls of ``release``.
+    def hold(self, fingerprint: str) -> bool:
+        """Keep a directory until as many calls of ``release``; False if it is not there.
 
         Raises:
             RepositoryError: the cache cannot be written.
         """
-        folder = self._views / view
-        with self._mutex, self._explained("a model cannot be entered"):
-            descriptor, count = self._held.get(view, (-1, 0))
-            if not count:
-                with self._locked():
-                    folder.mkdir(exist_ok=True, mode=0o700)
-                    # Exclusively it is only ever locked under the lock that is held here.
-                    locked = try_lock(folder / "lock", shared=True)
-                    assert locked is not None
-                    descriptor = locked
-                    try:
-                        write_file(
-                            folder / "manifest", "\n".join(name for one in objects for name in one.names).encode()
-                        )
-                    except BaseException:
-                        os.close(descriptor)
-                        raise
-            self._held[view] = (descriptor, count + 1)
+        with self._mutex, self._explained("a model cannot be locked"), self._locked():
+            return self._hold(fingerprint)
 
-    def release(self, view: str) -> None:
-        """Undo one ``hold``."""
+    def _hold(self, fingerprint: str) -> bool:
+        folder = self._models / fingerprint
+        descriptor, count = self._held.get(fingerprint, (-1, 0))
+        if not count:
+            if not folder.is_dir():
+                return False
+            # Exclusively it is only ever locked under the lock that is held here.
+            locked = try_lock(folder / "lock", shared=True)
+            assert locked is not None
+            descriptor = locked
+        self._held[fingerprint] = (descriptor, count + 1)
+        return True
+
+    def release(self, fingerprint: str) -> None:
+        """Undo one ``hold``, or ``finish``."""
         with self._mutex:
-            descriptor, count = self._held.pop(view, (-1, 0))
+            descriptor, count = self._held.pop(fingerprint, (-1, 0))
             if count > 1:
-                self._held[view] = (descriptor, count - 1)
+                self._held[fingerprint] = (descriptor, count - 1)
             elif count:
-                self._touch(view)
+                self._touch(fingerprint)
                 os.close(descriptor)
 
-    def _touch(self, view: str) -> None:
+    def _touch(self, fingerprint: str) -> None:
         try:
-            os.utime(self._views / view / "manifest")
+            os.utime(self._models / fingerprint / "manifest")
         except OSError:
             pass  # it is taken for older than it is
 
-    def link(self, view: str, model: str, files: Mapping[str, CachedFile]) -> None:
-        """Make the files of a view that is held, by path in the model.
-
-        Raises:
-            RepositoryError: it cannot be written, or a file has gone meanwhile.
-        """
-        root = self.view_path(view, model)
-        with self._explained(f"the files of model '{model}' cannot be linked"):
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name, file in files.items():
-                target = root / name
-                if not _same(target, file.path):
-                    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    _link(file.path, target)
-
-    # --- objects -----------------------------------------------------------------------------------------------------
-
-    def find(self, identity: ObjectIdentity) -> CachedFile | None:
-        """The file with this content, if it is there and has its size; see ``is_sound`` for the rest."""
-        for name in identity.names:
-            path = self._objects / name
-            try:
-                record = json.loads((self._objects / f"{name}.json").read_bytes())
-                sha256 = record["sha256"]
-                if isinstance(sha256, str) and path.stat().st_size == record["size"] == identity.size:
-                    return CachedFile(name, path, identity.size, sha256)
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-        return None
+    def files(self, fingerprint: str) -> Mapping[str, CachedFile]:
+        """What a directory that is held should have, by path below ``files``; see ``is_sound``."""
+        return read_manifest(self._models / fingerprint)
 
     def is_sound(self, file: CachedFile) -> bool:
         """Whether a file still is what was written. One that is not is removed.
 
         Raises:
-            RepositoryError: ``stopping`` was set.
+            RepositoryError: it cannot be removed, or ``stopping`` was set.
         """
-        digest = hashlib.sha256()
         try:
             with file.path.open("rb") as opened:
-                inode = os.fstat(opened.fileno()).st_ino
-                while data := opened.read(_CHUNK):
-                    _heed(self.stopping)
-                    digest.update(data)
+                status = os.fstat(opened.fileno())
+                if status.st_size == file.size and self._digests(opened, "sha256") == [file.sha256]:
+                    return True
         except FileNotFoundError:
             return False
         except OSError as error:
             logger.warning("cannot read '%s' in the cache of models: %s", file.path, error.strerror)
-        else:
-            if digest.hexdigest() == file.sha256:
-                return True
-            logger.warning("'%s' in the cache of models is damaged, and is downloaded again", file.path)
-            with self._explained("a damaged file cannot be removed"), self._locked():
-                # Another server may have noticed first, and put a good one in its place.
-                if file.path.exists() and file.path.stat().st_ino == inode:
-                    file.path.unlink()
+            return False
+        logger.warning("'%s' in the cache of models is damaged, and is downloaded again", file.path)
+        with self._explained("a damaged file cannot be removed"), self._locked():
+            # Another server may have noticed first, and put a good one in its place.
+            if file.path.exists() and file.path.stat().st_ino == status.st_ino:
+                file.path.unlink()
         return False
 
-    def make_room(self, size: int) -> None:
-        """See that files of so many bytes in all could be begun now.
+    # --- filling -----------------------------------------------------------------------------------------------------
+
+    def begin(self, fingerprint: str, model: str) -> Filling | None:
+        """A directory to fill; None while another thread or server does it.
 
         Raises:
-            RepositoryError: what is in use leaves no room for them, or the cache cannot be written.
+            RepositoryError: the cache cannot be written.
         """
-        with self._explained("there is no room to be made"), self._locked():
-            self.used_bytes = self._make_room(size)
-
-    def begin(self, identity: ObjectIdentity) -> Partial | None:
-        """A file to download an object to, with its room on the disk; None while another downloads it.
-
-        Raises:
-            RepositoryError: there is no room for it.
-        """
-        path = self._partials / identity.own
-        if identity.shared:
-            path = self._partials / identity.shared
-        with self._explained(f"there is no room for a file of {identity.size} bytes"):
-            descriptor = try_lock(path)
+        folder = self._fillings / fingerprint
+        with self._explained("a model cannot be begun"), self._locked():
+            folder.mkdir(exist_ok=True, mode=0o700)
+            descriptor = try_lock(folder / "lock")
             if descriptor is None:
                 return None
-            partial = Partial(identity, path, descriptor)
             try:
-                os.ftruncate(descriptor, 0)
-                with self._locked():
-                    self.used_bytes = self._make_room(identity.size) + identity.size
-                    _allocate(descriptor, identity.size)
+                _remove_incomplete(folder)
+                (folder / "files" / model).mkdir(parents=True, exist_ok=True, mode=0o700)
             except BaseException:
-                self.abandon(partial)
+                os.close(descriptor)
                 raise
-        return partial
+        return Filling(fingerprint, folder, io.FileIO(descriptor, "r+"))
 
-    def write(self, partial: Partial, data: bytes, position: int) -> None:
-        """Put bytes of a file that was begun where they belong. Several threads may.
+    def reuse(self, filling: Filling, wanted: Mapping[str, ObjectIdentity]) -> dict[str, CachedFile]:
+        """Link files that the cache has already into a directory. They are still to be checked, and noted.
+
+        Args:
+            filling: from ``begin``.
+            wanted: by path below ``files``.
+
+        Returns:
+            The files that were linked, by path.
 
         Raises:
-            RepositoryError: the disk does not take them.
+            RepositoryError: the cache cannot be written.
         """
-        view = memoryview(data)
-        with self._explained("a file cannot be written"):
-            while view:
-                written = os.pwrite(partial._descriptor, view, position)
-                view, position = view[written:], position + written
+        folders = _folders_in(self._models, self._fillings)
+        known = {file.name: file for folder in folders for file in read_manifest(folder).values()}
+        found = {}
+        for path, identity in wanted.items():
+            file = next((known[name] for name in identity.names if name in known), None)
+            if file is not None and file.size == identity.size:
+                with self._explained("a file cannot be linked"):
+                    try:
+                        link(file.path, filling.path(path))
+                    except FileNotFoundError:
+                        continue  # removed meanwhile
+                found[path] = replace(file, path=filling.path(path))
+        return found
 
-    def digests(self, partial: Partial) -> tuple[str, str]:
-        """SHA-256 and, where the identity has one, MD5 of a file that was begun; hexadecimal.
+    def reserve(self, filling: Filling, sizes: Mapping[str, int]) -> None:
+        """Make files to download to, of these sizes by path below ``files``, and make room for them.
+
+        Raises:
+            RepositoryError: there is no room for them.
+        """
+        needed = sum(sizes.values())
+        with self._explained(f"there is no room for {needed} bytes"), self._locked():
+            self.used_bytes = self._make_room(needed) + needed
+            for name, size in sizes.items():
+                path = filling.path(name)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.unlink(missing_ok=True)  # it may be a link to a file of another directory
+                _allocate(path, size)
+
+    def open(self, filling: Filling, name: str, check: Callable[[int], None]) -> io.RawIOBase:
+        """A file from ``reserve``, to write to at any position.
+
+        Args:
+            filling: from ``begin``.
+            name: path below ``files``.
+            check: called with the position of the last byte of each write before it is done; may raise.
+
+        Raises:
+            RepositoryError: it cannot be opened. Its ``write`` raises it too.
+        """
+        with self._explained("a file cannot be written"):
+            return _Target(filling.path(name), check, self._explained)
+
+    def digests(self, filling: Filling, name: str, *algorithms: str) -> list[str]:
+        """Digests of a file that was downloaded, by these algorithms of ``hashlib``; hexadecimal.
 
         Raises:
             RepositoryError: it cannot be read, or ``stopping`` was set.
         """
-        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        position = 0
-        with self._explained("a file cannot be read"):
-            while data := os.pread(partial._descriptor, _CHUNK, position):
-                _heed(self.stopping)
-                sha256.update(data)
-                if partial.identity.md5:
-                    md5.update(data)
-                position += len(data)
-        return sha256.hexdigest(), md5.hexdigest() if partial.identity.md5 else ""
+        with self._explained("a file cannot be read"), filling.path(name).open("rb") as opened:
+            return self._digests(opened, *algorithms)
 
-    def commit(self, partial: Partial, sha256: str, *, is_md5: bool) -> CachedFile:
-        """Give a complete file its name, for good.
-
-        Args:
-            partial: from ``begin``.
-            sha256: its digest, hexadecimal.
-            is_md5: whether the object's ETag was found to be its MD5.
+    def complete(self, filling: Filling, name: str, file: CachedFile) -> None:
+        """Note that a file of a directory, by its path below ``files``, is complete.
 
         Raises:
-            RepositoryError: the disk does not take it; it is still to be abandoned.
+            RepositoryError: the disk does not take it.
         """
-        identity = partial.identity
-        name = identity.shared if is_md5 else identity.own
-        target = self._objects / name
-        with self._explained("a file cannot be entered"):
-            os.fsync(partial._descriptor)
-            record = json.dumps({"size": identity.size, "sha256": sha256}).encode()
-            with self._locked():
-                write_file(self._objects / f"{name}.json", record)
-                partial.path.replace(target)
-                os.fchmod(partial._descriptor, 0o400)  # not before: others open what they find in `partial` for writing
-                _sync_directory(self._objects)
-        os.close(partial._descriptor)
-        return CachedFile(name, target, identity.size, sha256)
+        with self._explained("a file cannot be completed"):
+            file.path.chmod(0o400)
+            with file.path.open("rb") as opened:
+                os.fsync(opened.fileno())
+            note(filling.folder, name, file)
 
-    def abandon(self, partial: Partial) -> None:
-        """Remove a file that was begun and will not be completed."""
+    def finish(self, filling: Filling) -> None:
+        """Give a directory with complete files its place, and hold it.
+
+        Raises:
+            RepositoryError: the cache cannot be written; it is still to be abandoned.
+        """
+        target = self._models / filling.fingerprint
+        with self._mutex, self._explained("a model cannot be completed"), self._locked():
+            if target.exists():
+                # It has a damaged file, and other servers may use it: its files are replaced one by one.
+                for path in (path for path in filling.path("").rglob("*") if path.is_file()):
+                    place = target / path.relative_to(filling.folder)
+                    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    path.replace(place)
+                (filling.folder / "manifest").replace(target / "manifest")
+                shutil.rmtree(filling.folder)
+            else:
+                filling.folder.rename(target)
+            filling.lock.close()
+            self._hold(filling.fingerprint)
+
+    def abandon(self, filling: Filling) -> None:
+        """Give up filling a directory. Its complete files stay, for whoever downloads the same content."""
         try:
-            partial.path.unlink(missing_ok=True)
-        except OSError:
+            with self._locked():
+                if not _remove_incomplete(filling.folder):
+                    shutil.rmtree(filling.folder)
+        except (OSError, RepositoryError):
             pass  # it is swept away later
-        os.close(partial._descriptor)
+        finally:
+            filling.lock.close()
 
     # --- room --------------------------------------------------------------------------------------------------------
 
@@ -371,41 +352,19 @@ class ModelCache:
         """Remove what was used longest ago until this many bytes fit the bound; returns how many are left. Under the
         lock.
         """
-        objects = self._sizes()
-        total = sum(size for size, _ in objects.values()) + self._partial_bytes()
-        if total + needed <= self.bound:
-            return total
-        kept: set[str] = set()
-        #: views that no server uses, with their descriptors
-        idle: dict[str, tuple[int, set[str]]] = {}
-        units: list[tuple[float, str, str]] = []  # last use, view or "", object or ""
-        try:
-            for folder in self._views.iterdir():
-                names, used = _manifest(folder / "manifest")
-                descriptor = try_lock(folder / "lock")
-                if descriptor is None:
-                    kept |= names
-                else:
-                    idle[folder.name] = (descriptor, names)
-                    units.append((used, folder.name, ""))
-            linked = kept.union(*(names for _, names in idle.values()))
-            units += [(used, "", name) for name, (_, used) in objects.items() if name not in linked]
-            for _, view, name in sorted(units):
-                if total + needed <= self.bound:
-                    return total
-                loose = {name}
-                if view:
-                    shutil.rmtree(self._views / view, ignore_errors=True)
-                    descriptor, loose = idle.pop(view)
-                    os.close(descriptor)
-                    loose -= kept.union(*(names for _, names in idle.values()))
-                for each in loose & objects.keys():
-                    (self._objects / each).unlink(missing_ok=True)
-                    (self._objects / f"{each}.json").unlink(missing_ok=True)
-                    total -= objects.pop(each)[0]
-        finally:
-            for descriptor, _ in idle.values():
-                os.close(descriptor)
+        directories = self._directories()
+        total = self._total(directories)
+        links = Counter(inode for one in directories for inode in one.sizes)
+        for one in sorted(directories, key=lambda one: one.used_s):
+            if total + needed <= self.bound:
+                break
+            descriptor = try_lock(one.folder / "lock")
+            if descriptor is None:
+                continue
+            shutil.rmtree(one.folder, ignore_errors=True)
+            os.close(descriptor)
+            links.subtract(one.sizes.keys())
+            total -= sum(size for inode, size in one.sizes.items() if not links[inode])
         if total + needed > self.bound:
             raise RepositoryError(
                 f"{_SIZE_FLAG} {self.bound}: there is no room for {needed} bytes beside the {total} in '{self.root}' "
@@ -413,36 +372,45 @@ class ModelCache:
             )
         return total
 
-    def _sizes(self) -> dict[str, tuple[int, float]]:
-        """Bytes and time of every object. Records without one, and those not finished, are removed."""
-        objects: dict[str, tuple[int, float]] = {}
-        records: set[str] = set()
-        for path in self._objects.iterdir():
-            if path.suffix == ".json" or path.name.startswith("."):
-                records.add(path.name)
-            else:
-                status = path.stat(follow_symlinks=False)
-                objects[path.name] = (status.st_size, status.st_mtime)
-        for name in records - {f"{name}.json" for name in objects}:
-            (self._objects / name).unlink(missing_ok=True)
-        return objects
-
-    def _partial_bytes(self) -> int:
-        """Bytes of all downloads under way. What nobody downloads any more is removed."""
-        total = 0
-        for path in self._partials.iterdir():
-            descriptor = try_lock(path)
+    def _directories(self) -> list[_Directory]:
+        """Every directory, complete or not. What crashes have left of downloads is removed. Under the lock."""
+        for folder in _folders_in(self._fillings):
+            descriptor = try_lock(folder / "lock")
             if descriptor is not None:
-                path.unlink(missing_ok=True)
+                if not _remove_incomplete(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
                 os.close(descriptor)
-                continue
+        found = []
+        for folder in _folders_in(self._models, self._fillings):
+            sizes = {}
+            for path in (folder / "files").rglob("*"):
+                try:
+                    status = path.lstat()
+                except FileNotFoundError:
+                    continue  # its download was given up meanwhile
+                if not path.is_dir():
+                    sizes[status.st_ino] = status.st_size
             try:
-                total += path.stat().st_size
+                used_s = (folder / "manifest").stat().st_mtime
             except FileNotFoundError:
-                pass  # finished meanwhile
-        return total
+                used_s = 0.0
+            found.append(_Directory(folder, used_s, sizes))
+        return found
+
+    @staticmethod
+    def _total(directories: list[_Directory]) -> int:
+        return sum({inode: size for one in directories for inode, size in one.sizes.items()}.values())
 
     # --- the rest ----------------------------------------------------------------------------------------------------
+
+    def _digests(self, opened: io.BufferedReader, *algorithms: str) -> list[str]:
+        digests = [hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms]
+        while data := opened.read(_CHUNK):
+            if self.stopping.is_set():
+                raise RepositoryError("the server is stopping")
+            for digest in digests:
+                digest.update(data)
+        return [digest.hexdigest() for digest in digests]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -461,8 +429,43 @@ class ModelCache:
             raise RepositoryError(f"{_FLAG} {self.root}: {problem}: {error.strerror}; {remedy}") from error
 
 
-def _allocate(descriptor: int, size: int) -> None:
+class _Target(io.FileIO):
+    """A file that is downloaded to. See ``ModelCache.open``."""
+
+    def __init__(
+        self, path: Path, check: Callable[[int], None], explained: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(path, "r+")
+        self._check = check
+        self._explained = explained
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write all of these bytes at the file's position."""
+        view = memoryview(data).cast("B")
+        self._check(self.tell() + len(view))
+        with self._explained("a file cannot be written"):
+            written = 0
+            while written < len(view):
+                written += super().write(view[written:]) or 0
+        return written
+
+
+def _folders_in(*parents: Path) -> list[Path]:
+    return [folder for parent in parents for folder in parent.iterdir() if folder.is_dir()]
+
+
+def _remove_incomplete(folder: Path) -> bool:
+    """Remove files of a directory that its manifest does not list; whether it lists any. The lock of it is held."""
+    complete = {file.path for file in read_manifest(folder).values()}
+    for path in (folder / "files").rglob("*"):
+        if path.is_file() and path not in complete:
+            path.unlink()
+    return bool(complete)
+
+
+def _allocate(path: Path, size: int) -> None:
     """Take the disk space of a file at once, so that a full disk shows before anything is downloaded."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if size:
             os.posix_fallocate(descriptor, 0, size)
@@ -470,65 +473,5 @@ def _allocate(descriptor: int, size: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         os.ftruncate(descriptor, size)
-
-
-def _heed(stop: threading.Event) -> None:
-    if stop.is_set():
-        raise RepositoryError("the server is stopping")
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file so that others, and those after a crash, see all of it or none."""
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _manifest(path: Path) -> tuple[set[str], float]:
-    """Names of a view's objects and the time of its last use; none and long ago for a view that was left unfinished."""
-    try:
-        return set(path.read_text().split("\n")), path.stat().st_mtime
-    except (OSError, ValueError):
-        return set(), 0.0
-
-
-def _same(target: Path, source: Path) -> bool:
-    try:
-        one, other = target.stat(), source.stat()
-    except OSError:
-        return False
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Put a link in the place of whatever is there, in one step.
-
-    A hard link, because ONNX Runtime refuses external data that a symbolic link leads out of the model's directory.
-    """
-    temporary = target.parent / f".{uuid.uuid4().hex}"
-    try:
-        try:
-            temporary.hardlink_to(source)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            temporary.symlink_to(source)
-        temporary.replace(target)
-    finally:
-        # Where both are links to one file, replacing does nothing.
-        temporary.unlink(missing_ok=True)

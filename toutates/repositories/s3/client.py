@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from toutates.repositories.s3.keys import S3Object
@@ -17,13 +17,18 @@ from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.text import one_line
 
-__all__ = ["ObjectChanged", "ObjectReader", "ReadInterrupted", "S3Client"]
+__all__ = ["ObjectChanged", "S3Client"]
 
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 20
 #: Of one request, with botocore's waits between them, where AWS_MAX_ATTEMPTS or a profile does not say otherwise.
 _ATTEMPTS: Final = 5
-_CHUNK: Final = 128 * 1024
+_PART: Final = 8 * 2**20  # bytes of an object that are asked for at once
+#: Of one part, each of them with the requests of botocore's own retries: content is cut off more often than refused.
+_PART_ATTEMPTS: Final = 10
+_CHUNK: Final = 128 * 1024  # bytes
+#: Chunks that may wait for the disk, of all objects.
+_CHUNKS_QUEUED: Final = 64
 #: More objects than this are no model repository but a bucket without --s3-prefix.
 _MAX_OBJECTS: Final = 200_000
 _MAX_SHOWN: Final = 300  # characters of a text that is not ours
@@ -42,41 +47,6 @@ class ObjectChanged(Exception):
     """An object is no longer what a listing showed: it has other content, or is gone. Says what, with the URL."""
 
 
-class ReadInterrupted(Exception):
-    """An object's content ended too early. The rest may be asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectReader:
-    """A part of an object's content, on its way.
-
-    Attributes:
-        etag_is_md5: False if the service says that the object is encrypted in a way that makes its ETag something else.
-    """
-
-    etag_is_md5: bool
-    _body: Any
-    _forget: Callable[[Any], None]
-
-    def chunks(self) -> Iterator[bytes]:
-        """The content, in pieces.
-
-        Raises:
-            ReadInterrupted: the connection was lost, or nothing came for a while.
-        """
-        from botocore.exceptions import BotoCoreError, HTTPClientError
-        from urllib3.exceptions import HTTPError
-
-        try:
-            while chunk := self._body.read(_CHUNK):
-                yield chunk
-        except (BotoCoreError, HTTPClientError, HTTPError, OSError) as error:
-            raise ReadInterrupted(_shown(error)) from error
-        finally:
-            self._forget(self._body)
-            self._body.close()
-
-
 class S3Client:
     """A repository's bucket. Its methods may be called in several threads at once.
 
@@ -93,12 +63,15 @@ class S3Client:
         self._specification = specification
         self._stopping = stopping
         self._lock = threading.Lock()
-        #: contents that are being read
-        self._bodies: set[Any] = set()
+        #: urllib3's responses with contents that are being read
+        self._responses: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: ETags of what was found to be encrypted
+        self._encrypted: set[str] = set()
         self._bucket = specification.bucket
         try:
             import boto3
             import botocore.session
+            from boto3.s3.transfer import TransferConfig, create_transfer_manager
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
         except ImportError as error:
@@ -130,7 +103,19 @@ class S3Client:
         except (BotoCoreError, ValueError) as error:
             remedy = "check the --s3 flags, AWS_PROFILE and the files of ~/.aws"
             raise self._unusable(f"boto3 cannot be set up: {_shown(error)}", remedy) from error
+        self._transfers: Any = create_transfer_manager(
+            self._client,
+            TransferConfig(
+                multipart_chunksize=_PART,
+                max_concurrency=connections,
+                num_download_attempts=_PART_ATTEMPTS,
+                io_chunksize=_CHUNK,
+                max_io_queue=_CHUNKS_QUEUED,
+                preferred_transfer_client="classic",  # whether or not Amazon's own in C is installed
+            ),
+        )
         self._client.meta.events.register("before-send.s3", self._heed)
+        self._client.meta.events.register("needs-retry.s3.GetObject", self._note_response)
 
     @property
     def endpoint(self) -> str:
@@ -166,67 +151,83 @@ class S3Client:
         except Exception as error:
             raise self._explained(error, "cannot be listed") from error
 
-    def read(self, found: S3Object, start: int, end: int) -> ObjectReader:
-        """Ask for the bytes from start to end of an object, end excluded.
+    def download(self, found: S3Object, target: Any, on_bytes: Callable[[int], None]) -> None:
+        """Write an object's content to a file, in parts at once. Blocks.
+
+        Args:
+            found: as a listing showed it.
+            target: a seekable file, which one thread at a time writes to.
+            on_bytes: called in any thread with the bytes that have come; with a negative number for those of a part
+                that begins anew.
 
         Raises:
             ObjectChanged: it is not what it was.
             ConfigurationError, RepositoryError: it cannot be read.
         """
+        from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError, S3ValidationError
+
         url = f"s3://{self._bucket}/{found.key}"
-        whole = start == 0 and end == found.size
-        arguments = {} if whole else {"Range": f"bytes={start}-{end - 1}"}
         try:
-            response = self._client.get_object(Bucket=self._bucket, Key=found.key, IfMatch=found.etag, **arguments)
-        except ToutatesError:
+            future = self._transfers.download(self._bucket, found.key, target, None, [_Subscriber(found, on_bytes)])
+            future.result()
+        except (ToutatesError, ObjectChanged):
             raise
         except Exception as error:
+            self._heed()
             code, status = _code(error)
-            if status == 412 or code == "PreconditionFailed":
+            # The transfer manager's own error is for the one condition that it sets, If-Match.
+            if status == 412 or isinstance(error, S3DownloadFailedError):
                 raise ObjectChanged(f"'{url}' has changed") from error
             if status == 404 and code != "NoSuchBucket":
                 raise ObjectChanged(f"'{url}' is gone") from error
             if status == 416:
                 raise ObjectChanged(f"'{url}' has become smaller") from error
-            raise self._explained(error, f"object {found.key!r} cannot be read") from error
-        body, status = response["Body"], response["ResponseMetadata"]["HTTPStatusCode"]
+            if isinstance(error, S3ValidationError):
+                raise RepositoryError(
+                    f"{self._where()}: asked for a part of {found.key!r}, the endpoint sends something else; check "
+                    "that it is an S3 service, and what lies between"
+                ) from error
+            cause = error.last_exception if isinstance(error, RetriesExceededError) else error
+            raise self._explained(cause, f"object {found.key!r} cannot be read") from error
         # If-Match and Range are not understood by every implementation.
-        etag = response.get("ETag", found.etag)
-        if etag.strip('"') != found.etag.strip('"') or (whole and response["ContentLength"] != found.size):
-            body.close()
+        size, etag = future.meta.size, future.meta.etag or found.etag
+        if size != found.size or etag.strip('"') != found.etag.strip('"'):
             raise ObjectChanged(f"'{url}' has changed")
-        if not whole and (status != 206 or response["ContentLength"] != end - start):
-            body.close()
-            raise RepositoryError(
-                f"{self._where()}: asked for a part of {found.key!r}, the endpoint sends something else; check that it "
-                "is an S3 service, and what lies between"
-            )
-        encrypted = response.get("ServerSideEncryption", "").startswith("aws:kms")
+
+    def is_encrypted(self, found: S3Object) -> bool:
+        """Whether the service has said of an object with this ETag that encryption makes the ETag something else than
+        an MD5, since it was last asked for here.
+        """
         with self._lock:
-            self._bodies.add(body)
-        if self._stopping.is_set():  # `close` may have been before
-            self._forget(body)
-            body.close()
-            self._heed()
-        return ObjectReader(not encrypted and "SSECustomerAlgorithm" not in response, body, self._forget)
+            try:
+                self._encrypted.remove(found.etag.strip('"'))
+            except KeyError:
+                return False
+            return True
 
     def close(self) -> None:
         """Let the connections go. Contents that are being read in other threads end early."""
         with self._lock:
-            bodies = list(self._bodies)
-        for body in bodies:
-            # Of urllib3 since 2.3; without it, a read ends with its chunk or its time.
-            shutdown = getattr(getattr(body, "_raw_stream", None), "shutdown", None)
+            responses = list(self._responses)
+        for response in responses:
             try:
-                if shutdown is not None:
-                    shutdown()
+                response.shutdown()
             except (OSError, ValueError, RuntimeError):
                 pass  # it has ended by itself
+        # It waits for what is being read, which ends soon, and for answers, whose time limit is longer.
+        threading.Thread(target=self._transfers.shutdown, name="s3 end", daemon=True).start()
         self._client.close()
 
-    def _forget(self, body: Any) -> None:
+    def _note_response(self, response: tuple[Any, Any] | None, **_: Any) -> None:
+        """Take note of an answer whose content is to be read, before anybody reads it."""
+        if response is None:
+            return
+        answer, parsed = response
         with self._lock:
-            self._bodies.discard(body)
+            self._responses.add(answer.raw)
+            if parsed.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in parsed:
+                self._encrypted.add(parsed.get("ETag", "").strip('"'))
+        self._heed()  # `close` may have been before
 
     def _heed(self, **_: Any) -> None:
         if self._stopping.is_set():
@@ -284,6 +285,23 @@ class S3Client:
         return RepositoryError(
             f"{self._where()}: {problem} now: {_shown(error)}; check --s3-endpoint and that the service is up"
         )
+
+
+class _Subscriber:
+    """Tells the transfer manager what is known of an object, and is told how much has come."""
+
+    def __init__(self, found: S3Object, on_bytes: Callable[[int], None]) -> None:
+        self._found = found
+        self._on_bytes = on_bytes
+
+    def on_queued(self, future: Any, **_: Any) -> None:
+        """Every request for the object is to have If-Match with this ETag."""
+        future.meta.provide_transfer_size(self._found.size)
+        future.meta.provide_object_etag(self._found.etag)
+
+    def on_progress(self, bytes_transferred: int, **_: Any) -> None:
+        """Some bytes have come."""
+        self._on_bytes(bytes_transferred)
 
 
 def _code(error: Exception) -> tuple[str, int]:

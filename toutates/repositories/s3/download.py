@@ -1,24 +1,23 @@
-"""Objects into the cache: those that are there are checked, the others read in parts, several at once.
+"""Objects into the cache: those that are there are checked, the others downloaded, several at once.
 
-A pool of threads does both, and nothing in it waits for anything else in it. An object is written by whoever has its
-partial file locked: a server that finds it locked does the rest first, and then takes what the other has got.
+A pool of threads does both, and nothing in it waits for anything else in it. A model is downloaded by whoever has the
+lock of its directory; other servers wait, and then take what has come.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final, ParamSpec, TypeVar
 
-from toutates.repositories.cache.model_cache import CachedFile, ModelCache, ObjectIdentity, Partial
+from toutates.repositories.cache.files import CachedFile, ObjectIdentity
+from toutates.repositories.cache.model_cache import Filling, ModelCache
 from toutates.repositories.interface import Progress
-from toutates.repositories.s3.client import ObjectChanged, ReadInterrupted, S3Client
+from toutates.repositories.s3.client import ObjectChanged, S3Client
 from toutates.repositories.s3.keys import S3Object
 from toutates.system.errors import RepositoryError
 
@@ -31,12 +30,6 @@ T = TypeVar("T")
 
 #: that read at once, for all models of a repository
 THREADS: Final = 8
-_PART: Final = 8 * 2**20  # bytes
-#: objects begun at once, each with a file descriptor
-_OBJECTS_AT_ONCE: Final = 64
-#: of one part without a byte of progress between them, each of them with the requests of botocore's own retries
-_ATTEMPTS: Final = 4
-_FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
 _POLL_SECONDS: Final = 0.1
 
 
@@ -47,7 +40,7 @@ class DownloadCounters:
     Attributes:
         objects: that are here.
         bytes: of these.
-        failures: calls of ``Downloads.bring`` that raised.
+        failures: calls of ``Downloads.bring`` that could not download what was missing.
         duration_ns: of all its calls that had something to download.
     """
 
@@ -82,176 +75,158 @@ class Downloads:
         """Let the threads end once they have nothing to do, which is soon when the cache is told to stop."""
         self._pool.shutdown(wait=False)  # `wait` never returns for futures that this would cancel
 
-    def identify(self, found: S3Object) -> ObjectIdentity:
-        """What the object is called in the cache."""
-        return ObjectIdentity.of(self._place, found.key, found.etag, found.size)
-
     def bring(
-        self, wanted: Sequence[S3Object], on_progress: Progress, unreachable: str = ""
-    ) -> tuple[dict[str, CachedFile], int]:
-        """Have all of these objects in the cache, in a view that is held.
+        self,
+        fingerprint: str,
+        model: str,
+        wanted: Mapping[str, S3Object],
+        on_progress: Progress,
+        unreachable: str = "",
+    ) -> int:
+        """Have these objects in the cache, as the files of a directory, and hold it.
 
         Args:
-            wanted: the objects.
+            fingerprint: of the directory.
+            model: whose files they are.
+            wanted: the objects, by path below the directory's ``files``.
             on_progress: see Progress.
             unreachable: why nothing is to be downloaded; "" if it is.
 
         Returns:
-            The files by key; and the bytes that were downloaded.
+            The bytes that were downloaded.
 
         Raises:
             ObjectChanged: an object is no longer what it was.
             ConfigurationError, RepositoryError: an object cannot be read, or the cache cannot be written.
         """
-        progress = _Progress(sum(found.size for found in wanted), on_progress)
-        files: dict[str, CachedFile] = {}
-        missing: dict[str, S3Object] = {}
-        for found, file in zip(wanted, self._checked(wanted), strict=True):
-            if file is None:
-                missing[found.key] = found
-            else:
-                files[found.key] = file
-                progress.add(found.size)
-        if not missing:
-            return files, 0
-        if unreachable:
-            raise RepositoryError(
-                f"{len(missing)} of its {len(wanted)} files are not in the cache '{self._cache.root}', such as "
-                f"{next(iter(missing))!r}, and cannot be downloaded: {unreachable}"
-            )
+        size = sum(found.size for found in wanted.values())
+        progress = _Progress(size, on_progress)
+        if self._is_here(fingerprint, wanted):
+            progress.add(size)
+            return 0
+        filling = self._begin(fingerprint, model)
+        try:
+            missing = dict(wanted)
+            self._reuse(filling, missing, progress)
+            if missing and unreachable:
+                raise RepositoryError(
+                    f"{len(missing)} of its {len(wanted)} files are not in the cache '{self._cache.root}', such as "
+                    f"{next(iter(missing.values())).key!r}, and cannot be downloaded: {unreachable}"
+                )
+            downloaded = self._download_missing(filling, missing, progress) if missing else 0
+            self._cache.finish(filling)
+        except BaseException:
+            self._cache.abandon(filling)
+            raise
+        return downloaded
+
+    def _identify(self, found: S3Object) -> ObjectIdentity:
+        return ObjectIdentity.of(self._place, found.key, found.etag, found.size)
+
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def _is_here(self, fingerprint: str, wanted: Mapping[str, S3Object]) -> bool:
+        """Whether the directory is complete and sound, and held therefore."""
+        if not self._cache.hold(fingerprint):
+            return False
+        is_here = False
+        try:
+            files = self._cache.files(fingerprint)
+            is_here = files.keys() == wanted.keys() and all(self._are_sound(files.values()))
+        finally:
+            if not is_here:
+                self._cache.release(fingerprint)
+        return is_here
+
+    def _are_sound(self, files: Iterable[CachedFile]) -> list[bool]:
+        futures = [self._submit(self._cache.is_sound, file) for file in files]
+        return [future.result() for future in futures]
+
+    def _begin(self, fingerprint: str, model: str) -> Filling:
+        """The directory to fill, once nobody else does."""
+        is_waiting = False
+        while (filling := self._cache.begin(fingerprint, model)) is None:
+            if not is_waiting:
+                is_waiting = True
+                logger.info("%s: another server downloads model '%s'", self._place, model)
+            # Its lock ends with it. Then either the files are there, or this one downloads them.
+            self._stop.wait(_POLL_SECONDS)
+            self._heed()
+        return filling
+
+    def _reuse(self, filling: Filling, missing: dict[str, S3Object], progress: _Progress) -> None:
+        """Take from the cache what it has, and remove that from ``missing``."""
+        linked = self._cache.reuse(filling, {path: self._identify(found) for path, found in missing.items()})
+        for (path, file), is_sound in zip(linked.items(), self._are_sound(linked.values()), strict=True):
+            if is_sound:
+                self._cache.complete(filling, path, file)
+                progress.add(missing.pop(path).size)
+
+    # --- what is not -------------------------------------------------------------------------------------------------
+
+    def _download_missing(self, filling: Filling, missing: dict[str, S3Object], progress: _Progress) -> int:
+        """Download what is missing; returns the bytes that came."""
         began_ns = time.monotonic_ns()
+        downloaded = 0
         failures = 1
         try:
-            downloaded = self._bring(missing, files, progress)
+            while missing:
+                # Of files with equal content one is downloaded, and the others are linked to it.
+                batch = {self._identify(found).names[0]: path for path, found in missing.items()}.values()
+                self._cache.reserve(filling, {path: missing[path].size for path in batch})
+                self._download_all(filling, {path: missing[path] for path in batch}, progress)
+                downloaded += sum(missing.pop(path).size for path in batch)
+                if missing:
+                    self._reuse(filling, missing, progress)
             failures = 0
         finally:
             with self.counters.lock:
                 self.counters.failures += failures
                 self.counters.duration_ns += time.monotonic_ns() - began_ns
-        return files, downloaded
-
-    def _bring(self, missing: dict[str, S3Object], files: dict[str, CachedFile], progress: _Progress) -> int:
-        """Have what is missing, and enter it in ``files``; returns the bytes that were downloaded."""
-        identities = {self.identify(found) for found in missing.values()}
-        self._cache.make_room(sum(identity.size for identity in identities))
-        downloaded = 0
-        is_waiting = False
-        while missing:
-            for job in self._download(list(islice(missing.values(), _OBJECTS_AT_ONCE)), files, progress):
-                downloaded += job.found.size
-            before = len(missing)
-            missing = {key: found for key, found in missing.items() if key not in files}
-            if len(missing) == before:
-                if not is_waiting:
-                    is_waiting = True
-                    logger.info("%s: another server downloads %s", self._place, next(iter(missing)))
-                # Its lock ends with it. Then either the object is there, or this one can begin it.
-                self._stop.wait(_POLL_SECONDS)
         return downloaded
 
-    # --- checking ----------------------------------------------------------------------------------------------------
+    def _download_all(self, filling: Filling, batch: Mapping[str, S3Object], progress: _Progress) -> None:
+        errors: list[BaseException] = []
 
-    def _checked(self, wanted: Iterable[S3Object]) -> list[CachedFile | None]:
-        """What is there of these, and sound."""
-        futures = [self._submit(self._sound, self.identify(found)) for found in wanted]
-        return [future.result() for future in futures]
-
-    def _sound(self, identity: ObjectIdentity) -> CachedFile | None:
-        file = self._cache.find(identity)
-        return file if file is not None and self._cache.is_sound(file) else None
-
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    def _download(self, wanted: Iterable[S3Object], files: dict[str, CachedFile], progress: _Progress) -> list[_Job]:
-        """Download those objects that no other server is at, and enter in ``files`` what there is then."""
-        batch: list[_Job] = []
-        futures: list[Future[None]] = []
-        failed = threading.Event()
-        try:
-            for found in wanted:
-                self._heed()
-                job = self._begin(found, files, progress, failed)
-                if job is not None:
-                    batch.append(job)
-                    futures += [self._submit(self._read_part, job, start, end) for start, end in job.parts]
-            wait(futures)
-            for future in futures:
-                future.result()
-        except BaseException:
-            failed.set()
-            raise
-        finally:
-            wait(futures)  # of those that failed too: their files are closed now
-            for job in batch:
-                if job.file is None:
-                    self._cache.abandon(job.partial)
-                else:
-                    files[job.found.key] = job.file
-        return batch
-
-    def _begin(
-        self, found: S3Object, files: dict[str, CachedFile], progress: _Progress, failed: threading.Event
-    ) -> _Job | None:
-        """A job for an object, unless another server is at it, or has it by now."""
-        identity = self.identify(found)
-        file = self._cache.find(identity)
-        partial = None if file is not None else self._cache.begin(identity)
-        if partial is not None and (file := self._cache.find(identity)) is not None:
-            self._cache.abandon(partial)  # the other was done between the two
-        if file is not None:
-            files[found.key] = file
-            progress.add(found.size)
-            return None
-        return _Job(found, partial, progress, failed) if partial is not None else None
-
-    def _read_part(self, job: _Job, start: int, end: int) -> None:
-        try:
-            self._read(job, start, end)
-            if not job.failed.is_set() and job.is_last_part():
-                self._finish(job)
-        except ObjectChanged:
-            raise  # the batch's other objects are worth having, when this one is tried again
-        except BaseException:
-            job.failed.set()
-            raise
-
-    def _read(self, job: _Job, start: int, end: int) -> None:
-        """Read a part, from where it was cut off as often as it takes, while it gets on."""
-        position, attempts = start, 0
-        while position < end:
-            before, problem = position, "it ended too early"
+        def download(path: str, found: S3Object) -> None:
             try:
-                reader = self._client.read(job.found, position, end)
-                if not reader.etag_is_md5:
-                    job.etag_is_md5 = False
-                for chunk in reader.chunks():
-                    self._heed()
-                    if job.failed.is_set():
-                        return
-                    data = chunk[: end - position]
-                    self._cache.write(job.partial, data, position)
-                    position += len(data)
-                    job.progress.add(len(data))
-            except ReadInterrupted as error:
-                problem = str(error)
-            attempts = 0 if position > before else attempts + 1
-            if attempts == _ATTEMPTS:
-                raise RepositoryError(f"{self._place}: {job.found.key!r} cannot be read now: {problem}")
-            if position < end:
-                logger.debug("%s: %r was cut off at byte %d: %s", self._place, job.found.key, position, problem)
-                self._stop.wait(_FIRST_WAIT * 2**attempts * (1 + random.random()))
-                self._heed()
+                self._download(filling, path, found, progress, lambda: self._heed(bool(errors)))
+            except ObjectChanged as error:
+                changes.append(error)  # the other files are worth having, when this one is tried again
+            except BaseException as error:
+                errors.append(error)
 
-    def _finish(self, job: _Job) -> None:
-        sha256, md5 = self._cache.digests(job.partial)
-        identity = job.partial.identity
-        is_md5 = bool(identity.md5) and job.etag_is_md5
+        changes: list[ObjectChanged] = []
+        futures: list[Future[None]] = []
+        try:
+            futures += [self._submit(download, path, found) for path, found in batch.items()]
+        finally:
+            wait(futures)
+        for error in (*errors, *changes):
+            raise error
+
+    def _download(
+        self, filling: Filling, path: str, found: S3Object, progress: _Progress, heed: Callable[[], None]
+    ) -> None:
+        def check(end: int) -> None:
+            heed()
+            if end > found.size:
+                raise ObjectChanged(f"what comes for {found.key!r} is longer than its {found.size} bytes")
+
+        heed()
+        identity = self._identify(found)
+        if found.size:
+            with self._cache.open(filling, path, check) as target:
+                self._client.download(found, target, progress.add)
+        sha256, md5 = self._cache.digests(filling, path, "sha256", "md5")
+        is_md5 = bool(identity.md5) and not self._client.is_encrypted(found)
         if is_md5 and md5 != identity.md5:
-            raise ObjectChanged(f"what came for {job.found.key!r} does not have the MD5 that its ETag says")
-        job.file = self._cache.commit(job.partial, sha256, is_md5=is_md5)
+            raise ObjectChanged(f"what came for {found.key!r} does not have the MD5 that its ETag says")
+        name = identity.shared if is_md5 else identity.own
+        self._cache.complete(filling, path, CachedFile(filling.path(path), name, found.size, sha256))
         with self.counters.lock:
             self.counters.objects += 1
-            self.counters.bytes += identity.size
+            self.counters.bytes += found.size
 
     # --- the pool ----------------------------------------------------------------------------------------------------
 
@@ -261,49 +236,26 @@ class Downloads:
         except RuntimeError:  # after `close`
             raise RepositoryError("the server is stopping") from None
 
-    def _heed(self) -> None:
+    def _heed(self, has_failed: bool = False) -> None:
         if self._stop.is_set():
             raise RepositoryError("the server is stopping")
-
-
-class _Job:
-    """One object on its way. ``progress`` and ``failed`` are shared with others.
-
-    Attributes:
-        parts: where each begins and ends, in bytes; one for an empty object too.
-        etag_is_md5: until the service says otherwise, of any part.
-        file: once it is complete.
-    """
-
-    def __init__(self, found: S3Object, partial: Partial, progress: _Progress, failed: threading.Event) -> None:
-        self.found = found
-        self.partial = partial
-        self.progress = progress
-        self.failed = failed
-        self.parts = [(start, min(start + _PART, found.size)) for start in range(0, max(1, found.size), _PART)]
-        self.etag_is_md5 = True
-        self.file: CachedFile | None = None
-        self._parts_left = len(self.parts)
-        self._lock = threading.Lock()
-
-    def is_last_part(self) -> bool:
-        """Count a part that is there; whether it was the last."""
-        with self._lock:
-            self._parts_left -= 1
-            return self._parts_left == 0
+        if has_failed:
+            raise RepositoryError("another file of the model cannot be downloaded")
 
 
 class _Progress:
-    """Adds up what several threads have got."""
+    """Adds up the bytes that several threads have got."""
 
     def __init__(self, total: int, on_progress: Progress) -> None:
         self._total = total
         self._done = 0
+        self._shown = 0
         self._on_progress = on_progress
         self._lock = threading.Lock()
 
     def add(self, size: int) -> None:
-        """Some bytes more. One call at a time, so that what is reported only grows."""
+        """Some bytes more; fewer, where a part begins anew. One call at a time, so that what is reported only grows."""
         with self._lock:
             self._done += size
-            self._on_progress(self._done, self._total)
+            self._shown = max(self._shown, self._done)
+            self._on_progress(self._shown, self._total)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toutates.repositories.cache.model_cache import write_file
+from toutates.repositories.cache.files import write_file
 from toutates.repositories.interface import fingerprint_of
 from toutates.repositories.s3.keys import S3Object
 

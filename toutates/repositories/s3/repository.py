@@ -153,7 +153,7 @@ class S3Repository:
 
     def release(self, folder: ModelFolder) -> None:
         """See ``Repository.release``."""
-        self._cache.release(_view_of(folder))
+        self._cache.release(_fingerprint_in(folder))
 
     def statistics(self) -> RepositoryStatistics:
         """See ``Repository.statistics``."""
@@ -223,16 +223,15 @@ class S3Repository:
         if folder.problem:
             return folder
         wanted = files.wanted(versions, beside)
-        view = _view_of(folder)
-        self._cache.hold(view, [self._downloads.identify(found) for found in wanted.values()])
+        fingerprint = _fingerprint_in(folder)
+        inside = {f"{files.name}/{name}": found for name, found in wanted.items()}
+        downloaded = self._downloads.bring(fingerprint, files.name, inside, on_progress, self._unreachable)
         try:
-            cached, downloaded = self._downloads.bring(list(wanted.values()), on_progress, self._unreachable)
             # Another file of the model may have been replaced after it was read: half a model is no model.
             if downloaded and self._list(folder).fingerprint != files.fingerprint:
                 raise ObjectChanged(f"'{files.source}' has changed while it was downloaded")
-            self._cache.link(view, folder.name, {name: cached[found.key] for name, found in wanted.items()})
         except BaseException:
-            self._cache.release(view)
+            self._cache.release(fingerprint)
             raise
         if downloaded:
             logger.info("model '%s': %d bytes downloaded from %s", folder.name, downloaded, files.source)
@@ -247,9 +246,10 @@ class S3Repository:
         """
         wanted = files.wanted(versions, beside)
         lines = [f"{name}\0{found.etag}\0{found.size}" for name, found in sorted(wanted.items())]
-        view = fingerprint_of((self._place, self._prefix, files.name, *lines))
-        return files.describe(self._cache.view_path(view, files.name), versions)
+        fingerprint = fingerprint_of((self._place, self._prefix, files.name, *lines))
+        return files.describe(self._cache.path(fingerprint, files.name), versions)
 
 
-def _view_of(folder: ModelFolder) -> str:
+def _fingerprint_in(folder: ModelFolder) -> str:
+    """The name of the directory of the cache that a model's files are in, or are going to be."""
     return folder.path.parent.parent.name
