@@ -3,7 +3,7 @@
 Invariant: for any bytes, ``scan`` raises nothing and looks at nothing beyond its bounds. What it returns is what
 protobuf finds, if protobuf accepts the constant part (only then can there be a plan that the rest is served by). A
 ``Layout`` reads a message as ``scan`` does, or not at all. A request that protobuf accepts is validated, and its
-contents decoded, or refused with a RequestError; one that it does not accept is refused with a GrpcError.
+contents decoded, or refused with a RequestError; one that it does not accept is refused with a MalformedMessage.
 
 A case is a message.
 """
@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.sessions import mutate
-from toutates.h2grpc import GrpcError
 from toutates.infer.scanning import Scan, read_layout, scan
-from toutates.infer.unary import parse
 from toutates.infer.validation import ValidatedRequest, validate
 from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.parsing import parse
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import StringRows, join_rows
-from toutates.system.errors import RequestError
+from toutates.system.errors import MalformedMessage, RequestError
 
 __all__ = ["check", "make_case"]
 
@@ -171,7 +170,7 @@ def check(case: bytes) -> None:
 def _parse(octets: bytes) -> ModelInferRequest | None:
     try:
         return parse(ModelInferRequest, octets)
-    except GrpcError:
+    except MalformedMessage:
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
@@ -12,10 +12,9 @@ import numpy as np
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.result import BatchResult, Outputs, Split
-from toutates.h2grpc import Call
+from toutates.h2grpc import Call, Status
 from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
-from toutates.infer.statuses import STATUSES
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor, classify, write_response
@@ -47,14 +46,20 @@ class Answers:
         counters: of that worker and version.
         observer: of that worker.
         connection_failed: ends a connection on which an answer could not be written (``Worker.connection_failed``).
+        statuses: what each kind of RequestError means to callers.
     """
 
     def __init__(
-        self, counters: WorkerCounters, observer: Observer, connection_failed: Callable[[Call, Exception], None]
+        self,
+        counters: WorkerCounters,
+        observer: Observer,
+        connection_failed: Callable[[Call, Exception], None],
+        statuses: Mapping[type[RequestError], Status],
     ) -> None:
         self._counters = counters
         self._observer = observer
         self._connection_failed = connection_failed
+        self._statuses = statuses
 
     def finish(self, result: BatchResult) -> None:
         """Answer every request of this worker that waited for a batch: 0.6 us each, framing included."""
@@ -154,7 +159,7 @@ class Answers:
         self._connection_failed(call, error)
 
     def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
-        status = STATUSES[type(error)]
+        status = self._statuses[type(error)]
         call.fail(status, str(error))
         counters = self._counters
         counters.fail += 1

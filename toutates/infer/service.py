@@ -6,7 +6,7 @@ One ``InferService`` belongs to one worker; nothing in it is shared but the mode
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -25,18 +25,17 @@ from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.plan import Plan
 from toutates.infer.plan_cache import PlanCache
 from toutates.infer.scanning import scan
-from toutates.infer.statuses import STATUSES, as_grpc_error
 from toutates.infer.structure import check_structure
-from toutates.infer.unary import parse
 from toutates.infer.validation import ValidatedRequest, request_prefix, size_mismatch, validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.protocol.datatypes import typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.parsing import parse
 from toutates.protocol.signature import TensorSpec
 from toutates.protocol.strings import StringRows
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES, CutRequest, TypedReader, cut_contents
-from toutates.system.errors import InvalidRequest, Overloaded, RequestError, UnknownModel
+from toutates.system.errors import InvalidRequest, MalformedMessage, Overloaded, RequestError, UnknownModel
 
 __all__ = ["InferService"]
 
@@ -55,6 +54,7 @@ class InferService:
         worker: whose calls these are.
         number: the worker's, from 0.
         get_table: the model table as it is now.
+        statuses: what each kind of RequestError means to callers.
         inflight: counts the requests that wait; None where there is no limit.
         notices: says which parameters have no effect; None for one of this worker's own.
 
@@ -68,6 +68,7 @@ class InferService:
         worker: Worker,
         number: int,
         get_table: Callable[[], ModelTable],
+        statuses: Mapping[type[RequestError], Status],
         inflight: Inflight | None = None,
         notices: ParameterNotices | None = None,
     ) -> None:
@@ -76,6 +77,7 @@ class InferService:
         self._worker = worker
         self._number = number
         self._get_table = get_table
+        self._statuses = statuses
         self._table = get_table()
         #: the round in which the table was last looked at; see ``toutates.h2grpc.wire`` for why not for every request
         self._looked_ns = worker.now_ns
@@ -270,13 +272,13 @@ class InferService:
             if call.end - call.start > LARGE_MESSAGE_BYTES:
                 cut = cut_contents(memoryview(call.buffer)[call.start : call.end])
                 if cut is None:
-                    raise GrpcError(Status.INTERNAL, "the message is not a ModelInferRequest: it is malformed")
+                    raise MalformedMessage("the message is not a ModelInferRequest: it is malformed")
             request = parse(ModelInferRequest, call.message if cut is None else cut.rest)
             if len(request.id) > MAX_ID_BYTES:
-                raise as_grpc_error(id_too_long(len(request.id.encode())))
-        except GrpcError:
+                raise id_too_long(len(request.id.encode()))
+        except RequestError as error:
             self.counters.invalid += 1
-            raise
+            raise self._grpc_error(error) from None
         with self._request_errors_as_statuses():
             version = self._table.find(request.model_name, request.model_version)
         with self._request_errors_as_statuses(version):
@@ -296,7 +298,7 @@ class InferService:
         submitter = self._submitters.get(version)
         if submitter is None:
             finish: Callable[[BatchResult], None] = Answers(
-                version.counters.workers[self._number], self.observer, self._worker.connection_failed
+                version.counters.workers[self._number], self.observer, self._worker.connection_failed, self._statuses
             ).finish
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
@@ -374,7 +376,7 @@ class InferService:
             yield
         except RequestError as error:
             self._count_refusal(error, version)
-            raise as_grpc_error(error) from None
+            raise self._grpc_error(error) from None
 
     @contextmanager
     def _refusals_as_statuses(self, plan: Plan, id_field: bytes) -> Iterator[None]:
@@ -387,12 +389,15 @@ class InferService:
         """What a SuperTensor, which knows no ids, refuses. Triton names the request but where its queue is full."""
         self._count_refusal(error, version)
         prefix = "" if type(error) is Overloaded else request_prefix(_identifier(id_field))
-        return GrpcError(STATUSES[type(error)], prefix + str(error))
+        return self._grpc_error(error, prefix)
+
+    def _grpc_error(self, error: RequestError, prefix: str = "") -> GrpcError:
+        return GrpcError(self._statuses[type(error)], prefix + str(error))
 
     def _refuse_above_limit(self, call: Call, refusal: RequestError, chosen: Sampling | None) -> GrpcError:
         """Of a request that nobody has looked at."""
         self.counters.overloaded += 1
-        error = as_grpc_error(refusal)
+        error = self._grpc_error(refusal)
         observer = self.observer
         if observer.due or chosen is not None:
             observer.begin(call, self._worker.now_ns, self._worker.peer(call), chosen)

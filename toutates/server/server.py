@@ -35,6 +35,7 @@ from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.control_queue import ControlQueue
 from toutates.api.grpc.methods import build_methods
+from toutates.api.grpc.statuses import STATUSES
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
@@ -531,7 +532,9 @@ class Server:
         )
         readiness = Readiness(serving=self._is_ready(manager))
         traces = WorkerTraces(worker, self._trace_settings, None if self._exporter is None else self._exporter.put)
-        infer = InferService(worker, number, lambda: manager.table, self._inflight(number), self._parameter_notices)
+        infer = InferService(
+            worker, number, lambda: manager.table, STATUSES, self._inflight(number), self._parameter_notices
+        )
         if self._logs.access is not None:
             infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
         worker.tls = None if self._tls is None else self._tls.contexts[number]

@@ -7,6 +7,7 @@
     │   ├── PartlyLoaded        some versions of a model cannot be served; the others are
     │   └── NotPolled           a model's directory or configuration cannot be used, so no version was tried
     └── RequestError            one request cannot be answered
+        ├── MalformedMessage    the request's bytes are no message of its kind
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
@@ -18,7 +19,7 @@
         ├── NotInRepository     the repositories do not give a model that is to be loaded
         └── ExecutionFailed     ONNX Runtime refused or failed
 
-``toutates.infer.statuses`` holds the one table from these classes to gRPC statuses. Texts of ``RequestError`` go to
+``toutates.api.grpc.statuses`` holds the one table from these classes to gRPC statuses. Texts of ``RequestError`` go to
 callers as they are, so they never carry paths or tracebacks.
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "ConfigurationError",
     "ExecutionFailed",
     "InvalidRequest",
+    "MalformedMessage",
     "ModelLoadError",
     "ModelNotReady",
     "NotInRepository",
@@ -90,6 +92,10 @@ class NotPolled(ModelLoadError):
 
 class RequestError(ToutatesError):
     """One request cannot be answered; the text is sent to the caller."""
+
+
+class MalformedMessage(RequestError):
+    """The bytes of the request are no message of its kind."""
 
 
 class InvalidRequest(RequestError):

@@ -16,10 +16,11 @@ from typing import Final, TypeVar
 import trio
 from google.protobuf.message import Message
 
+from toutates.api.grpc.statuses import as_grpc_error
+from toutates.api.grpc.unary import check_size, request_errors_as_statuses
 from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
-from toutates.infer.statuses import as_grpc_error
-from toutates.infer.unary import check_size, parse
 from toutates.net import Worker
+from toutates.protocol.parsing import parse
 from toutates.system.errors import RequestError
 
 __all__ = ["ControlQueue", "on_main_thread"]
@@ -109,8 +110,6 @@ class ControlQueue:
     async def _answer(self, waiting: _Waiting, work: Work) -> None:
         try:
             answer = (await work(waiting.take_message())).SerializeToString()
-        except GrpcError as error:
-            waiting.fail(error)
         except RequestError as error:
             waiting.fail(as_grpc_error(error))
         except Exception:
@@ -151,12 +150,10 @@ def on_main_thread(
         return await answer(request)
 
     def handle(call: Call) -> None:
-        try:
+        with request_errors_as_statuses():
             refuse()
-        except RequestError as error:
-            raise as_grpc_error(error) from None
-        if not large:
-            check_size(request_type, call)
+            if not large:
+                check_size(request_type, call)
         queue.put(worker, call, work)
 
     return handle

@@ -11,9 +11,9 @@ from toutates.api.grpc.control_queue import ControlQueue, on_main_thread
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.shared_answers import shared_answers
+from toutates.api.grpc.unary import unary
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import GrpcError, Method, Status, UnaryHandler, method_table
-from toutates.infer.unary import unary
 from toutates.net import ServerStream, Worker
 from toutates.protocol import grpc_service_pb2 as pb
 

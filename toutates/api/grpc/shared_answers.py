@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
+from toutates.api.grpc.unary import check_size, request_errors_as_statuses
 from toutates.h2grpc import Call, UnaryHandler
-from toutates.infer.statuses import as_grpc_error
-from toutates.infer.unary import check_size, parse
 from toutates.net import Worker
-from toutates.system.errors import RequestError
+from toutates.protocol.parsing import parse
 
 __all__ = ["shared_answers"]
 
@@ -81,7 +80,7 @@ def shared_answers(
 
     Args:
         request_type: the request's message class.
-        answer: raises RequestError or GrpcError for requests it refuses; those are not kept. Must not block.
+        answer: raises RequestError for requests it refuses; those are not kept. Must not block.
         meaning: all of the request that the answer depends on. Requests may be padded with anything.
         worker: whose handler it is.
         get_table: the model table as it is now; answers are made anew when it is another.
@@ -97,8 +96,9 @@ def shared_answers(
         message = call.message
         response = answers.by_bytes.get(message)
         if response is None:
-            check_size(request_type, call)
-            response = find(parse(request_type, message))
+            with request_errors_as_statuses():
+                check_size(request_type, call)
+                response = find(parse(request_type, message))
             if len(message) <= MAX_KEPT_REQUEST_BYTES and len(answers.by_bytes) < MAX_ANSWERS:
                 answers.by_bytes[message] = response
         call.reply(response)
@@ -108,10 +108,7 @@ def shared_answers(
         response = answers.by_meaning.get(key)
         if response is None:
             began_ns = time.monotonic_ns()
-            try:
-                response = answer(request).SerializeToString()
-            except RequestError as error:
-                raise as_grpc_error(error) from None
+            response = answer(request).SerializeToString()
             answers.spent_ns += time.monotonic_ns() - began_ns
             if len(answers.by_meaning) >= MAX_ANSWERS or answers.size + len(response) > MAX_BYTES:
                 answers.clear()

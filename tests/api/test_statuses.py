@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from toutates.api.grpc.statuses import STATUSES, as_grpc_error
 from toutates.h2grpc import Status
-from toutates.infer.statuses import STATUSES, as_grpc_error
 from toutates.system.errors import (
     ExecutionFailed,
     InvalidRequest,
+    MalformedMessage,
     ModelNotReady,
     Overloaded,
     RequestError,
@@ -22,6 +23,7 @@ from toutates.system.errors import (
 #: What Triton's clients expect, stated once more.
 EXPECTED = {
     InvalidRequest: Status.INVALID_ARGUMENT,
+    MalformedMessage: Status.INTERNAL,
     UnknownModel: Status.NOT_FOUND,
     ModelNotReady: Status.UNAVAILABLE,
     Unavailable: Status.UNAVAILABLE,

@@ -1,4 +1,4 @@
-"""The one table from what can go wrong in the domain to gRPC statuses."""
+"""The one table from errors of requests to gRPC statuses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from toutates.h2grpc import GrpcError, Status
 from toutates.system.errors import (
     ExecutionFailed,
     InvalidRequest,
+    MalformedMessage,
     ModelNotReady,
     NotInRepository,
     Overloaded,
@@ -20,6 +21,7 @@ from toutates.system.errors import (
 __all__ = ["STATUSES", "as_grpc_error"]
 
 STATUSES: dict[type[RequestError], Status] = {
+    MalformedMessage: Status.INTERNAL,  # as from every gRPC server
     InvalidRequest: Status.INVALID_ARGUMENT,
     UnknownModel: Status.NOT_FOUND,
     ModelNotReady: Status.UNAVAILABLE,

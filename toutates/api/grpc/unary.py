@@ -1,0 +1,61 @@
+"""Adapters of RPCs with one request and one response: from a function of the data plane to a handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from toutates.api.grpc.statuses import as_grpc_error
+from toutates.h2grpc import Call, UnaryHandler
+from toutates.protocol.parsing import parse
+from toutates.system.errors import InvalidRequest, RequestError
+
+__all__ = ["check_size", "request_errors_as_statuses", "unary"]
+
+#: Most of a request that holds a name or two. Fields that mean nothing to us take the pure-Python protobuf a second per
+#: megabyte.
+MAX_REQUEST_BYTES: Final = 65_536
+
+Request = TypeVar("Request", bound=Message)
+
+
+def check_size(request_type: type[Message], call: Call) -> None:
+    """See that a request is no larger than any of its kind needs to be, before it is parsed.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    size = call.end - call.start
+    if size > MAX_REQUEST_BYTES:
+        raise InvalidRequest(
+            f"a {request_type.DESCRIPTOR.name} of {size} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
+        )
+
+
+def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
+    """A handler that parses the request, calls ``answer``, and sends what it returns.
+
+    Args:
+        request_type: the request's message class.
+        answer: raises RequestError for requests that it refuses. Must not block.
+    """
+
+    def handle(call: Call) -> None:
+        with request_errors_as_statuses():
+            check_size(request_type, call)
+            response = answer(parse(request_type, call.message))
+        call.reply(response.SerializeToString())
+
+    return handle
+
+
+@contextmanager
+def request_errors_as_statuses() -> Iterator[None]:
+    """A RequestError of the block becomes the GrpcError that its caller gets."""
+    try:
+        yield
+    except RequestError as error:
+        raise as_grpc_error(error) from None
