@@ -123,7 +123,7 @@ def test_the_greatest_of_many_are_those_that_a_whole_sort_finds(data: st.DataObj
     elements = st.sampled_from([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan])
     row = np.array(data.draw(st.lists(elements, min_size=1, max_size=12)), np.float32)
     count = data.draw(st.integers(1, len(row)))
-    assert infer_response._greatest(row, count).tolist() == infer_response._descending(row[None])[0, :count].tolist()
+    assert classify(row[None], count).tolist() == classify(row[None], len(row))[:, :count].tolist()
 
 
 def test_more_classes_than_a_worker_has_time_for_are_refused_by_the_limit() -> None:
@@ -133,6 +133,29 @@ def test_more_classes_than_a_worker_has_time_for_are_refused_by_the_limit() -> N
         classify(np.zeros((2, most), np.int8), most)
     with pytest.raises(InvalidRequest, match="at most 131072 values of more than 64 rows are sorted; send fewer rows"):
         classify(np.zeros((65, 10_000), np.int8), 1)
+
+
+def test_limits_of_classes_are_what_is_still_answered() -> None:
+    most = infer_response.MAX_SORTED_ELEMENTS
+    assert classify(np.zeros((128, most // 128), np.int8), 1).tolist() == [["0:0"]] * 128
+    with pytest.raises(InvalidRequest, match="are sorted"):
+        classify(np.zeros((128, most // 128 + 1), np.int8), 1)
+    # Of 64 rows more values may come, because they are not sorted.
+    assert classify(np.zeros((64, most), np.int8)[:, : most // 32], 1).tolist() == [["0:0"]] * 64
+    with pytest.raises(InvalidRequest, match="classification of 1 row by 16385 classes"):
+        classify(np.zeros((1, infer_response.MAX_CLASSES + 1), np.int8), infer_response.MAX_CLASSES + 1)
+
+
+class Labels:
+    """Of every other class."""
+
+    def of(self, numbers: Sequence[int]) -> Sequence[str]:
+        return ["" if number % 2 else f"class {number}" for number in numbers]
+
+
+def test_classes_have_their_labels_where_there_are_any() -> None:
+    found = classify(np.array([[1, 3, 2], [9, 8, 7]], np.int32), 2, Labels())
+    assert found.tolist() == [["3:1", "2:2:class 2"], ["9:0:class 0", "8:1"]]
 
 
 def test_classes_are_found_without_sorting_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

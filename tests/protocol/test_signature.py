@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import TensorSpec, reshape_fits
+from toutates.protocol.signature import Signature, TensorSpec, reshape_fits
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,25 @@ def test_sizes_of_open_dimensions_go_from_one_shape_to_the_other() -> None:
     assert plain.to_graph([2, 7]) == plain.to_wire([2, 7]) == (2, 7)
 
 
+def test_scalar_is_one_element_for_clients_who_may_leave_its_dimension_out() -> None:
+    scalar = TensorSpec("x", BY_NAME["FP32"], (1,), reshape=())
+    assert scalar.is_scalar
+    assert scalar.to_graph((1,)) == scalar.to_graph(()) == scalar.graph_shape == ()
+    assert scalar.to_wire(()) == (1,)
+    # What is not of the shape that was promised is shown as it is.
+    assert scalar.to_wire((7,)) == (7,)
+
+
 @pytest.mark.parametrize(
-    ("shape", "reshape", "scalar"), [((1,), (), True), ((1,), None, False), ((2,), (2,), False), ((1, 1), (), False)]
+    ("shape", "reshape"), [((1,), None), ((1,), (1, 1)), ((1, 1), ()), ((2,), (2,)), ((), None), ((), ())], ids=str
 )
-def test_a_scalar_of_the_graph_has_one_dimension_for_clients(
-    shape: tuple[int, ...], reshape: tuple[int, ...] | None, scalar: bool
-) -> None:
+def test_other_tensors_are_no_scalars(shape: tuple[int, ...], reshape: tuple[int, ...] | None) -> None:
     spec = TensorSpec("x", BY_NAME["FP32"], shape, reshape=reshape)
-    assert spec.is_scalar is scalar
-    if scalar:
-        assert spec.to_graph(()) == spec.to_graph((1,)) == ()
-        assert spec.to_wire(()) == (1,)
+    assert not spec.is_scalar
+    assert spec.graph_shape == (shape if reshape is None else reshape)
+
+
+def test_batch_is_the_first_dimension_that_clients_see() -> None:
+    spec = TensorSpec("x", BY_NAME["FP32"], (2, -1))
+    assert Signature((spec,), (), batched=True).wire_shape(spec) == (-1, 2, -1)
+    assert Signature((spec,), (), batched=False).wire_shape(spec) == (2, -1)

@@ -170,3 +170,47 @@ def _cpu_s(pieces: Sequence[memoryview], datatype: str) -> float:
     except InvalidRequest:
         assert datatype == "FP32"
     return time.thread_time() - began
+
+
+@pytest.mark.parametrize(
+    ("message", "datatype", "expected"),
+    [
+        pytest.param(field(0x1A, bytes(524_288)), "INT64", bytes(8 * 524_288), id="numbers"),
+        pytest.param(b"\x42\0" * 8_192, "BYTES", bytes(4 * 8_192), id="strings"),
+        pytest.param(b"\x32\0" * 16_384, "FP32", b"", id="pieces"),
+        pytest.param(field(0x1A, b"\xff" * 9 + b"\1"), "INT64", b"\xff" * 8, id="a number of ten bytes"),
+    ],
+)
+def test_as_much_as_the_limits_say_is_taken(message: bytes, datatype: str, expected: bytes) -> None:
+    assert read(message, datatype) == expected
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        pytest.param(b"\x78\x96\x01", id="number"),
+        pytest.param(b"\x79" + b"12345678", id="eight bytes"),
+        pytest.param(b"\x7d" + b"1234", id="four bytes"),
+        pytest.param(b"\x7a\x02ab", id="bytes"),
+    ],
+)
+def test_fields_that_nobody_knows_are_passed_over(unknown: bytes) -> None:
+    numbers = field(0x1A, b"\1\2")
+    assert read(unknown + numbers + unknown, "INT64") == np.array([1, 2], np.int64).tobytes()
+    tensor = field(0x2A, unknown + field(0x2A, numbers) + unknown)
+    raw = field(0x3A, b"raw")
+    cut = cut_contents(memoryview(unknown + tensor + unknown + raw))
+    assert cut is not None
+    assert cut.rest == unknown + field(0x2A, unknown + b"\x2a\0" + unknown) + unknown
+    assert [[bytes(piece) for piece in pieces] for pieces in cut.typed] == [[numbers]]
+    assert [bytes(one) for one in cut.raws] == [b"raw"]
+    for end in range(1, len(unknown)):
+        assert cut_contents(memoryview(unknown[:end])) is None
+
+
+def test_contents_that_come_in_pieces_leave_one_field_behind() -> None:
+    pieces = [field(0x1A, b"\1"), field(0x1A, b"\2\3")]
+    cut = cut_contents(memoryview(field(0x2A, b"".join(field(0x2A, piece) for piece in pieces))))
+    assert cut is not None
+    assert cut.rest == field(0x2A, b"\x2a\0")
+    assert TypedReader("M").read(cut.typed[0], BY_NAME["INT64"], "X") == np.array([1, 2, 3], np.int64).tobytes()
