@@ -181,7 +181,8 @@ NOT_OFFERED = {
 
 @pytest.mark.parametrize("method", NOT_OFFERED)
 def test_server_says_of_an_rpc_it_lacks_what_to_do_instead(channel: Any, method: str) -> None:
-    assert refused(channel, b"", SERVICE + method) == ("UNIMPLEMENTED", NOT_OFFERED[method])
+    for message in (b"", b"\x0a\xff", bytes(100_000)):  # it is not read
+        assert refused(channel, message, SERVICE + method) == ("UNIMPLEMENTED", NOT_OFFERED[method])
 
 
 def test_server_refuses_a_stream_at_once_while_its_caller_has_not_sent_anything(server: ServerProcess) -> None:

@@ -11,7 +11,7 @@ from toutates.api.grpc.control_queue import ControlQueue, on_main_thread
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.shared_answers import shared_answers
-from toutates.api.grpc.unary import unary
+from toutates.api.grpc.unary import unary, unread
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import GrpcError, Method, Status, UnaryHandler, method_table
 from toutates.net import ServerStream, Worker
@@ -59,12 +59,12 @@ def build_methods(
         "RepositoryModelUnload": loads(pb.RepositoryModelUnloadRequest, plane.unload),
         "LogSettings": unary(pb.LogSettingsRequest, plane.log_settings),
         "TraceSetting": unary(pb.TraceSettingRequest, plane.trace_setting),
-        "SystemSharedMemoryStatus": unary(pb.SystemSharedMemoryStatusRequest, system),
-        "SystemSharedMemoryRegister": unary(pb.SystemSharedMemoryRegisterRequest, system),
-        "SystemSharedMemoryUnregister": unary(pb.SystemSharedMemoryUnregisterRequest, system),
-        "CudaSharedMemoryStatus": unary(pb.CudaSharedMemoryStatusRequest, cuda),
-        "CudaSharedMemoryRegister": unary(pb.CudaSharedMemoryRegisterRequest, cuda),
-        "CudaSharedMemoryUnregister": unary(pb.CudaSharedMemoryUnregisterRequest, cuda),
+        "SystemSharedMemoryStatus": unread(pb.SystemSharedMemoryStatusRequest, system),
+        "SystemSharedMemoryRegister": unread(pb.SystemSharedMemoryRegisterRequest, system),
+        "SystemSharedMemoryUnregister": unread(pb.SystemSharedMemoryUnregisterRequest, system),
+        "CudaSharedMemoryStatus": unread(pb.CudaSharedMemoryStatusRequest, cuda),
+        "CudaSharedMemoryRegister": unread(pb.CudaSharedMemoryRegisterRequest, cuda),
+        "CudaSharedMemoryUnregister": unread(pb.CudaSharedMemoryUnregisterRequest, cuda),
     }
     methods = [
         model_infer,

@@ -13,7 +13,7 @@ from toutates.h2grpc import Call, UnaryHandler
 from toutates.protocol.parsing import parse
 from toutates.system.errors import InvalidRequest, RequestError
 
-__all__ = ["check_size", "request_errors_as_statuses", "unary"]
+__all__ = ["check_size", "request_errors_as_statuses", "unary", "unread"]
 
 #: Most of a request that holds a name or two. Fields that mean nothing to us take the pure-Python protobuf a second per
 #: megabyte.
@@ -47,6 +47,17 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
         with request_errors_as_statuses():
             check_size(request_type, call)
             response = answer(parse(request_type, call.message))
+        call.reply(response.SerializeToString())
+
+    return handle
+
+
+def unread(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
+    """``unary`` for an RPC that is answered alike whatever is asked: the request is not read, ``answer`` gets none."""
+
+    def handle(call: Call) -> None:
+        with request_errors_as_statuses():
+            response = answer(request_type())
         call.reply(response.SerializeToString())
 
     return handle
