@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections import deque
 
 import pytest
 
 from tests.http1.support import FIELDS, answer, conversation, cuts, request, statuses
 from toutates.http1 import Connection, Head, Limits, Receiving, Refused, Request, encode_fields
+from toutates.http1.coding import Inflater
 
 
 def owes(connection: Connection) -> Receiving:
@@ -106,7 +108,7 @@ def test_a_head_that_comes_again_is_not_parsed_again() -> None:
     assert heads[0] is heads[1] is heads[3]
     assert heads[6] is not heads[0]  # forgotten for newer ones
     large = request(cookie="x" * 5_000)
-    [one], _ = connection.receive(large), answer
+    [one] = connection.receive(large)
     answer(one)
     assert connection.receive(large)[0].head is not one.head
 
@@ -121,6 +123,8 @@ def test_a_head_says_what_the_client_wants() -> None:
     assert (head.method, head.target, head.path, head.query) == ("GET", "/p%20q?r=s?t", "/p%20q", "r=s?t")
     assert head.fields == {"host": "x", "accept-encoding": "br, gzip;q=0.5, deflate;q=0.8", "x-two": "a, b"}
     assert head.answer_coding == "deflate"
+    found, _ = conversation([request(target="/a?url=http://h/b"), request(target="https://h"), request(target="*")])
+    assert [target for _, target, _ in found] == ["/a?url=http://h/b", "/", "*"]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +156,32 @@ def test_answers_are_compressed_as_the_client_likes(accept: str, coding: str) ->
             assert rest == body if not coding else zlib.decompress(rest, 47) == body  # of either format
 
 
+def test_a_compressed_body_comes_out_whole_however_large_it_becomes() -> None:
+    for body in (bytes(65_536), bytes(300_001), b"abcdefgh" * 20_000):
+        for packed, coding in ((gzip.compress(body), "gzip"), (zlib.compress(body), "deflate")):
+            [found], _ = conversation([request("POST", "/", packed, content_encoding=coding)])
+            assert found[2] == body
+    [found], _ = conversation([request("POST", "/", b"as it is", content_encoding="identity")])
+    assert found[2] == b"as it is"
+
+
+def test_no_more_is_decompressed_than_shows_that_it_is_too_much() -> None:
+    for most in (100, 40_000):
+        inflater = Inflater("deflate", most)
+        inflater.put(zlib.compress(bytes(1_000_000)))
+        with pytest.raises(Refused):
+            deque(iter(inflater.step, False))
+        assert len(inflater.body) == most + 1
+
+
+def test_large_bodies_are_not_copied_to_their_head() -> None:
+    for size, pieces in ((65_536, 1), (65_537, 2)):
+        connection = Connection(Limits())
+        [one] = connection.receive(request())
+        one.respond(200, b"", bytes(size))
+        assert len(connection.take_output()) == pieces
+
+
 def test_an_answer_of_unknown_length_comes_in_chunks_and_compressed() -> None:
     def stream(one: Request) -> None:
         one.begin(200, FIELDS, compress=True)
@@ -176,6 +206,15 @@ def test_statuses_without_a_body_have_none() -> None:
         _, sent = conversation([request()], respond=lambda one, status=status: one.respond(status, b"", b"x"))  # type: ignore[misc]
         assert sent.endswith(b"\r\n\r\n")
         assert b"content-length" not in sent
+
+        def stream(one: Request, status: int = status) -> None:
+            one.begin(status)
+            one.send(b"x")
+            one.end()
+
+        _, sent = conversation([request()], respond=stream)
+        assert sent.endswith(b"\r\n\r\n")
+        assert b"transfer-encoding" not in sent
 
 
 def test_a_connection_goes_on_as_its_version_says() -> None:
@@ -234,6 +273,10 @@ def test_what_is_not_admitted_is_answered_in_its_turn_and_its_body_is_not_read()
     assert sent.count(b"date: today") == 3
     assert b"x: y\r\n" in sent
     assert b"nothing here\n" in sent
+    connection = Connection(Limits(), admit)
+    _, sent = conversation([request(target="/no", connection="close") + request()], connection)
+    assert statuses(sent) == [404]
+    assert connection.finished
     for body in (
         {"body": b"x" * 11},
         {"content_length": "11", "expect": "100-continue"},

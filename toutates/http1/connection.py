@@ -270,7 +270,7 @@ class Connection:
         if step is None:
             return False
         self._at, piece = step
-        if self._came + len(piece) + chunks.missing > head.max_body_size:
+        if self._came + chunks.missing > head.max_body_size:
             raise too_large(head.max_body_size)
         self._put(piece)
         return True
