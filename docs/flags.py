@@ -74,6 +74,70 @@ source. It is accepted, and not shown by `--help`.
 """
 
 
+#: What the page says of a setting beside the one line of ``--help``.
+DETAILS = {
+    "model-repository": "Not required where there is `--s3-bucket`",
+    "load-models": "An unknown name is an error",
+    "model-control-mode": "See [Model control](model-repository.md#model-control)",
+    "repository-poll-secs": (
+        "In all modes also the time between two questions to a repository that did not answer at the start"
+    ),
+    "model-load-thread-count": "Triton's name",
+    "strict-readiness": "Or while there is none; see [Health](operating.md#health)",
+    "exit-on-error": (
+        "The exit code is 1 for a model, 2 for a repository. Otherwise the others are served, and the server "
+        "is not ready. Triton's default is `true`"
+    ),
+    "s3-endpoint": "See [S3](model-repository.md#s3)",
+    "model-cache-dir": "Servers of one host and user may share it",
+    "model-cache-size": "What a running server uses stays",
+    "execution-providers": (
+        "`trt` is `tensorrt`. `auto` is CUDA where this ONNX Runtime and this machine have it, else the CPU. "
+        "The CPU always comes last, for what the others leave"
+    ),
+    "custom-op-libraries": "They are registered with every session",
+    "ort-intra-threads": "More than one pays for large models. They do not spin",
+    "processing-cores": (
+        "Each has a listener, an epoll and connections of its own. More than one pays on free-threaded Python"
+        " only, where the default is one per CPU that the process may use, less those of the other roles; see"
+        " [Cores](operating.md#cores)"
+    ),
+    "executor-cpus": (
+        "With `--cpu-pinning` executors are pinned to these; without, the default of `--processing-cores` "
+        "leaves so many CPUs free"
+    ),
+    "cpu-pinning": "In the environment and in a file `all` stands for the flag without CPUS",
+    "grpc-addr": "Or `[IPV6]:PORT`. Port 0 lets the system choose, and the log says which",
+    "limit": "See [Limits](#limits) for the names",
+    "max-inflight-requests": "Of all models together; see [Overload](operating.md#overload)",
+    "grpc-restricted-protocol": (
+        "PROTOCOLS are separated by commas: health, metadata, inference, shared-memory, model-config, model-"
+        "repository, statistics, trace, logging; see [Access](operating.md#access)"
+    ),
+    "grpc-compression": "Inference responses only",
+    "server-id": "Some clients assert the default",
+    "tls-cert": "SIGHUP has the files read again, without dropping a connection; see [TLS](operating.md#tls)",
+    "trace-endpoint": (
+        "Needs `toutates[otel]`. TraceSetting changes all but this while the server runs. See [tracing](tracing.md)"
+    ),
+    "trace-rate": "0 traces only those whose callers record the trace",
+    "metrics-addr": "See [monitoring.md](monitoring.md)",
+    "log-level": "See [logging.md](logging.md)",
+    "log-format": "The log goes to standard error",
+    "access-log-rate": "0.01 is one of a hundred of each worker",
+    "connections": "Further ones get GOAWAY. Split over the workers, each of which counts its own",
+    "streams": "Clients queue silently beyond it",
+    "message_size": "Above it RESOURCE_EXHAUSTED",
+    "decompressed_size": (
+        "Above it RESOURCE_EXHAUSTED. Requests that become more than 256 KiB, and all beyond 32 MiB a second,"
+        " are decompressed in a thread beside the worker, one at a time"
+    ),
+    "connection_buffer": "A call above it gets RESOURCE_EXHAUSTED",
+    "server_buffer": "Records of open calls count too; see [Limits](operating.md#limits)",
+    "stall_timeout": "In that time a client has to send 64 KiB, or the rest, and to read as much",
+}
+
+
 def page() -> str:
     """The page: a table for each group of flags, and one for the limits."""
     lines = [_HEAD, "## Flags", ""]
@@ -104,7 +168,7 @@ def _default(flag: Flag) -> str:
 
 
 def _meaning(flag: Flag) -> str:
-    return flag.help + (f". {flag.details}" if flag.details else "")
+    return ". ".join(text for text in (flag.help, DETAILS.get(flag.name, "")) if text)
 
 
 if __name__ == "__main__":
