@@ -13,7 +13,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control import first_look
-from toutates.repositories.control.first_look import FirstLook, Waiting, look_first
+from toutates.repositories.control import waiting as waiting_module
+from toutates.repositories.control.first_look import FirstLook, look_first
+from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
@@ -179,8 +181,8 @@ def test_a_model_that_was_asked_for_may_be_where_nobody_answers(one: Remote, oth
 def test_what_is_waited_for_is_said_again_and_again(
     other: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(first_look, "_FIRST_LINE_S", 0.01)
-    monkeypatch.setattr(first_look, "_LINES_S", 0.01)
+    monkeypatch.setattr(waiting_module, "_FIRST_LINE_S", 0.01)
+    monkeypatch.setattr(waiting_module, "_LINES_S", 0.01)
     other.hold = threading.Event()
     waiting = Waiting(clock=lambda: 7.0)
 

@@ -54,9 +54,10 @@ from toutates.net.listening import bind
 from toutates.observe.debug.debug_dump import dump, this_run
 from toutates.observe.status.view import ServerView
 from toutates.repositories.control.fetching import fetch_all
-from toutates.repositories.control.first_look import FirstLook, Waiting, look_first
+from toutates.repositories.control.first_look import FirstLook, look_first
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
 from toutates.server.certificates import ServerTls, load_server_tls

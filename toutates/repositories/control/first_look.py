@@ -18,8 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,70 +28,20 @@ import trio
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled, Repository
 from toutates.repositories.opening import refuse_duplicates, refuse_unknown
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.placement import running_on
 
-__all__ = ["PATIENCE_S", "FirstLook", "Late", "Waiting", "look_first"]
+__all__ = ["PATIENCE_S", "FirstLook", "Late", "look_first"]
 
 logger = logging.getLogger(__name__)
 
 #: How long repositories are waited for that have not answered, where there is something to serve without them.
 PATIENCE_S: Final = 10.0
-#: When the log says for the first time what is waited for, and how often from then on. Seconds.
-_FIRST_LINE_S: Final = 1.0
-_LINES_S: Final = 10.0
 
 T = TypeVar("T")
-
-
-class Waiting:
-    """What the start is waiting for. Written by the main thread, read by any.
-
-    Attributes:
-        names: of the repositories that have not answered; replaced as a whole.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.names: tuple[str, ...] = ()
-        self._clock = clock
-        self._since_s = clock()
-
-    def begin(self, names: Sequence[str]) -> None:
-        """These are waited for from now on, if they are not already."""
-        wanted = tuple(dict.fromkeys(names))
-        if wanted != self.names:
-            self._since_s = self._clock()
-            self.names = wanted
-
-    def end(self, name: str = "") -> None:
-        """One has answered; or, without a name, none is waited for any more."""
-        self.names = tuple(one for one in self.names if name and one != name)
-
-    def __str__(self) -> str:
-        names = self.names
-        if not names:
-            return ""
-        seconds = self._clock() - self._since_s
-        return f"waiting for {', '.join(names)}: the first listing, {seconds:.0f} s so far"
-
-    @asynccontextmanager
-    async def logged(self) -> AsyncIterator[None]:
-        """Say in the log what is waited for, soon and then again and again, for as long as the block lasts."""
-
-        async def log() -> None:
-            pause, level = _FIRST_LINE_S, logging.INFO
-            while True:
-                await trio.sleep(pause)
-                if text := str(self):
-                    logger.log(level, "%s", text)
-                pause, level = _LINES_S, logging.WARNING
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(log)
-            yield
-            nursery.cancel_scope.cancel()
 
 
 @dataclass(frozen=True, slots=True)

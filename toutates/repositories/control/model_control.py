@@ -19,27 +19,24 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
-from google.protobuf import json_format
 
-from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.manager import ModelManager
 from toutates.models.repository import ModelFolder
-from toutates.protocol.model_config_pb2 import ModelConfig
-from toutates.protocol.names import with_client_names
 from toutates.repositories.control.first_look import Late
+from toutates.repositories.control.load_request import failed, override_of
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.view import Found, Looks, View, in_thread
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.uploads import misplaced, uploaded
 from toutates.repositories.obtaining import obtain
 from toutates.system.errors import (
-    ConfigurationError,
     InvalidRequest,
     ModelLoadError,
     NotInRepository,
@@ -47,9 +44,6 @@ from toutates.system.errors import (
     PartlyLoaded,
     ToutatesError,
 )
-from toutates.system.logs.limit import Told
-from toutates.system.placement import running_on
-from toutates.system.text import one_line
 
 __all__ = ["MAX_SETTLE_S", "ModelControl"]
 
@@ -57,38 +51,8 @@ logger = logging.getLogger(__name__)
 
 #: Between the two looks of a poll.
 MAX_SETTLE_S: Final = 1.0
-#: How often the log hears again of a repository that stays as unusable as it was.
-_REMIND_S: Final = 600.0
-_MAX_CONFIG: Final = 2**20  # characters
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A model in a repository."""
-
-    repository: Repository
-    folder: ModelFolder
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        return self.repository.name, self.folder.fingerprint
-
-
-@dataclass(slots=True)
-class _View:
-    """What a look at the repositories has shown.
-
-    Attributes:
-        models: by name; None for a name that two repositories have.
-        unreadable: names of repositories that could not be looked at.
-        read: names of those that could.
-    """
-
-    models: dict[str, _Found | None] = field(default_factory=dict)
-    unreadable: set[str] = field(default_factory=set)
-    read: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -104,7 +68,7 @@ class _Known:
     """
 
     tried: tuple[str, str] | None = None
-    held: _Found | None = None
+    held: Found | None = None
     override: tuple[TritonConfiguration, tuple[str, str]] | None = None
     uploaded: bool = False
 
@@ -146,15 +110,13 @@ class ModelControl:
         self._only = only
         self._poll_s = poll_s
         self._cpus = cpus
-        self._passed_over = passed_over or PassedOver()
         self._known: dict[str, _Known] = {}
         self._turns: dict[str, trio.Lock] = {}
         self._index_turn = trio.Lock()
         self._names: list[str] = []
         self._names_seen = 0.0
         #: of each model and repository, what is wrong with it
-        self._told = Told(_REMIND_S)
-        self._stopping = False
+        self._looks = Looks(repositories, passed_over or PassedOver(), cpus)
 
     @property
     def explicit(self) -> bool:
@@ -190,18 +152,18 @@ class ModelControl:
         """
         self._late = {one.repository.name: one for one in late}
         for one in late:
-            self._told.news(f"repository {one.repository.name}", [one.problem])  # the start has said it
+            self._looks.told.news(f"repository {one.repository.name}", [one.problem])  # the start has said it
         self._names = sorted(folder.name for _, folder in found)
         for (repository, folder), own in zip(found, fetched, strict=True):
             if own.problem:
                 # What a scan could not see may have been the repository's fault, and worth another try.
                 self._known[folder.name] = _Known((repository.name, folder.fingerprint if folder.problem else ""))
             else:
-                self._known[folder.name] = _Known(_Found(repository, folder).identity, _Found(repository, own))
+                self._known[folder.name] = _Known(Found(repository, folder).identity, Found(repository, own))
 
     def stop(self) -> None:
         """Have the threads end soon that look into repositories or fetch from them. Their waiters are cancelled."""
-        self._stopping = True
+        self._looks.stopping = True
         for repository in self._repositories:
             repository.stop()
 
@@ -218,17 +180,17 @@ class ModelControl:
 
     async def poll(self) -> None:
         """Look for changes, and make those that have settled."""
-        first = await self._look(self._only)
+        first = await self._looks.look(self._only, self._came_from)
         await self._follow(first)
         self._have_answered(first)
 
-    async def _follow(self, first: _View) -> None:
+    async def _follow(self, first: View) -> None:
         suspects = {name for name, one in first.models.items() if self._differs(name, one)}
         suspects |= {name for name in self._known if self._is_gone(name, first)}
         if not suspects:
             return
         await trio.sleep(min(MAX_SETTLE_S, self._poll_s / 2))
-        second = await self._look(suspects)
+        second = await self._looks.look(suspects, self._came_from)
         async with trio.open_nursery() as nursery:
             for name in sorted(suspects):
                 was, now = first.models.get(name), second.models.get(name)
@@ -241,14 +203,14 @@ class ModelControl:
 
     async def catch_up(self) -> None:
         """Ask the repositories that have not answered since the start, and serve what those have that do now."""
-        view = await self._look(self._only, [one.repository for one in self._late.values()])
+        view = await self._looks.look(self._only, self._came_from, [one.repository for one in self._late.values()])
         async with trio.open_nursery() as nursery:
             for name, one in view.models.items():
                 known = self._known.get(name)
                 if one is None or name in self._requested or not self._differs(name, one):
                     continue
                 if known is not None and known.tried is not None and known.tried[0] not in self._late:
-                    self._say_two_have_it(name, f"{known.tried[0]}/{name}", one.folder.source)
+                    self._looks.say_two_have_it(name, f"{known.tried[0]}/{name}", one.folder.source)
                 else:
                     nursery.start_soon(self._apply, name, one)
             for name, known in self._known.items():
@@ -257,7 +219,7 @@ class ModelControl:
                     nursery.start_soon(self._remove, name)
         self._have_answered(view)
 
-    def _have_answered(self, view: _View) -> None:
+    def _have_answered(self, view: View) -> None:
         """What these repositories have is served, as far as it can be."""
         if view.read & self._late.keys():
             self._late = {name: one for name, one in self._late.items() if name not in view.read}
@@ -265,15 +227,15 @@ class ModelControl:
                 self._requested.clear()
             self._on_change()
 
-    def _differs(self, name: str, one: _Found | None) -> bool:
+    def _differs(self, name: str, one: Found | None) -> bool:
         return one is not None and (name not in self._known or self._known[name].tried != one.identity)
 
-    def _is_gone(self, name: str, view: _View) -> bool:
+    def _is_gone(self, name: str, view: View) -> bool:
         """Whether a model is not in the repository any more that it came from."""
         tried = self._known[name].tried
         return name not in view.models and (tried is None or tried[0] not in view.unreadable)
 
-    async def _apply(self, name: str, found: _Found) -> None:
+    async def _apply(self, name: str, found: Found) -> None:
         async with self._alone(name):
             if name in self._requested:  # while this one waited
                 return
@@ -285,10 +247,10 @@ class ModelControl:
                 pass  # which the manager has logged, and shows
             except ToutatesError as error:  # its repository could not be read
                 known.tried = (found.repository.name, "")
-                self._say(f"model {name}", f"model '{name}' cannot be loaded: {error}")
+                self._looks.say(f"model {name}", f"model '{name}' cannot be loaded: {error}")
                 self._manager.refuse(name, str(error))
             else:
-                self._told.forget(f"model {name}")
+                self._looks.told.forget(f"model {name}")
                 source = found.folder.source
                 logger.info("model '%s' has been loaded as '%s' has it now", name, source, extra={"model": name})
 
@@ -320,11 +282,11 @@ class ModelControl:
             ModelLoadError: it cannot be served; a clause per version. What was served before is served still.
         """
         if files and config is None:
-            raise InvalidRequest(f"{_failed(name)}: override files need the parameter 'config'")
+            raise InvalidRequest(f"{failed(name)}: override files need the parameter 'config'")
         problem = misplaced(files)
         if problem:
-            raise InvalidRequest(f"{_failed(name)}: {problem}")
-        override = None if config is None else await self._in_thread(partial(_override, name, config))
+            raise InvalidRequest(f"{failed(name)}: {problem}")
+        override = None if config is None else await in_thread(self._cpus, partial(override_of, name, config))
         async with self._alone(name):
             known = self._known.setdefault(name, _Known())
             try:
@@ -334,7 +296,7 @@ class ModelControl:
                 elif override is not None or not known.uploaded:
                     await self._load_named(name, known, override)
             except NotPolled as error:
-                raise NotInRepository(f"{_failed(name)}: {error}") from error
+                raise NotInRepository(f"{failed(name)}: {error}") from error
             finally:
                 if known == _Known():
                     del self._known[name]
@@ -346,14 +308,14 @@ class ModelControl:
     ) -> None:
         upload = uploaded(name, files, override)
         try:
-            folder = await self._in_thread(upload.__enter__)
+            folder = await in_thread(self._cpus, upload.__enter__)
         except NotInRepository as error:
-            raise NotInRepository(f"{_failed(name)}: {error}") from error
+            raise NotInRepository(f"{failed(name)}: {error}") from error
         try:
             await self._manager.load(folder, overridden=True)
         finally:
             with trio.CancelScope(shield=True):
-                await self._in_thread(partial(upload.__exit__, None, None, None))
+                await in_thread(self._cpus, partial(upload.__exit__, None, None, None))
         self._release(known)
         known.held, known.override, known.uploaded = None, None, True
 
@@ -387,35 +349,35 @@ class ModelControl:
         async with self._index_turn:
             if self._names_seen < asked:  # else somebody has looked while this one waited
                 started = trio.current_time()
-                view = await self._look(None)
+                view = await self._looks.look(None, self._came_from)
                 old = self._names if view.unreadable else []
                 self._names = sorted({*view.models, *old})
                 self._names_seen = started
         return self._names
 
-    async def _find(self, name: str) -> _Found:
-        view = await self._look([name])
+    async def _find(self, name: str) -> Found:
+        view = await self._looks.look([name], self._came_from)
         if name not in view.models:
             reason = "no model repository has it"
             if view.unreadable:
                 reason += f"; not all could be read: {', '.join(sorted(view.unreadable))}"
-            raise NotInRepository(f"{_failed(name)}: {reason}")
+            raise NotInRepository(f"{failed(name)}: {reason}")
         found = view.models[name]
         if found is None:
-            raise NotInRepository(f"{_failed(name)}: {self._told.last(f'model {name}') or 'two have it'}")
+            raise NotInRepository(f"{failed(name)}: {self._looks.told.last(f'model {name}') or 'two have it'}")
         return found
 
     # --- both --------------------------------------------------------------------------------------------------------
 
     async def _load_found(
-        self, name: str, found: _Found, known: _Known, override: TritonConfiguration | None, *, all_or_none: bool
+        self, name: str, found: Found, known: _Known, override: TritonConfiguration | None, *, all_or_none: bool
     ) -> None:
         """Fetch a model and have it loaded; the files are kept if any of it is served, those from before released."""
         fetch = partial(obtain, found.repository, found.folder, lambda done, total: None, override)
         try:
-            folder = await self._in_thread(fetch)
+            folder = await in_thread(self._cpus, fetch)
         except ToutatesError as error:
-            raise NotInRepository(f"{_failed(name)}: {error}") from error
+            raise NotInRepository(f"{failed(name)}: {error}") from error
         is_served = False
         try:
             await self._manager.load(folder, overridden=override is not None, all_or_none=all_or_none)
@@ -426,59 +388,13 @@ class ModelControl:
         finally:
             if is_served:
                 self._release(known)
-                known.held = _Found(found.repository, folder)
+                known.held = Found(found.repository, folder)
             elif not folder.problem:
                 found.repository.release(folder)
 
-    async def _look(self, only: Collection[str] | None, repositories: Sequence[Repository] | None = None) -> _View:
-        """Look into all repositories, or some. What is wrong with one is logged, and costs the others nothing."""
-        if repositories is None:
-            repositories = self._repositories
-        view = _View()
-        found: dict[Repository, list[ModelFolder]] = {}
-
-        async def look_into(repository: Repository) -> None:
-            try:
-                found[repository] = await self._in_thread(partial(repository.scan, only), abandon_on_cancel=True)
-                view.read.add(repository.name)
-            except ToutatesError as error:
-                view.unreadable.add(repository.name)
-                self._say(
-                    f"repository {repository.name}", str(error), f"{error}; what is served from there is served on"
-                )
-
-        async with trio.open_nursery() as nursery:
-            for repository in repositories:
-                nursery.start_soon(look_into, repository)
-        for repository in repositories:
-            if repository not in found:
-                continue
-            if self._told.forget(f"repository {repository.name}"):
-                logger.info("the model repository '%s' can be read again", repository.name)
-            known = [name for name, one in self._known.items() if one.tried and one.tried[0] == repository.name]
-            for folder in self._passed_over.models(repository.name, found[repository], only=only, known=known):
-                self._enter(view, _Found(repository, folder))
-        return view
-
-    def _enter(self, view: _View, one: _Found) -> None:
-        name = one.folder.name
-        other = view.models.get(name)
-        if name not in view.models:
-            view.models[name] = one
-        elif other is not None:
-            view.models[name] = None
-            self._say_two_have_it(name, other.folder.source, one.folder.source)
-
-    def _say_two_have_it(self, name: str, one: str, other: str) -> None:
-        text = f"it is in two repositories: '{one}' and '{other}'"
-        self._say(f"model {name}", text, f"model '{name}' is left as it is: {text}; rename or remove one of them")
-
-    def _say(self, about: str, text: str, line: str = "") -> None:
-        """Log an error that may come again and again: once, and when it changes, and once in a while."""
-        if self._stopping:
-            return
-        if self._told.news(about, [text]):
-            logger.error("%s", line or text)
+    def _came_from(self, repository: str) -> Collection[str]:
+        """Names of the models that were last loaded from a repository, or could not be."""
+        return [name for name, one in self._known.items() if one.tried and one.tried[0] == repository]
 
     def _release(self, known: _Known) -> None:
         if known.held is not None:
@@ -495,37 +411,3 @@ class ModelControl:
         finally:
             if not turn.statistics().tasks_waiting and not turn.locked() and self._turns.get(name) is turn:
                 del self._turns[name]
-
-    async def _in_thread(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        def run() -> T:
-            with running_on(self._cpus, self._cpus):
-                return work()
-
-        return await trio.to_thread.run_sync(run, abandon_on_cancel=abandon_on_cancel)
-
-
-def _failed(name: str) -> str:
-    """Triton's words, which end where ours begin."""
-    return f"failed to load '{name}', failed to poll from model repository"
-
-
-def _override(name: str, text: str) -> TritonConfiguration:
-    """The configuration that a request brings.
-
-    Raises:
-        InvalidRequest: it is not a ModelConfig in JSON, or the model cannot be served so.
-    """
-    if len(text) > _MAX_CONFIG:
-        raise InvalidRequest(f"{_failed(name)}: load parameter 'config' has more than {_MAX_CONFIG} characters")
-    config = ModelConfig()
-    try:
-        json_format.Parse(text, config)
-    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        shown = one_line(with_client_names(str(error)), 300)
-        raise InvalidRequest(
-            f"{_failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
-        ) from error
-    try:
-        return triton_configuration(config, name, Path("config"))
-    except ConfigurationError as error:
-        raise InvalidRequest(f"{_failed(name)}: {error}") from error

@@ -1,0 +1,45 @@
+"""What a request to load a model brings, and the words in which such a request is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import json_format
+
+from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.names import with_client_names
+from toutates.system.errors import ConfigurationError, InvalidRequest
+from toutates.system.text import one_line
+
+__all__ = ["failed", "override_of"]
+
+_MAX_CONFIG: Final = 2**20  # characters
+
+
+def failed(name: str) -> str:
+    """Triton's words, which end where ours begin."""
+    return f"failed to load '{name}', failed to poll from model repository"
+
+
+def override_of(name: str, text: str) -> TritonConfiguration:
+    """The configuration that a request brings.
+
+    Raises:
+        InvalidRequest: it is not a ModelConfig in JSON, or the model cannot be served so.
+    """
+    if len(text) > _MAX_CONFIG:
+        raise InvalidRequest(f"{failed(name)}: load parameter 'config' has more than {_MAX_CONFIG} characters")
+    config = ModelConfig()
+    try:
+        json_format.Parse(text, config)
+    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
+        shown = one_line(with_client_names(str(error)), 300)
+        raise InvalidRequest(
+            f"{failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
+        ) from error
+    try:
+        return triton_configuration(config, name, Path("config"))
+    except ConfigurationError as error:
+        raise InvalidRequest(f"{failed(name)}: {error}") from error

@@ -1,0 +1,147 @@
+"""Looks into the repositories: which models they have now, and which of them cannot be read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+
+from toutates.models.repository import ModelFolder
+from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.interface import Repository
+from toutates.system.errors import ToutatesError
+from toutates.system.logs.limit import Told
+from toutates.system.placement import running_on
+
+__all__ = ["Found", "Looks", "View", "in_thread"]
+
+logger = logging.getLogger(__name__)
+
+#: How often the log hears again of a repository that stays as unusable as it was. Seconds.
+_REMIND_S: Final = 600.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model in a repository."""
+
+    repository: Repository
+    folder: ModelFolder
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.repository.name, self.folder.fingerprint
+
+
+@dataclass(slots=True)
+class View:
+    """What a look at the repositories has shown.
+
+    Attributes:
+        models: by name; None for a name that two repositories have.
+        unreadable: names of repositories that could not be looked at.
+        read: names of those that could.
+    """
+
+    models: dict[str, Found | None] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+
+
+class Looks:
+    """Looks into repositories, and tells the log what is wrong with them.
+
+    Args:
+        repositories: in which to look.
+        passed_over: which has told the log of directories that are no models, at the start.
+        cpus: where threads run, see ``placement.running_on``.
+
+    Attributes:
+        told: what the log was last told, by what it is about.
+        stopping: once it is set, the log is told of no error any more.
+    """
+
+    def __init__(self, repositories: Sequence[Repository], passed_over: PassedOver, cpus: tuple[int, ...]) -> None:
+        self.told = Told(_REMIND_S)
+        self.stopping = False
+        self._repositories = repositories
+        self._passed_over = passed_over
+        self._cpus = cpus
+
+    async def look(
+        self,
+        only: Collection[str] | None,
+        came_from: Callable[[str], Collection[str]],
+        repositories: Sequence[Repository] | None = None,
+    ) -> View:
+        """Look into all repositories, or some. What is wrong with one is logged, and costs the others nothing.
+
+        Args:
+            only: names of the models wanted; None for all.
+            came_from: for a repository's name, those of the models that were loaded from it.
+            repositories: those to look into; None for all.
+        """
+        if repositories is None:
+            repositories = self._repositories
+        view = View()
+        found: dict[Repository, list[ModelFolder]] = {}
+
+        async def look_into(repository: Repository) -> None:
+            try:
+                found[repository] = await in_thread(self._cpus, partial(repository.scan, only), abandon_on_cancel=True)
+                view.read.add(repository.name)
+            except ToutatesError as error:
+                view.unreadable.add(repository.name)
+                self.say(
+                    f"repository {repository.name}", str(error), f"{error}; what is served from there is served on"
+                )
+
+        async with trio.open_nursery() as nursery:
+            for repository in repositories:
+                nursery.start_soon(look_into, repository)
+        for repository in repositories:
+            if repository not in found:
+                continue
+            if self.told.forget(f"repository {repository.name}"):
+                logger.info("the model repository '%s' can be read again", repository.name)
+            known = came_from(repository.name)
+            for folder in self._passed_over.models(repository.name, found[repository], only=only, known=known):
+                self._enter(view, Found(repository, folder))
+        return view
+
+    def _enter(self, view: View, one: Found) -> None:
+        name = one.folder.name
+        other = view.models.get(name)
+        if name not in view.models:
+            view.models[name] = one
+        elif other is not None:
+            view.models[name] = None
+            self.say_two_have_it(name, other.folder.source, one.folder.source)
+
+    def say_two_have_it(self, name: str, one: str, other: str) -> None:
+        """Log that a model is in two places, and is left as it is."""
+        text = f"it is in two repositories: '{one}' and '{other}'"
+        self.say(f"model {name}", text, f"model '{name}' is left as it is: {text}; rename or remove one of them")
+
+    def say(self, about: str, text: str, line: str = "") -> None:
+        """Log an error that may come again and again: once, and when it changes, and once in a while."""
+        if self.stopping:
+            return
+        if self.told.news(about, [text]):
+            logger.error("%s", line or text)
+
+
+async def in_thread(cpus: tuple[int, ...], work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+    """Run what blocks in a thread, on these CPUs."""
+
+    def run() -> T:
+        with running_on(cpus, cpus):
+            return work()
+
+    return await trio.to_thread.run_sync(run, abandon_on_cancel=abandon_on_cancel)
