@@ -49,7 +49,7 @@ DATA_PLANE = ROOT / "api" / "dataplane"
 TRANSPORTS = ("toutates.api.grpc", "toutates.h2grpc", "toutates.net")
 
 #: Rooms in which modules still import each other, for type checkers.
-CIRCLES = {"engine", "h2grpc"}
+CIRCLES = {"engine"}
 
 MODULES = sorted(path for path in ROOT.rglob("*.py") if not path.name.endswith("_pb2.py"))
 

@@ -50,7 +50,7 @@ class Served:
         self.server.call(partial(self.readiness.update, serving=ready))
 
     def open_calls(self) -> int:
-        return sum(transport.connection.open_calls for transport in self.server.worker._transports.values())
+        return sum(transport.connection.open_calls for transport in self.server.worker.transports.open.values())
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_watch_takes_no_task_and_hears_of_every_change(served: Served) -> None
     with RawClient(served.server) as client:
         client.send(watches(2))
         assert read(client, 2) == [(1, SERVING), (3, SERVING)]
-        assert not served.server.worker._streams
+        assert not served.server.worker.handlers.streams
         served.update(ready=False)
         assert sorted(read(client, 2)) == [(1, NOT_SERVING), (3, NOT_SERVING)]
         served.update(ready=False)  # no change
@@ -131,11 +131,11 @@ def test_watchers_are_forgotten_when_their_call_or_connection_ends(served: Serve
         client.send(watches(MANY))
         read(client, MANY)
         assert server.call(lambda: len(watchers._told)) == MANY
-        assert server.call(lambda: server.worker._shared.budget.used) == MANY * CALL_BYTES
+        assert server.call(lambda: server.worker.shared.budget.used) == MANY * CALL_BYTES
         client.send(rst_stream(1) + rst_stream(3))
         server.until(lambda: len(watchers._told) == MANY - 2)
     server.until(lambda: not watchers._told)
-    assert server.call(lambda: server.worker._shared.budget.used) == 0
+    assert server.call(lambda: server.worker.shared.budget.used) == 0
 
 
 def test_a_watcher_without_a_window_is_told_what_holds_once_it_has_one(served: Served) -> None:
@@ -146,7 +146,7 @@ def test_a_watcher_without_a_window_is_told_what_holds_once_it_has_one(served: S
         server.until(lambda: served.open_calls() == 1)
         for ready in (False, True, False):
             served.update(ready=ready)
-        [transport] = server.worker._transports.values()
+        [transport] = server.worker.transports.open.values()
         assert server.call(lambda: transport.connection.awaits_window) == len(SERVING)
         client.send(window_update(1, 100))
         assert read(client, 2) == [(1, SERVING), (1, NOT_SERVING)]

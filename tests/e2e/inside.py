@@ -55,7 +55,7 @@ class Inside:
         return sum(
             transport.connection.open_calls
             for worker in self.workers
-            for transport in list(worker._transports.values())
+            for transport in list(worker.transports.open.values())
         )
 
     def wait_quiet(self) -> None:
@@ -64,12 +64,12 @@ class Inside:
 
         def is_quiet() -> bool:
             connections = [
-                transport.connection for worker in self.workers for transport in list(worker._transports.values())
+                transport.connection for worker in self.workers for transport in list(worker.transports.open.values())
             ]
             return (
                 not self.open_streams()
-                and not any(connection._queued_bytes or connection._blocked for connection in connections)
-                and not any(worker._streams for worker in self.workers)
+                and not any(connection.awaits_window for connection in connections)
+                and not any(worker.handlers.streams for worker in self.workers)
                 and not any(supertensor.occupancy().in_flight for supertensor in supertensors)
             )
 

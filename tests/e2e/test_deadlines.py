@@ -385,8 +385,8 @@ def test_a_call_that_ends_while_its_response_waits_for_window(models: Path, way:
             client.flush()
             stream = begin(client, dynamic(50_000), *leaver.headers)
             wait_until(lambda: counts(inside, "dynamic") == (1, 0, 0))
-            [transport] = inside.workers[0]._transports.values()
-            assert transport.connection._queued_bytes > 200_000
+            [transport] = inside.workers[0].transports.open.values()
+            assert transport.connection.awaits_window > 200_000
             if way == "deadline":
                 # The status was OK and is not taken back: the stream is reset.
                 assert client.answer(stream).reset == CANCEL
@@ -412,7 +412,7 @@ def test_responses_that_a_lost_connection_left_unread_are_dropped(models: Path) 
             client.flush()
             for _ in range(3):
                 begin(client, dynamic(1_000_000))
-            [transport] = inside.workers[0]._transports.values()
+            [transport] = inside.workers[0].transports.open.values()
             wait_until(lambda: counts(inside, "dynamic")[0] == 3)
             wait_until(lambda: transport.unsent_bytes > 1_000_000)
         wait_until(lambda: not inside.workers[0].connections)
@@ -464,7 +464,7 @@ def test_a_watch_that_ends(models: Path, way: str, stage: str) -> None:
                 client.send(stream, request)
                 while not client.answers[stream].data:
                     assert client.receive()
-            [transport] = inside.workers[0]._transports.values()
+            [transport] = inside.workers[0].transports.open.values()
             wait_until(lambda: transport.connection.open_calls)
             if way == "deadline":
                 assert client.answer(stream).status == DEADLINE_EXCEEDED

@@ -152,7 +152,7 @@ def check(case: bytes) -> None:
         if isinstance(expected, bool):
             _check_refusal(reader, octets, trailers=trailers, hostile=expected)
             return
-        entries = [(field.name, field.value) for field in ours._entries]
+        entries = [(field.name, field.value) for field in ours.entries]
         assert entries == [(bytes(n), bytes(v)) for n, v in theirs.header_table.dynamic_entries], "the tables differ"
         fields = tuple(HeaderField(name, value) for name, value in expected)
         if trailers:

@@ -268,8 +268,9 @@ class Conversation(Talk):
         elif not increment:
             label = "WINDOW_UPDATE of 0"
         else:
-            bearer = connection.streams.get(stream_id) if stream_id else connection
-            if bearer is not None and bearer.send_window + increment > LARGEST:
+            bearer = connection.streams.get(stream_id)
+            window = connection.windows.send if not stream_id else 0 if bearer is None else bearer.send_window
+            if window + increment > LARGEST:
                 label = "WINDOW_UPDATE beyond the largest window"
         payload = increment.to_bytes(4, "big")
         self.send(frame(WINDOW_UPDATE, 0, stream_id, payload if whole else payload[1:]), label, stream_id)
@@ -291,7 +292,7 @@ class Conversation(Talk):
             label += " of a value that is illegal, then legal" if legal else max(given for given, _ in final.values())
         elif 4 in final:
             connection = self.server.connection
-            change = final[4][1] - connection._peer_stream_window
+            change = final[4][1] - connection.settings.stream_window
             if any(call.send_window + change > LARGEST for call in connection.streams.values()):
                 label += " beyond a stream's largest window"
         if 1 in final:
@@ -384,10 +385,10 @@ class Conversation(Talk):
     def send_message(self, which: int, size: int, finish: bool) -> None:
         call = self.some_call(which, unary=False)
         if call is not None:
-            self.server.connection.send_headers(call)
-            self.server.connection.send_message(call, [b"a", bytes(size)])
+            self.server.connection.responder.send_headers(call)
+            self.server.connection.responder.send_message(call, [b"a", bytes(size)])
             if finish:
-                self.server.connection.finish(call)
+                self.server.connection.responder.finish(call)
             self.sent()
 
     @rule()

@@ -359,10 +359,10 @@ class _Handlers:
                 elif answer == 2:
                     call.reply(b"message", [("x-initial", "1")], [("x-trailing-bin", b"\xff")])
             elif answer < 4:
-                connection.send_headers(call)
-                connection.send_message(call, [b"message", bytes(chance.choice((0, 70_000)))])
+                connection.responder.send_headers(call)
+                connection.responder.send_message(call, [b"message", bytes(chance.choice((0, 70_000)))])
             elif answer == 4:
-                connection.finish(call)
+                connection.responder.finish(call)
         for event in self._messages:
             if chance.random() < 0.5:
                 connection.message_read(event.call, len(event.message))
@@ -386,16 +386,18 @@ class _Handlers:
 def _check_books(server: Server) -> None:
     connection, limits = server.connection, server.limits
     queued = sum(call.outbox_bytes for call in connection.streams.values())
-    assert connection._queued_bytes == queued, "the count of queued bytes is off"
+    assert connection.queue.bytes_waiting == queued, "the count of queued bytes is off"
     held = sum(call.held_bytes for call in connection.streams.values())
-    assert connection._request_bytes == held, "the count of bytes of requests is off"
-    received = connection._held_bytes + (sum(map(len, connection._open_block[2])) if connection._open_block else 0)
+    assert connection.held.held_bytes == held, "the count of bytes of requests is off"
+    received = connection.unread.held_bytes + connection.blocks.held_bytes
     tasks = sum(call.task_bytes for call in connection.streams.values())
-    records = tasks + CALL_BYTES * connection._counted_calls
-    assert connection._budget.call_bytes == records, "the server's count of bytes of open calls is off"
-    assert connection._budget.used == queued + held + received + records, "the server's count of bytes is off"
-    assert all(call.stream_id in connection.streams for call in connection._blocked), "a closed stream waits for window"
+    records = tasks + CALL_BYTES * connection.table.counted
+    budget = server.budget
+    assert budget.call_bytes == records, "the server's count of bytes of open calls is off"
+    assert budget.used == queued + held + received + records, "the server's count of bytes is off"
+    blocked = connection.queue.blocked
+    assert all(call.stream_id in connection.streams for call in blocked), "a closed stream waits for window"
     assert len(connection.streams) <= limits.max_concurrent_streams, "more streams than are allowed"
-    assert len(connection._reset) <= limits.closed_stream_memory, "more closed streams than are remembered"
+    assert connection.table.remembered_resets <= limits.closed_stream_memory, "more closed streams than are remembered"
     if connection.closed:
         assert not connection.streams, "streams are open on a closed connection"

@@ -28,6 +28,7 @@ from toutates.h2grpc import (
     method_table,
 )
 from toutates.h2grpc.events import InflationDue
+from toutates.h2grpc.shared import Shared
 from toutates.net import ServerStream
 from toutates.net.inflation import inflate
 
@@ -190,16 +191,29 @@ class Server:
     limits: Limits = field(default_factory=Limits)
     response_encoding: str = ""
     now_ns: int = 0
+    #: what its connection has in common with others; by default with none
+    shared: Shared | None = None
 
     def __post_init__(self) -> None:
-        self.dirty: list[ServerConnection] = []
-        self.connection = ServerConnection(METHODS, self.limits, self.dirty, response_encoding=self.response_encoding)
+        self.dirty: list[object] = []
+        shared = self.shared or Shared(inflation=self.limits.inflation)
+        self.budget = shared.budget
+        self.limit_hits = shared.limit_hits
+        self.connection = ServerConnection(
+            METHODS, self.limits, self.dirty, response_encoding=self.response_encoding, shared=shared
+        )
         self.events: list[Event] = []
 
     @classmethod
-    def opened(cls, limits: Limits | None = None, *settings_of_peer: tuple[int, int], encoding: str = "") -> Server:
+    def opened(
+        cls,
+        limits: Limits | None = None,
+        *settings_of_peer: tuple[int, int],
+        encoding: str = "",
+        shared: Shared | None = None,
+    ) -> Server:
         """A server whose connection is established; what it sent so far is dropped."""
-        server = cls(limits or Limits(), encoding)
+        server = cls(limits or Limits(), encoding, shared=shared)
         server.receive(PREFACE + settings(*settings_of_peer))
         server.sent()
         return server

@@ -110,13 +110,13 @@ def test_flood_ends_the_connection_and_is_counted(limit: str, attack: Callable[[
     server = Server.opened(LIMITS)
     for number in range(5 - used):
         server.receive(attack(number))
-    assert server.connection._limit_hits == {}
+    assert server.limit_hits == {}
     events = server.receive(attack(5 - used))
     assert isinstance(events[-1], ConnectionTerminated)
     goaway = server.frames()[-1]
     assert (goaway.type, goaway.code) == (GOAWAY, ENHANCE_YOUR_CALM)
     assert b"too many" in goaway.payload
-    assert server.connection._limit_hits == {limit: 1}
+    assert server.limit_hits == {limit: 1}
 
 
 @pytest.mark.parametrize(("limit", "attack"), FLOODS)
@@ -125,7 +125,7 @@ def test_the_same_frames_at_a_bearable_rate_are_served(limit: str, attack: Calla
     for number in range(20):
         server.now_ns += SECOND
         server.receive(attack(number))
-    assert server.connection._limit_hits == {}
+    assert server.limit_hits == {}
     assert server.alive
 
 
@@ -144,7 +144,7 @@ def test_window_updates_for_responses_that_wait_are_bounded_by_what_they_let_us_
     reader.call(unary(1)).reply(bytes(60_000))
     for _ in range(58):
         reader.receive(window_update(1, 1_024))
-    assert reader.connection._limit_hits == {}
+    assert reader.limit_hits == {}
     assert reader.alive
 
 
@@ -153,7 +153,7 @@ def test_a_client_that_makes_calls_may_cancel_one_of_two_and_ping_for_each() -> 
     for number in range(0, 1_000, 2):
         server.call(unary(2 * number + 1)).reply(b"answer")
         server.receive(rapid_reset(number + 1) + 2 * frame(PING, 0, 0, b"12345678"))
-    assert server.connection._limit_hits == {}
+    assert server.limit_hits == {}
     assert server.alive
 
 
@@ -164,7 +164,7 @@ def test_settings_in_one_frame_are_bounded() -> None:
     (event,) = server.receive(settings(*[(4, 65_535)] * 5))
     assert isinstance(event, ConnectionTerminated)
     assert event.text == "SETTINGS frame with 5 settings, at most 4"
-    assert server.connection._limit_hits == {"settings": 1}
+    assert server.limit_hits == {"settings": 1}
 
 
 def test_other_limits_are_counted_too() -> None:
@@ -172,7 +172,7 @@ def test_other_limits_are_counted_too() -> None:
         server = Server.opened(limits)
         for piece in octets:
             server.receive(piece)
-        return dict(server.connection._limit_hits)
+        return dict(server.limit_hits)
 
     block = REQUEST_BLOCK
     assert hits(Limits(max_concurrent_streams=1), unary(1) + unary(3)) == {"streams": 1}
@@ -189,9 +189,9 @@ def test_other_limits_are_counted_too() -> None:
 def test_reset_of_a_call_frees_what_was_held_of_it() -> None:
     server = Server.opened()
     server.receive(headers(1, REQUEST_BLOCK) + data(1, message(bytes(1_000))[:500]))
-    assert server.connection._budget.used == 1_005
+    assert server.budget.used == 1_005
     server.receive(rst_stream(1))
-    assert server.connection._budget.used == 0
+    assert server.budget.used == 0
 
 
 def test_settings_cost_more_where_many_streams_are_open() -> None:
@@ -200,5 +200,5 @@ def test_settings_cost_more_where_many_streams_are_open() -> None:
     changes = 0
     while not server.receive(settings((4, 65_535 + changes))):
         changes += 1
-    assert server.connection._limit_hits == {"settings": 1}
+    assert server.limit_hits == {"settings": 1}
     assert changes == 9  # of 100, each for 11, the handshake's for one

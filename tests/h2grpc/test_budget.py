@@ -47,7 +47,7 @@ def started(stream_id: int, size: int, sent: int) -> bytes:
 
 def test_requests_under_way_are_counted_until_they_are_whole() -> None:
     server = Server.opened()
-    budget = server.connection._budget
+    budget = server.budget
     server.receive(started(1, 50_000, 40_000))
     assert (budget.used, server.connection.held_bytes) == (50_005, 50_005 + 1_024)  # what it will take
     assert server.connection.awaits_request
@@ -61,15 +61,15 @@ def test_requests_that_never_become_whole_are_given_back(end: str) -> None:
     server = Server.opened()
     timed = headers(1, block(request(UNARY, ("grpc-timeout", "1S"))))
     server.receive(timed + data(1, message(bytes(9_000))[:5_000]))
-    assert server.connection._budget.used == 9_005
+    assert server.budget.used == 9_005
     if end == "reset":
         server.receive(rst_stream(1))
     elif end == "loss":
         server.connection.connection_lost()
     else:
         server.connection.expire(2 * 10**9)
-    assert server.connection._budget.used == 0
-    assert server.connection._request_bytes == 0
+    assert server.budget.used == 0
+    assert server.connection.held_bytes == 0
 
 
 def test_connection_that_uploads_too_much_at_once_loses_the_call_and_lives() -> None:
@@ -80,19 +80,18 @@ def test_connection_that_uploads_too_much_at_once_loses_the_call_and_lives() -> 
     [(stream_id, trailers)] = statuses(server)
     assert stream_id == 3
     assert b"the connection has 180010 bytes of requests under way, and 100000 is the most" in trailers
-    assert server.connection._limit_hits == {"connection_buffer": 1}
-    assert server.connection._budget.used == 90_005
+    assert server.limit_hits == {"connection_buffer": 1}
+    assert server.budget.used == 90_005
     assert server.call(data(1, bytes(10_005), END_STREAM)).end == 90_000
     assert server.alive
 
 
 def two_connections(limit: int) -> tuple[Server, Server]:
-    """Servers whose connections share a budget."""
-    shared = Shared(limit)
-    servers = Server.opened(), Server.opened()
-    for server in servers:
-        server.connection._budget = shared.budget
-    return servers
+    """Servers whose connections share a budget, but not the counts of limits."""
+    first = Shared(limit)
+    second = Shared(limit)
+    second.budget = first.budget
+    return Server.opened(shared=first), Server.opened(shared=second)
 
 
 def test_server_that_holds_too_much_refuses_large_requests_of_all_connections_but_no_small_ones() -> None:
@@ -101,7 +100,7 @@ def test_server_that_holds_too_much_refuses_large_requests_of_all_connections_bu
     other.receive(started(1, 2_000_000, 30_000))
     [(_, trailers)] = statuses(other)
     assert b"the server holds 239970 bytes for slow peers, and 200000 is the most" in trailers
-    assert other.connection._limit_hits == {"server_buffer": 1}
+    assert other.limit_hits == {"server_buffer": 1}
     one.receive(data(1, bytes(9_000)))
     one.call(unary(3)).reply(b"answer")
     other.call(unary(3)).reply(b"answer")
@@ -112,28 +111,28 @@ def test_responses_that_wait_for_window_are_counted_and_refused_when_there_is_no
     one, other = two_connections(100_000)
     one.call(unary(1)).reply(bytes(90_000))
     assert one.connection.awaits_window == 90_005 - 65_535
-    assert one.connection._budget.used == 90_005 - 65_535
+    assert one.budget.used == 90_005 - 65_535
     other.call(unary(1)).reply(bytes(190_000))
     frames = other.frames()
     assert sum(len(f.payload) for f in frames if f.type == DATA) == 65_535
     assert (frames[-1].type, frames[-1].flags & END_STREAM) == (HEADERS, END_STREAM)
     assert b"bytes for slow peers" in frames[-1].payload
-    assert other.connection._limit_hits == {"server_buffer": 1}
+    assert other.limit_hits == {"server_buffer": 1}
     one.receive(window_update(1, 10**6) + window_update(0, 10**6))
-    assert one.connection._budget.used == 0
-    assert other.connection._budget is one.connection._budget
+    assert one.budget.used == 0
+    assert other.budget is one.budget
 
 
 def test_messages_of_streams_are_counted_until_their_handler_has_them() -> None:
     server = Server.opened()
     call = server.call(headers(1, STREAM_BLOCK))
     server.receive(data(1, message(bytes(995))) + data(1, message(bytes(995)) + b"\0"))
-    assert server.connection._budget.used == TASK_BYTES + 2 * MESSAGE_BYTES + 2_001
+    assert server.budget.used == TASK_BYTES + 2 * MESSAGE_BYTES + 2_001
     server.connection.message_read(call, 995)
-    assert server.connection._budget.used == TASK_BYTES + MESSAGE_BYTES + 1_001
+    assert server.budget.used == TASK_BYTES + MESSAGE_BYTES + 1_001
     assert not server.connection.awaits_request  # a stream may be silent as long as it likes
     server.receive(rst_stream(1))
-    assert server.connection._budget.used == 0
+    assert server.budget.used == 0
 
 
 def test_decompressed_size_is_bounded_apart_from_the_size_as_sent() -> None:
@@ -143,7 +142,7 @@ def test_decompressed_size_is_bounded_apart_from_the_size_as_sent() -> None:
         server = Server.opened(limits)
         server.receive(headers(1, compressed) + data(1, message(zlib.compress(bytes(size)), 1), END_STREAM))
         assert bool(statuses(server)) is refused
-        assert server.connection._limit_hits == ({"decompressed_size": 1} if refused else {})
+        assert server.limit_hits == ({"decompressed_size": 1} if refused else {})
     server = Server.opened(limits)
     assert server.call(unary(1, bytes(20_000))).end
 
@@ -156,11 +155,11 @@ def test_requests_beyond_what_a_worker_inflates_are_inflated_elsewhere_and_count
     [due] = server.connection.receive_data(headers(1, compressed) + data(1, message(packed, 1), END_STREAM), 0)
     assert isinstance(due, InflationDue)
     assert (due.message, due.encoding) == (packed, "deflate")
-    assert server.connection._budget.used == len(packed)
+    assert server.budget.used == len(packed)
     [call] = server.connection.inflated(due.call, bytes(1_000_000))
     assert isinstance(call, Call)
     assert call.message == bytes(1_000_000)
-    assert server.connection._budget.used == 0
+    assert server.budget.used == 0
     server.receive(rst_stream(1))
     assert not server.connection.inflated(due.call, bytes(1_000_000))  # too late for its caller
 
@@ -168,9 +167,9 @@ def test_requests_beyond_what_a_worker_inflates_are_inflated_elsewhere_and_count
 def test_a_message_that_is_whole_is_counted_until_the_request_has_ended() -> None:
     server = Server.opened()
     server.receive(headers(1, REQUEST_BLOCK) + data(1, message(bytes(9_000))))
-    assert server.connection._budget.used == 9_000
+    assert server.budget.used == 9_000
     assert server.call(data(1, b"", END_STREAM)).end == 9_000
-    assert server.connection._budget.used == 0
+    assert server.budget.used == 0
 
 
 def test_frames_and_header_blocks_that_are_not_whole_are_counted() -> None:
@@ -178,9 +177,9 @@ def test_frames_and_header_blocks_that_are_not_whole_are_counted() -> None:
         server = Server.opened()
         for at in range(0, len(begun), 7):
             server.receive(begun[at : at + 7])
-        assert 4_990 < server.connection._budget.used < 5_020
+        assert 4_990 < server.budget.used < 5_020
         server.connection.connection_lost()
-        assert server.connection._budget.used == 0
+        assert server.budget.used == 0
 
 
 def opened(count: int, first: int = 1) -> bytes:
@@ -190,7 +189,7 @@ def opened(count: int, first: int = 1) -> bytes:
 
 def test_records_of_open_calls_are_counted_and_given_back() -> None:
     server = Server.opened()
-    budget = server.connection._budget
+    budget = server.budget
     server.receive(opened(UNCOUNTED_CALLS))
     assert budget.used == 0
     server.receive(opened(100, 2 * UNCOUNTED_CALLS + 1))
@@ -206,26 +205,25 @@ def test_open_calls_fill_half_of_the_memory_and_every_connection_may_have_a_few(
     one.receive(opened(300))
     refused = [f for f in one.frames() if f.type == RST_STREAM]
     assert len(refused) == 100
-    assert one.connection._limit_hits["server_buffer"] == 100
+    assert one.limit_hits["server_buffer"] == 100
     other.receive(opened(UNCOUNTED_CALLS + 10))
     assert len([f for f in other.frames() if f.type == RST_STREAM]) == 10
     other.receive(rst_stream(1) + started(2 * UNCOUNTED_CALLS + 21, 50_000, 50_000))  # half is there for requests
-    assert other.connection._budget.used == 200 * CALL_BYTES + 50_005
+    assert other.budget.used == 200 * CALL_BYTES + 50_005
     one.receive(b"".join(rst_stream(stream_id) for stream_id in range(1, 301, 2)))
     other.receive(opened(10, 2 * UNCOUNTED_CALLS + 23))
     assert not [f for f in other.frames() if f.type == RST_STREAM]
 
 
 def test_streaming_calls_are_refused_when_there_is_no_memory_for_their_tasks() -> None:
-    server = Server.opened()
-    server.connection._budget = Shared(5 * TASK_BYTES).budget
+    server = Server.opened(shared=Shared(5 * TASK_BYTES))
     server.receive(b"".join(headers(stream_id, STREAM_BLOCK) for stream_id in (1, 3, 5)))
     [(stream_id, trailers)] = statuses(server)
     assert stream_id == 5
     assert b"for open calls" in trailers
     assert len([event for event in server.events if isinstance(event, StreamOpened)]) == 2
     server.receive(rst_stream(1))
-    assert server.connection._budget.used == TASK_BYTES
+    assert server.budget.used == TASK_BYTES
     server.receive(headers(7, STREAM_BLOCK))
     assert not statuses(server)
 
@@ -236,5 +234,5 @@ def test_a_response_that_waits_keeps_no_more_than_itself() -> None:
     batch = bytearray(10_000_000)
     server.call(unary(1)).reply_parts([memoryview(batch)[:200_000]], 200_000)
     server.frames()
-    assert server.connection._budget.used == 200_005 - 65_535
+    assert server.budget.used == 200_005 - 65_535
     assert sys.getrefcount(batch) <= 2

@@ -125,7 +125,7 @@ def test_answer_to_a_request_that_has_not_ended_tells_the_peer_to_stop() -> None
     server = Server.opened()
     server.call(headers(1, STREAM_BLOCK)).reply(b"m")
     assert [f.type for f in server.frames()] == [HEADERS, DATA, HEADERS, RST_STREAM]
-    assert server.connection._state(1) == State.WE_RESET
+    assert server.connection.table.state(1) == State.WE_RESET
 
 
 def test_calls_are_answered_in_any_order() -> None:
@@ -343,20 +343,20 @@ def test_call_expires_at_its_deadline_and_not_before() -> None:
     server.receive(timed(1, "2S") + timed(3, "1S") + data(3, message(b"m"), END_STREAM) + unary(5))
     server.sent()
     connection = server.connection
-    assert connection.next_deadline_ns == 101 * SECOND
+    assert connection.deadlines.next_ns == 101 * SECOND
     assert connection.expire(101 * SECOND - 1) == []
     assert server.sent() == b""
-    assert connection.next_deadline_ns == 101 * SECOND
+    assert connection.deadlines.next_ns == 101 * SECOND
     assert connection.expire(101 * SECOND) == []
     (answer,) = server.frames()
     assert answer.stream_id == 3
     assert b"Deadline Exceeded" in answer.payload
-    assert connection.next_deadline_ns == 102 * SECOND
+    assert connection.deadlines.next_ns == 102 * SECOND
     connection.expire(103 * SECOND)
     answer, reset = server.frames()
     assert (answer.stream_id, reset.stream_id, reset.type) == (1, 1, RST_STREAM)
     assert connection.open_calls == 1
-    assert connection.next_deadline_ns == 2**63 - 1
+    assert connection.deadlines.next_ns == 2**63 - 1
     for event in server.events:
         assert isinstance(event, Call)
         event.reply(b"late")
@@ -378,13 +378,13 @@ def test_answered_call_whose_peer_takes_no_data_is_reset_at_its_deadline() -> No
     assert server.connection.expire(2 * SECOND) == []
     assert [(f.type, f.code) for f in server.frames()] == [(RST_STREAM, CANCEL)]
     assert server.connection.open_calls == 0
-    assert server.connection._queued_bytes == 0
+    assert server.connection.awaits_window == 0
 
 
 def test_expired_stream_is_cancelled() -> None:
     server = Server.opened()
     call = server.call(timed(1, "1S", STREAM))
-    server.connection.send_headers(call)
+    server.connection.responder.send_headers(call)
     server.sent()
     assert server.connection.expire(2 * SECOND) == [CallCancelled(call)]
     trailers, reset = server.frames()
@@ -416,7 +416,7 @@ def test_lost_connection_cancels_its_streams() -> None:
     server.receive(timed(3, "1S"))
     assert server.connection.connection_lost() == [CallCancelled(call)]
     assert server.connection.open_calls == 0
-    assert server.connection.next_deadline_ns == 2**63 - 1
+    assert server.connection.deadlines.next_ns == 2**63 - 1
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -448,19 +448,19 @@ def test_stream_answers_before_during_and_after_the_request() -> None:
     (event,) = server.receive(client.h2.data_to_send())
     assert isinstance(event, StreamOpened)
     call, connection = event.call, server.connection
-    connection.send_headers(call, [("x-early", "yes")])
-    connection.send_headers(call, [("x-again", "no")])
-    connection.send_message(call, [b"be", b"fore"])
+    connection.responder.send_headers(call, [("x-early", "yes")])
+    connection.responder.send_headers(call, [("x-again", "no")])
+    connection.responder.send_message(call, [b"be", b"fore"])
     exchange(client, server)
     response = client.responses[stream_id]
     assert (response.headers[b"x-early"], response.messages) == (b"yes", [b"before"])
     assert b"x-again" not in response.headers
     client.h2.send_data(stream_id, message(b"q"), end_stream=True)
     exchange(client, server)
-    connection.send_message(call, [b"after"])
-    connection.finish(call, [("x-late", "too")])
-    connection.finish(call)
-    connection.send_message(call, [b"too late"])
+    connection.responder.send_message(call, [b"after"])
+    connection.responder.finish(call, [("x-late", "too")])
+    connection.responder.finish(call)
+    connection.responder.send_message(call, [b"too late"])
     exchange(client, server)
     assert response.messages == [b"before", b"after"]
     assert response.trailers == {b"grpc-status": b"0", b"x-late": b"too"}
@@ -472,8 +472,8 @@ def test_stream_that_is_finished_early_tells_the_peer_to_stop() -> None:
     stream_id = client.open(STREAM)
     (event,) = server.receive(client.h2.data_to_send())
     assert isinstance(event, StreamOpened)
-    server.connection.send_headers(event.call)
-    server.connection.finish(event.call)
+    server.connection.responder.send_headers(event.call)
+    server.connection.responder.finish(event.call)
     exchange(client, server)
     response = client.responses[stream_id]
     assert (response.status, response.ended) == (0, True)
@@ -485,8 +485,8 @@ def test_stream_fails_in_the_middle_with_trailers() -> None:
     stream_id = client.open(STREAM, end_stream=True)
     opened, _ = server.receive(client.h2.data_to_send())
     assert isinstance(opened, StreamOpened)
-    server.connection.send_headers(opened.call)
-    server.connection.send_message(opened.call, [b"one"])
+    server.connection.responder.send_headers(opened.call)
+    server.connection.responder.send_message(opened.call, [b"one"])
     opened.call.fail(Status.ABORTED, "broke")
     exchange(client, server)
     response = client.responses[stream_id]
@@ -511,13 +511,13 @@ def test_stream_ignores_what_arrives_after_its_answer() -> None:
     """The answer waits for window, so the stream is still there."""
     server = Server.opened(None, (4, 1))
     call = server.call(headers(1, STREAM_BLOCK))
-    server.connection.send_headers(call)
-    server.connection.send_message(call, [b"answer"])
-    server.connection.finish(call)
+    server.connection.responder.send_headers(call)
+    server.connection.responder.send_message(call, [b"answer"])
+    server.connection.responder.finish(call)
     assert server.receive(data(1, message(b"m")) + data(1, b"", END_STREAM)) == []
     server.receive(window_update(1, 100))
     assert [f.type for f in server.frames()] == [HEADERS, DATA, DATA, HEADERS]
-    assert server.connection._state(1) == State.CLOSED
+    assert server.connection.table.state(1) == State.CLOSED
 
 
 def test_drained_callback_comes_when_the_outbox_is_empty() -> None:
@@ -525,8 +525,8 @@ def test_drained_callback_comes_when_the_outbox_is_empty() -> None:
     call = server.call(headers(1, STREAM_BLOCK))
     drained: list[int] = []
     call.on_drained = lambda: drained.append(call.outbox_bytes)
-    server.connection.send_headers(call)
-    server.connection.send_message(call, [bytes(100)])
+    server.connection.responder.send_headers(call)
+    server.connection.responder.send_message(call, [bytes(100)])
     assert drained == []
     server.receive(window_update(1, 50))
     assert drained == []

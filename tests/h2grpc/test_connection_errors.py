@@ -461,7 +461,7 @@ def test_server_forgets_how_old_streams_ended_without_harm_to_a_slow_peer() -> N
     for stream_id in range(1, 41, 2):
         server.receive(data(stream_id, message(b"late"), END_STREAM))
     assert not server.connection.closed
-    assert len(server.connection._reset) == 4
+    assert server.connection.table.remembered_resets == 4
     assert [f.code for f in server.frames() if f.type == RST_STREAM] == [0] * 20
 
 

@@ -73,7 +73,7 @@ def test_server_ignores_streams_after_its_last_goodbye_and_keeps_the_table_in_st
     assert server.receive(headers(5, block([("x-checksum", "1")]), 5)) == []
     assert server.sent() == b""
     assert not server.connection.closed
-    assert len(server.connection._header_reader._decoder._entries) == 7
+    assert len(server.connection.header_reader.decoder.entries) == 7
     held.reply(b"")
     assert server.connection.drained
 

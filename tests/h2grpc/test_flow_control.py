@@ -162,14 +162,14 @@ def test_errors_need_no_window() -> None:
 def test_error_drops_what_still_waits_for_window() -> None:
     server = Server.opened(None, (4, 10))
     call = server.call(headers(1, STREAM_BLOCK))
-    server.connection.send_headers(call)
-    server.connection.send_message(call, [bytes(100)])
+    server.connection.responder.send_headers(call)
+    server.connection.responder.send_message(call, [bytes(100)])
     server.frames()
     call.fail(Status.ABORTED, "enough")
     trailers, reset = server.frames()
     assert (trailers.type, reset.type, reset.code) == (HEADERS, RST_STREAM, 0)
-    assert server.connection._queued_bytes == 0
-    assert not server.connection._blocked
+    assert server.connection.awaits_window == 0
+    assert not server.connection.queue.blocked
 
 
 def test_blocked_streams_share_the_connections_credit_fairly() -> None:
@@ -177,7 +177,7 @@ def test_blocked_streams_share_the_connections_credit_fairly() -> None:
     calls = [server.call(unary(n)) for n in (1, 3, 5, 7)]
     server.receive(window_update(0, 2**31 - 1 - 65_535))
     server.receive(settings((4, 2**31 - 1)))
-    server.connection._send_window = 0
+    server.connection.windows.send = 0
     for call in calls:
         call.reply(bytes(1_000_000))
     server.frames()
@@ -208,7 +208,7 @@ def test_streams_blocked_by_their_own_window_cost_the_connections_updates_nothin
     for stream_id in range(1, 20_001, 2):
         server.call(unary(stream_id)).reply(b"m")
     server.frames()
-    assert not server.connection._blocked
+    assert not server.connection.queue.blocked
     started = time.process_time()
     server.receive(window_update(0, 1) * 1_000)
     assert time.process_time() - started < 0.1
@@ -222,10 +222,10 @@ def test_cancelled_streams_leave_the_queue() -> None:
         server.call(unary(stream_id)).reply(bytes(100_000))
     server.frames()
     server.receive(rst_stream(1))
-    assert server.connection._queued_bytes == 100_005
+    assert server.connection.awaits_window == 100_005
     server.receive(window_update(0, 10**6))
     assert {f.stream_id for f in server.frames()} == {3}
-    assert server.connection._queued_bytes == 0
+    assert server.connection.awaits_window == 0
     assert server.connection.open_calls == 0
 
 

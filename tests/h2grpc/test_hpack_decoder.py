@@ -105,7 +105,7 @@ def test_examples_of_the_rfc(name: str) -> None:
         fields, list_size = decoder.decode(bytes.fromhex(octets))
         assert pairs(fields) == [tuple(field.encode().split(b" ", 1)) for field in expected.split("|")]
         assert list_size == sum(len(name) + len(value) + 32 for name, value in pairs(fields))
-        assert decoder._table_size == table_size
+        assert decoder.table_size == table_size
 
 
 # --- by hand ---------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_entry_larger_than_the_table_empties_it() -> None:
     decoder.decode(literal("x-id", "one", 0x40))
     large = b"v" * 5_000
     assert decode(decoder, literal("x-id", large, 0x40)) == [(b"x-id", large)]
-    assert (len(decoder._entries), decoder._table_size) == (0, 0)
+    assert (len(decoder.entries), decoder.table_size) == (0, 0)
 
 
 def test_name_of_an_entry_that_its_own_literal_evicts() -> None:
@@ -217,9 +217,9 @@ def check(blocks: list[bytes], bound: int = LARGEST_LIST) -> int:
             assert caught.value.hostile is expected
             return number
         assert decode(ours, block) == expected
-        assert pairs(list(ours._entries)) == [(bytes(n), bytes(v)) for n, v in theirs.header_table.dynamic_entries]
-        assert ours._table_size == sum(field.size for field in ours._entries) <= ours._max_table_size
-        assert ours._max_table_size == theirs.header_table.maxsize
+        assert pairs(list(ours.entries)) == [(bytes(n), bytes(v)) for n, v in theirs.header_table.dynamic_entries]
+        assert ours.table_size == sum(field.size for field in ours.entries) <= ours.max_table_size
+        assert ours.max_table_size == theirs.header_table.maxsize
     return len(blocks)
 
 

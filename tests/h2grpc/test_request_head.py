@@ -205,7 +205,7 @@ def test_requests_that_differ_in_metadata_and_deadline_share_one_verdict_and_kee
     for number in range(5):
         fields = [*PLAIN, (b"grpc-timeout", b"%dS" % number), (b"traceparent", b"00-%d" % number)]
         heads.append(judge.judge(tuple(HeaderField(*pair) for pair in fields), 400))
-    assert len(judge._verdicts) == 1
+    assert len(judge.verdicts) == 1
     assert [head.timeout_ns for head in heads] == [number * 10**9 for number in range(5)]
     assert [head.metadata() for head in heads] == [[("traceparent", f"00-{number}")] for number in range(5)]
 
@@ -253,10 +253,10 @@ def test_memory_of_verdicts_is_bounded_by_number_and_by_the_size_of_lists() -> N
     judge = judge_of(entries=4)
     for number in range(50):
         judged(judge, [*PLAIN, (b"content-length", b"%d" % number)])
-        assert len(judge._verdicts) <= 4
-    before = dict(judge._verdicts)
+        assert len(judge.verdicts) <= 4
+    before = dict(judge.verdicts)
     judged(judge, [*PLAIN, (b"te", b"v" * 5_000)])
-    assert judge._verdicts == before
+    assert judge.verdicts == before
 
 
 NAMES = st.sampled_from(

@@ -61,7 +61,7 @@ def in_state(state: State, fast: bool) -> Server:
         assert isinstance(call, Call)
         call.reply(b"")
     server.sent()
-    assert server.connection._state(1) == state
+    assert server.connection.table.state(1) == state
     return server
 
 
@@ -87,7 +87,7 @@ def test_peers_frame_does_what_the_table_says(state: State, stream_input: Input,
         return
     if (state, stream_input) == (State.OPEN, Input.RECV_HEADERS):
         after = State.CLOSED  # the trailers ended a request without a message, which was answered at once
-    assert server.connection._state(1) == after
+    assert server.connection.table.state(1) == after
 
 
 def test_table_has_a_row_for_every_state_and_input() -> None:
@@ -101,11 +101,11 @@ def test_server_resets_a_stream_that_it_answered_early_before_the_peer_can_do_an
         server = Server.opened()
         call = server.call(headers(1, STREAM_BLOCK))
         if answer == "fail":
-            server.connection.finish(call)
+            server.connection.responder.finish(call)
         else:
             call.fail(Status.INTERNAL, "text")
         assert call.state == State.HALF_CLOSED_LOCAL
-        assert server.connection._state(1) == State.WE_RESET
+        assert server.connection.table.state(1) == State.WE_RESET
         reset = server.frames()[-1]
         assert (reset.type, reset.code) == (RST_STREAM, 0)
 
@@ -117,14 +117,14 @@ def test_sent_end_of_stream_does_what_the_table_says() -> None:
     assert isinstance(call, Call)
     call.reply(b"")
     after = TRANSITIONS[State.HALF_CLOSED_REMOTE][Input.SEND_END_STREAM]
-    assert (Action.ACCEPT, server.connection._state(1)) == after
+    assert (Action.ACCEPT, server.connection.table.state(1)) == after
 
 
 def test_sent_reset_does_what_the_table_says() -> None:
     for state in (State.OPEN, State.HALF_CLOSED_REMOTE):
         server = in_state(state, True)
         server.receive(window_update(1, 0))
-        assert TRANSITIONS[state][Input.SEND_RST_STREAM] == (Action.ACCEPT, server.connection._state(1))
+        assert TRANSITIONS[state][Input.SEND_RST_STREAM] == (Action.ACCEPT, server.connection.table.state(1))
 
 
 # --- the fast path ---------------------------------------------------------------------------------------------------

@@ -129,12 +129,11 @@ class Running:
         self.drain(grace_s)
         self.join()
         worker = self.worker
-        assert not worker._transports
-        assert not worker._by_connection
-        assert not worker._closing
-        assert not worker._leaving
-        assert not worker._timed
-        assert not worker._streams
+        assert not worker.transports.open
+        assert not worker.transports.closing
+        assert not worker.transports.leaving
+        assert not worker.transports.timed
+        assert not worker.handlers.streams
         assert self.listener.fileno() == -1
 
     def client(self, *, initial_window: int | None = None, receive_buffer: int | None = None) -> BlockingClient:

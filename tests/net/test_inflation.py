@@ -67,7 +67,7 @@ def test_large_requests_are_decompressed_in_a_thread_that_ends_with_the_worker()
         server.until(lambda: len(server.held) == 2)
         assert [call.context for call in server.held] == [b"small", LARGE]
         assert threads() == ["test-inflation"]
-        assert server.call(lambda: server.worker._shared.budget.used) == 0
+        assert server.call(lambda: server.worker.shared.budget.used) == 0
     assert not threads()
 
 
@@ -98,10 +98,10 @@ def test_others_are_served_meanwhile_and_connections_take_turns(monkeypatch: pyt
         modest.send(compressed(1, zlib.compress(LARGE)))
         with server.client() as other:
             assert other.unary(b"x").messages == [b"x"]
-        server.until(lambda: len(server.worker._inflation._waiting) == 2)
+        server.until(lambda: len(server.worker.handlers.inflation.waiting) == 2)
         held.open(4)
         server.until(lambda: len(server.held) == 4)
-        connections = [due.call.connection for due in held.begun]
+        connections = [due.call.responder for due in held.begun]
         assert [connection is connections[0] for connection in connections] == [True, True, False, True]
 
 
@@ -111,7 +111,7 @@ def test_what_nobody_waits_for_any_more_is_not_decompressed(monkeypatch: pytest.
         server.until(lambda: len(held.begun) == 1)
         client.send(rst_stream(3) + rst_stream(1))
         server.until(
-            lambda: not sum(transport.connection.open_calls for transport in server.worker._transports.values())
+            lambda: not sum(transport.connection.open_calls for transport in server.worker.transports.open.values())
         )
         held.open(100)
         client.send(compressed(5, zlib.compress(LARGE)))

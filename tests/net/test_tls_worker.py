@@ -84,7 +84,7 @@ def transport_of(server: Running) -> TlsTransport:
     found: list[Transport] = []
 
     def find() -> bool:
-        found[:] = server.worker._transports.values()
+        found[:] = server.worker.transports.open.values()
         return len(found) == 1 and found[0].established
 
     server.until(find)

@@ -33,7 +33,7 @@ from tests.net.running import RawClient, running
 from toutates.h2grpc import Allowance, Call, CallCancelled, Event, Limits, Method, ServerConnection
 from toutates.h2grpc import connection as connection_module
 from toutates.h2grpc.connection import BYTES_AT_ONCE, ENDED_AT_ONCE, SLOW_FRAME_BYTES
-from toutates.h2grpc.sender import FRAMES_AT_ONCE
+from toutates.h2grpc.responder import FRAMES_AT_ONCE
 
 #: The opening of a client that sets no bounds to what it is sent.
 WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
@@ -88,13 +88,13 @@ def test_frames_off_the_short_way_count_for_more(octets: bytes, most: int, monke
     server = Server.opened(Limits(other_frames=generous, resets=generous))
     server.receive(unary(1))
     taken: list[int] = []
-    original = ServerConnection._receive_frames
+    original = ServerConnection.receive_frames
 
     def receive(self: ServerConnection, octets: bytes, at: int, now_ns: int, events: list[Event]) -> None:
         original(self, octets, at, now_ns, events)
-        taken.append((self._rest_at if self._rest else len(octets)) - at)
+        taken.append((self.unread.rest_at if self.unread.rest else len(octets)) - at)
 
-    monkeypatch.setattr(ServerConnection, "_receive_frames", receive)
+    monkeypatch.setattr(ServerConnection, "receive_frames", receive)
     assert pieces(server.connection, octets * 20_000)
     assert sum(taken) == len(octets) * 20_000
     assert max(taken) // len(octets) <= most + 1
@@ -180,8 +180,8 @@ def test_calls_that_wait_for_their_end_are_not_answered() -> None:
         lambda call: call.reply(b""),
         lambda call: call.reply(b"", [("x-a", "b")]),
         lambda call: call.fail(3, "text"),
-        lambda call: server.connection.send_message(call, [b""]),
-        lambda call: server.connection.finish(call),
+        lambda call: server.connection.responder.send_message(call, [b""]),
+        lambda call: server.connection.responder.finish(call),
     ):
         answer(left.pop())
     assert server.sent() == b""
@@ -285,7 +285,7 @@ def test_neighbour_is_served_while_a_connection_has_dear_calls_and_answers_come_
             assert answered >= 15, "800 ms of work were done in a few turns"
         assert [one.stream_id for one in frames(dear, HEADERS, 2 * count)][::2] == list(range(1, 2 * count, 2))
         assert order == list(range(1, 2 * count, 2))
-        server.until(lambda: not server.worker._behind)
+        server.until(lambda: not server.worker.transports.behind)
         dear.send(unary(2 * count + 1))  # it is read again
         assert dear.until(DATA).payload == message(b"hello")
 
@@ -361,10 +361,10 @@ def test_calls_left_over_when_their_connection_ends_are_not_begun(end: str) -> N
                 gate.opened.set()
                 assert [one.code for one in client if one.type == GOAWAY] == [PROTOCOL_ERROR]
         if end == "close":
-            (transport,) = server.worker._transports.values()
-            server.worker.call_soon(lambda: server.worker._drop(transport))
+            (transport,) = server.worker.transports.open.values()
+            server.worker.call_soon(lambda: server.worker.closing.drop(transport))
             gate.opened.set()
-        server.until(lambda: not server.worker._behind and not server.worker.connections)
+        server.until(lambda: not server.worker.transports.behind and not server.worker.connections)
         assert len(gate.served) < 100
 
 
@@ -392,7 +392,11 @@ def test_streams_left_over_that_are_reset_do_not_begin() -> None:
         assert gate.entered.wait(20)
         time.sleep(0.05)
         gate.opened.set()
-        server.until(lambda: len(gate.served) == 100 and not server.worker._behind and not server.worker._streams)
+        server.until(
+            lambda: (
+                len(gate.served) == 100 and not server.worker.transports.behind and not server.worker.handlers.streams
+            )
+        )
         client.send(unary(301))
         while client.until(DATA).stream_id != 301:
             pass
@@ -408,7 +412,7 @@ def test_memory_of_connections_that_end_with_many_calls_is_given_back_beside_oth
             sender.start()
             sender.join()
         server.until(lambda: server.worker.connections == 1)
-        server.until(lambda: not server.worker._behind)
+        server.until(lambda: not server.worker.transports.behind)
         assert neighbour.unary(b"x").messages == [b"x"]
         for client in clients:
             client.sock.close()

@@ -288,7 +288,7 @@ def test_call_nobody_answers_expires() -> None:
         assert 0.03 <= time.monotonic() - started < 0.1
         assert client.wait(late).status == Status.DEADLINE_EXCEEDED
         assert 0.12 <= time.monotonic() - started < 0.5
-        server.until(lambda: not server.worker._timed)
+        server.until(lambda: not server.worker.transports.timed)
 
 
 def test_deadlines_of_many_connections_cost_little() -> None:
@@ -307,7 +307,7 @@ def test_connection_that_ends_with_calls_that_have_deadlines_is_forgotten() -> N
         sock.sendall(OPENING + headers(1, block(request(STREAM, ("grpc-timeout", "100H")))) + data(0))
         read_all(sock)
         server.until(lambda: server.worker.connections == 0)
-        assert not server.call(lambda: server.worker._timed)
+        assert not server.call(lambda: server.worker.transports.timed)
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_refused_connections_that_linger_do_not_count() -> None:
 
 
 def test_closing_connection_is_dropped_when_its_peer_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toutates.net.worker.CLOSE_LINGER_NS", 20_000_000)
+    monkeypatch.setattr("toutates.net.closing.CLOSE_LINGER_NS", 20_000_000)
     with running() as server, connect(server) as sock:
         sock.sendall(OPENING)
         server.until(lambda: server.worker.connections == 1)
@@ -360,7 +360,7 @@ def test_worker_stops_reading_a_peer_that_reads_too_slowly_and_goes_on_once_it_r
     with running(limits) as server, RawClient(server, WIDE, receive_buffer=10_000) as client:
         sender = threading.Thread(target=client.send, args=(requests,))
         sender.start()
-        (transport,) = server.call(lambda: list(server.worker._transports.values()))
+        (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
         server.until(lambda: transport.congested)
         time.sleep(0.1)
         assert sender.is_alive(), "the worker should have stopped reading"
@@ -378,7 +378,7 @@ def test_worker_stops_reading_a_peer_that_reads_too_slowly_and_goes_on_once_it_r
 def test_accepting_pauses_when_there_are_no_file_descriptors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("toutates.net.worker.ACCEPT_PAUSE_NS", 20_000_000)
+    monkeypatch.setattr("toutates.net.accepting.ACCEPT_PAUSE_NS", 20_000_000)
     faults = [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED]
     attempts: list[float] = []
 
@@ -393,10 +393,10 @@ def test_accepting_pauses_when_there_are_no_file_descriptors(
         client.unary(b"")
 
         def swap() -> None:
-            old = server.worker._listener
+            old = server.worker.acceptor.listener
             assert old is not None
-            server.worker._epoll.unregister(old.fileno())
-            server.worker._listen(Listener(fileno=old.detach()))
+            server.worker.acceptor.epoll.unregister(old.fileno())
+            server.worker.acceptor.listen(Listener(fileno=old.detach()))
 
         server.call(swap)
         with server.client() as other:
@@ -411,7 +411,7 @@ def test_connection_that_the_system_cannot_watch_is_closed(monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "no space")
 
     with running() as server:
-        monkeypatch.setattr("toutates.net.worker.Transport", refuse)
+        monkeypatch.setattr("toutates.net.accepting.Transport", refuse)
         with connect(server) as sock:
             assert read_all(sock) == b""
         monkeypatch.undo()
@@ -483,7 +483,7 @@ def test_drain_counts_the_calls_it_cuts_off_after_the_grace() -> None:
             client.start(b"", "/test.Echo/Hold")
         stream_id = client.client.open("/test.Echo/Stream")
         client.flush()
-        server.until(lambda: len(server.held) == 3 and server.worker._streams)
+        server.until(lambda: len(server.held) == 3 and server.worker.handlers.streams)
         started = time.monotonic()
         server.drain(0.2)
         server.drain(100)
@@ -522,7 +522,7 @@ def test_drain_lets_a_streaming_call_finish() -> None:
 
 
 def test_drain_sends_a_large_answer_to_a_slow_reader_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toutates.net.worker.CLOSE_LINGER_NS", 50_000_000)
+    monkeypatch.setattr("toutates.net.closing.CLOSE_LINGER_NS", 50_000_000)
     with running() as server, RawClient(server, WIDE, receive_buffer=10_000) as client:
         client.send(HOLD)
         server.until(lambda: server.held)
@@ -580,7 +580,7 @@ def test_cancelled_worker_closes_everything() -> None:
                 await nursery.start(worker.run, listener)
                 client = await trio.open_tcp_stream("127.0.0.1", port)
                 await client.send_all(OPENING + headers(1, STREAM_BLOCK) + unary(3))
-                while not held or not worker._streams:  # noqa: ASYNC110  # no event could be set by either
+                while not held or not worker.handlers.streams:  # noqa: ASYNC110  # no event could be set by either
                     await trio.sleep(0.001)
                 nursery.cancel_scope.cancel()
             await client.aclose()
@@ -588,7 +588,7 @@ def test_cancelled_worker_closes_everything() -> None:
     trio.run(main)
     assert ended == ["stream"]
     assert not held[0].open
-    assert not worker._transports
+    assert not worker.transports.open
     assert len(os.listdir("/proc/self/fd")) <= before
     held[0].reply(b"late")
     worker.call_soon(lambda: ended.append("never"))
@@ -659,7 +659,7 @@ def test_callback_answers_requests_that_wait_for_it_while_others_come_in() -> No
 
 @pytest.fixture(autouse=True)
 def _info_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.INFO, "toutates.h2grpc"):
+    with caplog.at_level(logging.INFO, "toutates.net"):
         yield
 
 

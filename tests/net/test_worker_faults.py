@@ -28,6 +28,7 @@ from tests.h2grpc.support import (
 )
 from tests.net.running import RawClient, Running, running
 from toutates.h2grpc import Call, Limits, Method, ServerConnection
+from toutates.h2grpc.responder import Responder
 from toutates.net.housekeeping import Housekeeper
 from toutates.net.quiet_log import QuietLog
 from toutates.net.transport import Transport
@@ -53,8 +54,8 @@ class Fault:
 
 FAULTS = {
     "reading": Fault(ServerConnection, "receive_data"),
-    "frames": Fault(ServerConnection, "_receive_frames"),
-    "answering": Fault(ServerConnection, "fail", RAISE),
+    "frames": Fault(ServerConnection, "receive_frames"),
+    "answering": Fault(Responder, "fail", RAISE),
     "flushing": Fault(Transport, "flush"),
     "taking output": Fault(ServerConnection, "take_output", is_told=False),
     "sending": Fault(Transport, "send_unsent", data(0), is_told=False),
@@ -62,7 +63,7 @@ FAULTS = {
     "visits": Fault(ServerConnection, "awaits_request", b""),
     "pings": Fault(ServerConnection, "ping", b""),
     "closing gently": Fault(Transport, "close_gently", data(0), is_told=False),
-    "the end of calls": Fault(ServerConnection, "_abandon_calls", data(0), is_told=False),
+    "the end of calls": Fault(ServerConnection, "abandon_calls", data(0), is_told=False),
 }
 
 
@@ -82,9 +83,15 @@ def break_down(
 
 def only(server: Running) -> Transport:
     """The transport of the one connection there is."""
-    server.until(lambda: [t.connection.established for t in server.worker._transports.values()] == [True])
-    (transport,) = server.call(lambda: list(server.worker._transports.values()))
+    server.until(lambda: [t.connection.established for t in server.worker.transports.open.values()] == [True])
+    (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
     return transport
+
+
+def connection_of(transport: Transport) -> ServerConnection:
+    connection = transport.connection
+    assert isinstance(connection, ServerConnection)
+    return connection
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -97,12 +104,13 @@ def test_failure_ends_its_connection_and_no_other(
         transport = only(server)
         with server.client() as neighbour:
             assert neighbour.unary(b"before").messages == [b"before"]
-            break_down(monkeypatch, fault.owner, fault.name, lambda it: it in (transport, transport.connection), error)
+            parts = (transport, transport.connection, connection_of(transport).responder)
+            break_down(monkeypatch, fault.owner, fault.name, lambda it: it in parts, error)
             victim.send(fault.provoke)
             goaways = [one for one in victim if one.type == GOAWAY]
             if fault.is_told:
                 assert goaways[-1].code == (ENHANCE_YOUR_CALM if kind == "memory" else INTERNAL_ERROR)
-            server.until(lambda: transport not in server.worker._transports.values())
+            server.until(lambda: transport not in server.worker.transports.open.values())
             monkeypatch.undo()
             assert neighbour.unary(b"after").messages == [b"after"]
             with server.client() as another:
@@ -186,8 +194,9 @@ def test_streaming_call_that_cannot_be_ended_ends_its_connection(kind: str, monk
     with running() as server, RawClient(server) as victim:
         transport = only(server)
         with server.client() as neighbour:
+            responder = connection_of(transport).responder
             for name in ("finish", "fail"):
-                break_down(monkeypatch, ServerConnection, name, lambda it: it is transport.connection, ERRORS[kind])
+                break_down(monkeypatch, Responder, name, lambda it: it is responder, ERRORS[kind])
             victim.send(headers(1, STREAM_BLOCK) + data(1, b"", END_STREAM))
             assert [one.type for one in victim][-1] == GOAWAY
             assert neighbour.unary(b"x").messages == [b"x"]
@@ -200,14 +209,14 @@ def test_failures_of_rounds_are_survived_and_what_is_due_is_done(
     with running() as server, server.client() as client:
         client.unary(b"")
         left = [MemoryError(), RuntimeError("in the round")]
-        original = server.worker._tick_deadlines
+        original = server.worker.deadlines.tick
 
         def fail(now_ns: int) -> None:
             if left:
                 raise left.pop()
             original(now_ns)
 
-        monkeypatch.setattr(server.worker, "_tick_deadlines", fail)
+        monkeypatch.setattr(server.worker.deadlines, "tick", fail)
         assert client.unary(b"", "/test.Echo/Hold", ("grpc-timeout", "30m")).status == 4
         assert not left
         assert "round failed" in caplog.text
@@ -220,8 +229,8 @@ def test_worker_that_can_do_nothing_any_more_ends(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no more rounds")
 
     def break_rounds() -> None:
-        monkeypatch.setattr(server.worker, "_work", fail)
-        server.worker._plan_wake_up(time.monotonic_ns() + 50_000_000)
+        monkeypatch.setattr(server.worker, "work", fail)
+        server.worker.schedule.plan(time.monotonic_ns() + 50_000_000)
 
     server.call(break_rounds)
     with pytest.raises(BaseExceptionGroup):
@@ -232,7 +241,7 @@ def test_failing_housekeeping_is_tried_again(monkeypatch: pytest.MonkeyPatch, ca
     with running(LIMITS) as server, RawClient(server) as client:
         only(server)
         tried = threading.Event()
-        visit = server.worker._housekeeper.visit
+        visit = server.worker.housekeeper.visit
 
         def fail(now_ns: int) -> Any:
             if tried.is_set():
@@ -240,7 +249,7 @@ def test_failing_housekeeping_is_tried_again(monkeypatch: pytest.MonkeyPatch, ca
             tried.set()
             raise MemoryError
 
-        monkeypatch.setattr(server.worker._housekeeper, "visit", fail)
+        monkeypatch.setattr(server.worker.housekeeper, "visit", fail)
         client.until(PING)  # of the next visits
         assert "housekeeping failed" in caplog.text
 
@@ -256,5 +265,5 @@ def test_handler_without_memory_refuses_its_call_alone() -> None:
 
 @pytest.fixture(autouse=True)
 def _info_is_logged(caplog: pytest.LogCaptureFixture) -> Any:
-    with caplog.at_level(logging.INFO, "toutates.h2grpc"):
+    with caplog.at_level(logging.INFO, "toutates.net"):
         yield

@@ -8,7 +8,7 @@ Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specifica
 from __future__ import annotations
 
 from toutates.h2grpc.allowances import Allowance
-from toutates.h2grpc.call import Buffer, Call
+from toutates.h2grpc.call import Call, UnaryHandler
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.connection_state import ConnectionState
 from toutates.h2grpc.events import (
@@ -21,8 +21,9 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.method import Guard, Method, StreamHandler, UnaryHandler, Variant, method_table
+from toutates.h2grpc.method import Guard, Method, StreamHandler, Variant, method_table
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
+from toutates.h2grpc.stream import Buffer
 
 __all__ = [
     "Allowance",

@@ -15,6 +15,7 @@ __all__ = [
     "MessageReceived",
     "RequestEnded",
     "StreamOpened",
+    "tell_handler",
 ]
 
 
@@ -78,3 +79,9 @@ class ConnectionTerminated:
 
 
 Event = Call | StreamOpened | MessageReceived | RequestEnded | CallCancelled | InflationDue | ConnectionTerminated
+
+
+def tell_handler(call: Call, events: list[Event]) -> None:
+    """A call is over: its handler is told, if it is a task."""
+    if call.is_streaming:
+        events.append(CallCancelled(call))

@@ -52,7 +52,7 @@ class HeaderReader:
     def __init__(self, methods: Mapping[bytes, Method], limits: Limits, response_encoding: str = "") -> None:
         self._limits = limits
         # Beyond this bound decoding stops, which loses the compression state; the soft bound is the judge's.
-        self._decoder = HpackDecoder(2 * limits.max_header_list_size)
+        self.decoder = HpackDecoder(2 * limits.max_header_list_size)
         self._judge = RequestJudge(methods, limits, response_encoding)
         #: block -> head, for blocks that leave the dynamic table as it is now
         self.memory: dict[bytes, RequestHead] = {}
@@ -63,7 +63,7 @@ class HeaderReader:
         Raises:
             HeaderBlockError: the peer's fault, fatal to the connection.
         """
-        decoder = self._decoder
+        decoder = self.decoder
         before = decoder.table_changes
         fields, list_size = decoder.decode(block)
         head = self._judge.judge(tuple(fields), list_size)
@@ -81,9 +81,9 @@ class HeaderReader:
         Raises:
             HeaderBlockError: the peer's fault, fatal to the connection.
         """
-        before = self._decoder.table_changes
-        fields, _ = self._decoder.decode(block)
-        if self._decoder.table_changes != before:
+        before = self.decoder.table_changes
+        fields, _ = self.decoder.decode(block)
+        if self.decoder.table_changes != before:
             self.memory.clear()
         return trailers_complaint(fields)
 

@@ -56,14 +56,14 @@ class HpackDecoder:
         table_changes: how often the dynamic table has changed. While it stays the same, a block means the same.
     """
 
-    __slots__ = ("_entries", "_max_list_size", "_max_table_size", "_table_size", "table_changes")
+    __slots__ = ("_max_list_size", "entries", "max_table_size", "table_changes", "table_size")
 
     def __init__(self, max_list_size: int) -> None:
         self._max_list_size = max_list_size
         #: the dynamic table, newest first
-        self._entries: deque[HeaderField] = deque()
-        self._table_size = 0
-        self._max_table_size = HEADER_TABLE_SIZE  # until the peer makes it smaller
+        self.entries: deque[HeaderField] = deque()
+        self.table_size = 0
+        self.max_table_size = HEADER_TABLE_SIZE  # until the peer makes it smaller
         self.table_changes = 0
 
     def decode(self, block: bytes) -> tuple[list[HeaderField], int]:
@@ -127,31 +127,31 @@ class HpackDecoder:
 
     def _entry(self, index: int) -> HeaderField:
         try:
-            return _STATIC_FIELDS[index] if index < _FIRST_DYNAMIC else self._entries[index - _FIRST_DYNAMIC]
+            return _STATIC_FIELDS[index] if index < _FIRST_DYNAMIC else self.entries[index - _FIRST_DYNAMIC]
         except LookupError:
             raise ValueError(f"Invalid table index {index}") from None
 
     def _insert(self, field: HeaderField) -> None:
-        if field.size > self._max_table_size and not self._entries:
+        if field.size > self.max_table_size and not self.entries:
             return  # No change: clients that set the table's size to 0 may insert all the same, and repeat themselves.
         self.table_changes += 1
-        self._entries.appendleft(field)
-        self._table_size += field.size
-        if self._table_size > self._max_table_size:
+        self.entries.appendleft(field)
+        self.table_size += field.size
+        if self.table_size > self.max_table_size:
             self._evict()
 
     def _resize(self, max_size: int) -> None:
         if max_size > HEADER_TABLE_SIZE:
             raise ValueError("Encoder exceeded max allowable table size")
-        if max_size != self._max_table_size:
+        if max_size != self.max_table_size:
             self.table_changes += 1
-            self._max_table_size = max_size
+            self.max_table_size = max_size
             self._evict()
 
     def _evict(self) -> None:
         # An entry larger than the table leaves it empty, itself included (RFC 7541 section 4.4).
-        while self._table_size > self._max_table_size:
-            self._table_size -= self._entries.pop().size
+        while self.table_size > self.max_table_size:
+            self.table_size -= self.entries.pop().size
 
 
 def _read_integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from toutates.h2grpc.call import Call
-    from toutates.h2grpc.header_field import HeaderField
-    from toutates.h2grpc.status import GrpcError
+from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.status import GrpcError
 
-__all__ = ["Guard", "Method", "StreamHandler", "UnaryHandler", "Variant", "method_table"]
+__all__ = ["Guard", "Method", "StreamHandler", "Variant", "method_table"]
 
-#: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
-#: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError. Must not block. To answer later, use a
-#: callback of ``Worker.call_soon``, or a task of the worker's that calls ``Worker.flush`` afterwards.
-UnaryHandler = Callable[["Call"], None]
 #: Runs as a task of the driver, with what it makes of the call (``toutates.net.ServerStream``); returning ends the call
 #: with OK, raising GrpcError with that status.
 StreamHandler = Callable[[Any], Awaitable[None]]
 #: Judges a call to its method by the header list, before anything of the request is read: the error that refuses it, or
 #: None. Called once for every block that the connection has not sent before; must not block, raise, or change its mind.
-Guard = Callable[[Sequence["HeaderField"]], "GrpcError | None"]
+Guard = Callable[[Sequence[HeaderField]], GrpcError | None]
 #: Another method that answers calls with these headers, or None. Called when a guard is, and bound by the same.
-Variant = Callable[[Sequence["HeaderField"]], "Method | None"]
+Variant = Callable[[Sequence[HeaderField]], "Method | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +27,7 @@ class Method:
 
     Attributes:
         path: ``/package.Service/Method``.
-        unary: the handler of a call with one request message and one response message.
+        unary: the handler of a call with one request message and one response message, a ``call.UnaryHandler``.
         stream: the handler of a call that is a stream in either direction.
         compressible: whether responses are compressed where server and client both want it.
         guard: who may call it; None for everybody.
@@ -41,7 +35,7 @@ class Method:
     """
 
     path: str
-    unary: UnaryHandler | None = None
+    unary: Callable[[Any], None] | None = None
     stream: StreamHandler | None = None
     compressible: bool = False
     guard: Guard | None = None

@@ -125,18 +125,18 @@ class RequestJudge:
         self._limits = limits
         self._response_encoding = response_encoding
         #: stand-ins -> what they say, and where among them the ``grpc-timeout`` is, or -1
-        self._verdicts: dict[tuple[Pair, ...], tuple[RequestHead, int]] = {}
+        self.verdicts: dict[tuple[Pair, ...], tuple[RequestHead, int]] = {}
 
     def judge(self, fields: tuple[HeaderField, ...], list_size: int) -> RequestHead:
         """The head of a request with ``fields``, which are ``list_size`` bytes by RFC 9113 section 6.5.2."""
         stand_ins = tuple([field.stand_in for field in fields])
-        known = self._verdicts.get(stand_ins)
+        known = self.verdicts.get(stand_ins)
         if known is None:
             known = self._verdict(stand_ins)
             if list_size <= MAX_REMEMBERED_LIST_BYTES:
-                if len(self._verdicts) >= self._limits.header_memory_entries:
-                    self._verdicts.clear()
-                self._verdicts[stand_ins] = known
+                if len(self.verdicts) >= self._limits.header_memory_entries:
+                    self.verdicts.clear()
+                self.verdicts[stand_ins] = known
         verdict, timeout_at = known
         if verdict.malformed or verdict.not_grpc:
             return verdict.with_fields(fields, None)

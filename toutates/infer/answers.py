@@ -105,7 +105,7 @@ class Answers:
                         elif template.single >= 0:
                             start = first * row_bytes[template.single]
                             content = data[template.single][start : start + template.single_size]
-                            call.connection.reply(
+                            call.responder.reply(
                                 call,
                                 (template.before, id_field, template.after, content),
                                 template.length + len(id_field),
@@ -115,7 +115,7 @@ class Answers:
                             for output in template.outputs:
                                 start = first * row_bytes[output.index]
                                 parts += (output.head, data[output.index][start : start + output.size])
-                            call.connection.reply(call, parts, template.length + len(id_field))
+                            call.responder.reply(call, parts, template.length + len(id_field))
                     if arrival is not group_arrival or rows != group_rows:
                         if group_size:
                             groups.append((group_arrival, group_rows, group_size))

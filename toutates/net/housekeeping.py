@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from toutates.h2grpc.budget import MemoryBudget
-from toutates.h2grpc.call import NEVER
-from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.limits import STALL_BYTES, Limits
+from toutates.h2grpc.stream import NEVER
+from toutates.net.connection import Connection
 
 __all__ = ["Duty", "Finding", "Housekeeper", "Link", "Traffic"]
 
@@ -38,7 +38,10 @@ GOODBYE_NS: Final = NS_PER_S
 class Link(Protocol):
     """What the housekeeper knows of a connection and its socket."""
 
-    connection: ServerConnection
+    @property
+    def connection(self) -> Connection:
+        """The connection."""
+
     #: when the connection was accepted, and when something was last received on it
     opened_ns: int
     last_read_ns: int

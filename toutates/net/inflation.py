@@ -39,8 +39,8 @@ class Inflation:
         self._thread: threading.Thread | None = None
         #: guards the next two
         self._changed = threading.Condition()
-        #: by connection, the one that is next in turn first
-        self._waiting: OrderedDict[object, deque[InflationDue]] = OrderedDict()
+        #: by what answers a connection's calls, the one that is next in turn first
+        self.waiting: OrderedDict[object, deque[InflationDue]] = OrderedDict()
         self._stopped = False
 
     def put(self, due: InflationDue) -> None:
@@ -54,14 +54,14 @@ class Inflation:
             thread.start()
             self._thread = thread
         with self._changed:
-            self._waiting.setdefault(due.call.connection, deque()).append(due)
+            self.waiting.setdefault(due.call.responder, deque()).append(due)
             self._changed.notify()
 
     def stop(self) -> None:
         """End the thread, after the message that it is at."""
         with self._changed:
             self._stopped = True
-            self._waiting.clear()
+            self.waiting.clear()
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
@@ -76,16 +76,16 @@ class Inflation:
     def _next(self) -> InflationDue | None:
         """The next message; None once the thread is to end."""
         with self._changed:
-            while not self._waiting and not self._stopped:
+            while not self.waiting and not self._stopped:
                 self._changed.wait()
             if self._stopped:
                 return None
-            connection, dues = next(iter(self._waiting.items()))
+            connection, dues = next(iter(self.waiting.items()))
             due = dues.popleft()
             if dues:
-                self._waiting.move_to_end(connection)
+                self.waiting.move_to_end(connection)
             else:
-                del self._waiting[connection]
+                del self.waiting[connection]
             return due
 
 

@@ -24,7 +24,7 @@ class StreamDriver(Protocol):
     def flush(self) -> None:
         """Send the output of every connection that has some."""
 
-    def congested(self, connection: ServerConnection) -> bool:
+    def congested(self, call: Call) -> bool:
         """Whether the peer reads too slowly for more output; ``call.on_drained`` is called when it no longer does."""
 
     def task_woken(self) -> None:
@@ -77,7 +77,7 @@ class ServerStream:
 
     async def send_headers(self, metadata: Metadata = ()) -> None:
         """Initial metadata, before the first message; ``send`` does it by itself when there are none."""
-        self._connection.send_headers(self.call, metadata)
+        self.call.responder.send_headers(self.call, metadata)
         self._driver.flush()
         await trio.lowlevel.checkpoint()
 
@@ -87,11 +87,11 @@ class ServerStream:
         That is more than MAX_QUEUED_BYTES waiting for its windows, or more than ``Limits.max_unsent_bytes`` waiting for
         its socket.
         """
-        self._connection.send_headers(self.call)
-        self._connection.send_message(self.call, (message,))
+        self.call.responder.send_headers(self.call)
+        self.call.responder.send_message(self.call, (message,))
         self._driver.flush()
         await trio.lowlevel.checkpoint()
-        while self.call.outbox_bytes > MAX_QUEUED_BYTES or self._driver.congested(self._connection):
+        while self.call.outbox_bytes > MAX_QUEUED_BYTES or self._driver.congested(self.call):
             await self._departures.park()
 
     # --- for the driver ----------------------------------------------------------------------------------------------
@@ -124,19 +124,19 @@ class ServerStream:
             # The scope lies inside: a handler's nursery that is cancelled may still raise what its tasks raised.
             with self._scope:
                 await method.stream(self)
-            self._connection.send_headers(self.call)
-            self._connection.finish(self.call)
+            self.call.responder.send_headers(self.call)
+            self.call.responder.finish(self.call)
         except GrpcError as error:
             self._fail(error, on_error)
         except Exception as error:
             on_error(error)
-            self._connection.fail(self.call, Status.INTERNAL, "internal error")
+            self.call.responder.fail(self.call, Status.INTERNAL, "internal error")
         self.call.on_drained = None
         self._driver.flush()
 
     def _fail(self, error: GrpcError, on_error: Callable[[Exception], None]) -> None:
         try:
-            self._connection.fail(self.call, error.status, error.text, error.metadata)
+            self.call.responder.fail(self.call, error.status, error.text, error.metadata)
         except ValueError as mistake:  # metadata that no header field may have
             on_error(mistake)
-            self._connection.fail(self.call, Status.INTERNAL, "internal error")
+            self.call.responder.fail(self.call, Status.INTERNAL, "internal error")

@@ -15,10 +15,10 @@ import re
 import ssl
 from typing import Final
 
-from toutates.h2grpc.call import Buffer
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.preface import Opening, http1_answer, recognise
+from toutates.h2grpc.stream import Buffer
 from toutates.net.client_hello import HANDSHAKE, offered_protocols
 
 __all__ = ["TlsEngine", "describe_tls_error", "harden_tls"]

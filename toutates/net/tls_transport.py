@@ -7,9 +7,9 @@ import socket
 from itertools import islice
 from typing import Final
 
-from toutates.h2grpc.call import Buffer
-from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.stream import Buffer
+from toutates.net.connection import Connection
 from toutates.net.tls import TlsEngine
 from toutates.net.transport import MAX_BUFFERS, Transport
 
@@ -42,7 +42,7 @@ class TlsTransport(Transport):
     def __init__(
         self,
         sock: socket.socket,
-        connection: ServerConnection,
+        connection: Connection,
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
@@ -157,7 +157,7 @@ class TlsTransport(Transport):
         if self._peer_ended:
             return False
         if was_congested and not self.congested:
-            self._wake_senders()
+            self.connection.wake_senders()
         self._watch(sending=not all_sent)
         return not (all_sent and self.closing and engine.over) or self._shut_writing()
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-from toutates.h2grpc.call import Buffer
-from toutates.h2grpc.connection import ServerConnection
-from toutates.h2grpc.sender import part_of_its_own
+from toutates.h2grpc.output import part_of_its_own
+from toutates.h2grpc.stream import Buffer
+from toutates.net.connection import Connection
 
 __all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "READ_NS", "Transport"]
 
@@ -57,6 +57,7 @@ class Transport:
         "close_at_ns",
         "closing",
         "connection",
+        "dropped",
         "fd",
         "last_read_ns",
         "opened_ns",
@@ -75,7 +76,7 @@ class Transport:
     def __init__(
         self,
         sock: socket.socket,
-        connection: ServerConnection,
+        connection: Connection,
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
@@ -100,6 +101,8 @@ class Transport:
         #: our side has said its last; what the peer still sends is read only so that it gets our last bytes
         self.closing = False
         self.close_at_ns = 0
+        #: the socket is closed
+        self.dropped = False
         #: whether the driver has enough to do with what was read
         self.paused = False
         self._epoll = epoll
@@ -192,7 +195,7 @@ class Transport:
                 return False
             self._forget_sent(sent)
         if was_congested and not self.congested:
-            self._wake_senders()
+            self.connection.wake_senders()
         self._watch(sending=bool(unsent))
         return bool(unsent) or not self.closing or self._shut_writing()
 
@@ -205,11 +208,6 @@ class Transport:
             count -= len(unsent.popleft())
         if count:
             unsent[0] = unsent[0][count:]
-
-    def _wake_senders(self) -> None:
-        for call in list(self.connection.streams.values()):
-            if call.on_drained is not None:
-                call.on_drained()
 
     def _watch(self, *, sending: bool) -> None:
         """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait."""

@@ -1,0 +1,152 @@
+"""Requests on their way to their handlers: DATA is put together to messages, and whole requests are handed on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from toutates.h2grpc.budget import MESSAGE_BYTES
+from toutates.h2grpc.call import Call
+from toutates.h2grpc.events import Event, InflationDue, MessageReceived, RequestEnded, tell_handler
+from toutates.h2grpc.faults import StreamFault
+from toutates.h2grpc.frames import ErrorCodes
+from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
+from toutates.h2grpc.request_memory import RequestMemory
+from toutates.h2grpc.responder import Responder
+from toutates.h2grpc.shared import Shared
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
+from toutates.h2grpc.stream import Stream
+from toutates.h2grpc.streams import TRANSITIONS, Input
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """Those of one connection, but the plain ones, which the frame loop hands on by itself.
+
+    Args:
+        limits: sizes of messages.
+        held: counts what has to be kept.
+        responder: answers those that are refused.
+        shared: of all connections of the driver.
+
+    Attributes:
+        now_ns: the time of what is being received.
+    """
+
+    __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_responder", "now_ns")
+
+    def __init__(self, limits: Limits, held: RequestMemory, responder: Responder, shared: Shared) -> None:
+        self._limits = limits
+        self._held = held
+        self._responder = responder
+        self._inflater = shared.inflater
+        self._limit_hits = shared.limit_hits
+        self.now_ns = 0
+
+    def feed(self, call: Call, body: memoryview, events: list[Event]) -> None:
+        """Add DATA to the call's message; a unary call's waits here for END_STREAM, a stream's is an event."""
+        if call.assembler is None:
+            inflate = partial(self._inflate, call.head.encoding) if call.is_streaming else partial(_inflate_later, call)
+            call.assembler = MessageAssembler(call.head.encoding, self._limits.max_message_size, inflate)
+        try:
+            messages = call.assembler.feed(body)
+            if call.is_streaming:
+                for message in messages:
+                    # The prefix counts too, or messages of no bytes would pile up without bound.
+                    call.unread_bytes += len(message) + PREFIX_SIZE
+                    events.append(MessageReceived(call, message))
+                call.messages += len(messages)
+                held = call.unread_bytes + MESSAGE_BYTES * call.messages
+            else:
+                if messages:
+                    call.messages += len(messages)
+                    call.buffer = messages[0]
+                    if call.messages > 1:
+                        raise GrpcError(Status.INTERNAL, "a unary call takes one message, got more")
+                held = len(call.buffer)  # which may be here long before END_STREAM
+            self._held.hold(call, call.assembler.pending_bytes + held)
+        except GrpcError as error:
+            self.refuse(call, error)
+            tell_handler(call, events)
+
+    def message_read(self, call: Call, size: int) -> None:
+        """The handler of a streaming call has taken a message of ``size`` bytes."""
+        call.unread_bytes -= size + PREFIX_SIZE
+        call.messages -= 1
+        if call.held_bytes:
+            self._held.hold(call, call.held_bytes - size - PREFIX_SIZE - MESSAGE_BYTES)
+
+    def half_close(self, call: Call) -> None:
+        """The peer's END_STREAM."""
+        if call.head.content_length is not None and call.head.content_length != call.received:
+            raise StreamFault(call.stream_id, ErrorCodes.PROTOCOL_ERROR, "DATA is less than content-length")
+        call.state = TRANSITIONS[call.state][Input.RECV_END_STREAM][1]
+
+    def complete(self, call: Call, events: list[Event]) -> None:
+        """All of a half-closed stream's request is here: judge it, and hand it on."""
+        head = call.head
+        if not call.open:
+            return
+        if head.not_grpc:
+            self._responder.refuse_plain_http(call)
+        elif head.error is not None:
+            self.refuse(call, head.error)
+        elif call.assembler is not None and call.assembler.pending_bytes:
+            call.fail(Status.INTERNAL, "the request ended in the middle of a message")
+            tell_handler(call, events)
+        elif call.is_streaming:
+            events.append(RequestEnded(call))
+        elif call.messages != 1:
+            call.fail(Status.INTERNAL, "a unary call takes one message, got none")
+        else:
+            self._inflate_request(call, events)
+
+    def inflated(self, call: Call, outcome: bytes | GrpcError) -> list[Event]:
+        """What became of an InflationDue: the message, or the error that the call ends with."""
+        events: list[Event] = []
+        if call.open and isinstance(outcome, GrpcError):
+            self.refuse(call, outcome)
+        elif call.open and isinstance(outcome, bytes):
+            call.buffer = outcome
+            self._hand_on(call, events)
+        return events
+
+    def refuse(self, call: Call, error: GrpcError) -> None:
+        """End a call with an error, and count the limit that it met."""
+        if isinstance(error, LimitExceeded):
+            self._limit_hits[error.limit] += 1
+        call.fail(error.status, error.text, error.metadata)
+
+    def _inflate(self, encoding: str, data: bytes) -> bytes:
+        return self._inflater.inflate(data, encoding, self._most_inflated, self.now_ns)
+
+    def _inflate_request(self, call: Call, events: list[Event]) -> None:
+        """Hand a whole unary request on, decompressed if it is compressed."""
+        if call.compressed:
+            encoding = call.head.encoding
+            try:
+                message = self._inflater.inflate_small(call.buffer, encoding, self._most_inflated, self.now_ns)
+            except GrpcError as error:
+                self.refuse(call, error)
+                return
+            if message is None:
+                events.append(InflationDue(call, call.buffer, encoding, self._most_inflated))
+                return
+            call.buffer = message
+        self._hand_on(call, events)
+
+    @property
+    def _most_inflated(self) -> int:
+        """Bytes that a compressed message may become."""
+        return min(self._limits.max_message_size, self._limits.max_decompressed_size)
+
+    def _hand_on(self, call: Call, events: list[Event]) -> None:
+        call.end = len(call.buffer)
+        events.append(call)
+        self._held.release(call)  # the handler has it now
+
+
+def _inflate_later(call: Stream, data: bytes) -> bytes:
+    call.compressed = True
+    return data

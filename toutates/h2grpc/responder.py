@@ -1,0 +1,294 @@
+"""Answers of calls: replies in, frames out, within the peer's windows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from toutates.h2grpc.budget import MemoryBudget
+from toutates.h2grpc.frames import (
+    CONTINUATION,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_WINDOW,
+    ErrorCodes,
+    pack_frame,
+    pack_rst_stream,
+)
+from toutates.h2grpc.headers import OK_TRAILERS, error_block, plain_http_block, response_block
+from toutates.h2grpc.messages import PREFIX, compress
+from toutates.h2grpc.output import BULKY_BYTES, Output
+from toutates.h2grpc.request_memory import RequestMemory
+from toutates.h2grpc.response_queue import ResponseQueue
+from toutates.h2grpc.settings import Settings
+from toutates.h2grpc.shared import Shared
+from toutates.h2grpc.status import Metadata, Status
+from toutates.h2grpc.stream import Buffer, Stream
+from toutates.h2grpc.stream_table import StreamTable
+from toutates.h2grpc.streams import CLOSED, HALF_CLOSED_REMOTE, TRANSITIONS, WE_RESET, Input
+from toutates.h2grpc.windows import Windows
+
+__all__ = ["FRAMES_AT_ONCE", "Responder"]
+
+#: DATA frames that new window lets go in one turn; more wait for the next. Each takes 2 to 6 us, the trailers included.
+FRAMES_AT_ONCE = 512
+
+_NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc.\n"
+
+
+class Responder:
+    """What the calls of one connection are answered through.
+
+    Args:
+        output: where frames are written.
+        settings, windows: the peer's.
+        table: the connection's streams.
+        queue: takes what the windows are too small for.
+        held: what is held of requests, which an answer releases.
+        shared: of all connections of the driver.
+
+    Attributes:
+        closed: the connection is over: nothing is answered, though some calls may still wait for their end.
+        short_reply_limit: the largest DATA payload that the short way of ``reply`` may send; -1 for none.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_held",
+        "_limit_hits",
+        "_queue",
+        "_settings",
+        "_streams",
+        "_table",
+        "_windows",
+        "_wire",
+        "closed",
+        "output",
+        "short_reply_limit",
+    )
+
+    def __init__(
+        self,
+        output: Output,
+        settings: Settings,
+        windows: Windows,
+        table: StreamTable[Any],
+        queue: ResponseQueue,
+        held: RequestMemory,
+        shared: Shared,
+    ) -> None:
+        self.output = output
+        self._settings = settings
+        self._windows = windows
+        self._table = table
+        self._streams: dict[int, Any] = table.streams
+        self._queue = queue
+        self._held = held
+        self._wire = shared.wire
+        self._budget: MemoryBudget = shared.budget
+        self._limit_hits: Counter[str] = shared.limit_hits
+        self.closed = False
+        self.short_reply_limit = settings.frame_size
+
+    # --- unary replies -----------------------------------------------------------------------------------------------
+
+    def reply(self, call: Stream, parts: Sequence[Buffer], length: int) -> None:
+        """Answer a unary call: status OK and one message of ``length`` bytes, given in ``parts``.
+
+        The short way holds for a response within the windows and frame size of the peer, that is for nearly every one:
+        two packs and three list operations, 0.7 us.
+        """
+        size = length + 5
+        windows = self._windows
+        if (
+            size > self.short_reply_limit
+            or size > windows.send
+            or size > call.send_window
+            or call.state is not HALF_CLOSED_REMOTE
+            or call.head.response_encoding
+            or not call.open
+        ):
+            self._reply_the_long_way(call, parts)
+            return
+        windows.send -= size
+        call.open = False
+        stream_id = call.stream_id
+        del self._streams[stream_id]
+        output = self.output
+        out = output.pieces
+        if not out:
+            output.dirty.append(output.link)
+        wire = self._wire
+        out.append(
+            wire.pack_response_head(wire.headers_head, stream_id, wire.ok_headers, size << 8, 0, stream_id, 0, length)
+        )
+        out += parts
+        out.append(wire.pack_response_tail(wire.trailers_head, stream_id, wire.ok_trailers))
+
+    def _reply_the_long_way(self, call: Stream, parts: Iterable[Buffer]) -> None:
+        if call.open and not self.closed:
+            self.send_headers(call)
+            self.send_message(call, parts)
+            self.finish(call)
+
+    def reply_with_metadata(self, call: Stream, message: Buffer, initial: Metadata, trailing: Metadata) -> None:
+        """``reply`` with initial and trailing metadata."""
+        if call.open and not self.closed:
+            self.send_headers(call, initial)
+            self.send_message(call, (message,))
+            self.finish(call, trailing)
+
+    # --- the parts of any response -----------------------------------------------------------------------------------
+
+    def send_headers(self, call: Stream, metadata: Metadata = ()) -> None:
+        """Initial metadata; once per call, before its first message."""
+        if not call.open or self.closed or call.headers_sent:
+            return
+        block = response_block(metadata, call.head.response_encoding)
+        call.headers_sent = True
+        self._send_block(call.stream_id, block, end_stream=False)
+
+    def send_message(self, call: Stream, parts: Iterable[Buffer]) -> None:
+        """One message, compressed if the call's response is; queued where the peer's windows are too small for it."""
+        if not call.open or self.closed:
+            return
+        buffers: list[Buffer] = list(parts)
+        flag = 0
+        if call.head.response_encoding:
+            flag, buffers = 1, [compress(b"".join(buffers), call.head.response_encoding)]
+        buffers.insert(0, PREFIX.pack(flag, sum(map(len, buffers))))
+        self._send_data(call, _coalesce(buffers))
+        if call.outbox and self._budget.exceeded:
+            self._limit_hits["server_buffer"] += 1
+            text = f"the server holds {self._budget.used} bytes for slow peers, and {self._budget.limit} is the most"
+            self.fail(call, Status.RESOURCE_EXHAUSTED, text)
+
+    def finish(self, call: Stream, metadata: Metadata = ()) -> None:
+        """Status OK, sent once everything queued before it is."""
+        if call.open and not self.closed:
+            self._end(call, error_block(Status.OK, "", metadata, trailers_only=False) if metadata else OK_TRAILERS)
+
+    def fail(self, call: Stream, status: Status, text: str, metadata: Metadata = ()) -> None:
+        """A status other than OK, at once: messages that still wait for window are dropped."""
+        if not call.open or self.closed:
+            return
+        trailers = error_block(status, text, metadata, trailers_only=not call.headers_sent)
+        self._queue.empty(call)
+        self._end(call, trailers)
+
+    def refuse_plain_http(self, call: Stream) -> None:
+        """415 and a short text, for a request that is not gRPC (the gRPC specification, "HTTP2 Transport Mapping")."""
+        body = b"" if call.head.http_method == b"HEAD" else _NOT_GRPC_TEXT
+        self._send_block(call.stream_id, plain_http_block(415, len(_NOT_GRPC_TEXT)), end_stream=not body)
+        call.open = False
+        if body:
+            call.trailers = b""  # END_STREAM goes with the last DATA
+            self._send_data(call, [body])
+        else:
+            self._close(call)
+
+    # --- for the connection ------------------------------------------------------------------------------------------
+
+    def pump(self, call: Stream, max_frames: int = MAX_WINDOW) -> None:
+        """Send what the windows, and ``max_frames``, allow of a call's outbox, then its trailers."""
+        if not self._queue.send(call, max_frames):
+            return
+        if call.on_drained is not None:
+            call.on_drained()
+        if call.trailers:
+            self._send_block(call.stream_id, call.trailers, end_stream=True)
+        if call.trailers is not None:
+            self._close(call)
+
+    def pump_blocked(self) -> None:
+        """New window: share it among the calls that wait for it, a frame each in turn; FRAMES_AT_ONCE of them."""
+        for _ in range(FRAMES_AT_ONCE):
+            if not self._queue.can_send:
+                return
+            self.pump(self._queue.next(), max_frames=1)
+
+    def send_reset(self, stream_id: int, code: ErrorCodes) -> None:
+        """RST_STREAM."""
+        self.output.write(pack_rst_stream(stream_id, code))
+        self._table.remember_reset(stream_id, WE_RESET)
+
+    def forget(self, call: Stream) -> None:
+        """Drop a call that no answer can reach any more."""
+        call.open = False
+        self._held.release(call)
+        self._queue.forget(call)
+        call.trailers = None
+        self._streams.pop(call.stream_id, None)
+        if call.on_closed is not None:
+            call.on_closed(call)
+
+    def fit_short_replies(self) -> None:
+        """What the short way of ``reply`` depends on has changed."""
+        due = self.closed or self._settings.table_update_due
+        self.short_reply_limit = -1 if due else self._settings.frame_size
+
+    def close(self) -> None:
+        """The connection is over; see ``closed``."""
+        self.closed = True
+        self.fit_short_replies()
+
+    # --- ends and frames ---------------------------------------------------------------------------------------------
+
+    def _end(self, call: Stream, trailers: bytes) -> None:
+        call.open = False
+        call.trailers = trailers
+        self.pump(call)
+
+    def _close(self, call: Stream) -> None:
+        """Our END_STREAM is out. A caller that has not sent its own is told to stop (RFC 9113 section 8.1)."""
+        call.open = False
+        self._held.release(call)
+        stream_id = call.stream_id
+        self._streams.pop(stream_id, None)
+        call.state = TRANSITIONS[call.state][Input.SEND_END_STREAM][1]
+        if call.state is not CLOSED:
+            self.send_reset(stream_id, ErrorCodes.NO_ERROR)
+        if call.on_closed is not None:
+            call.on_closed(call)
+
+    def _send_data(self, call: Stream, buffers: Iterable[Buffer]) -> None:
+        self._queue.add(call, buffers)
+        self.pump(call)
+        self._queue.keep_parts(call)
+
+    def _send_block(self, stream_id: int, block: bytes, *, end_stream: bool) -> None:
+        if self._settings.table_update_due:
+            # RFC 7541 section 4.2: a peer that shrank the table is told, once, that we follow. We use none of it.
+            block = b"\x20" + block
+            self._settings.table_update_due = False
+            self.fit_short_replies()
+        write = self.output.write
+        flags = END_STREAM if end_stream else 0
+        room = self._settings.frame_size
+        if len(block) <= room:
+            write(pack_frame(HEADERS, flags | END_HEADERS, stream_id, block))
+            return
+        write(pack_frame(HEADERS, flags, stream_id, block[:room]))
+        pieces = [block[at : at + room] for at in range(room, len(block), room)]
+        for piece in pieces[:-1]:
+            write(pack_frame(CONTINUATION, 0, stream_id, piece))
+        write(pack_frame(CONTINUATION, END_HEADERS, stream_id, pieces[-1]))
+
+
+def _coalesce(buffers: Iterable[Buffer]) -> list[Buffer]:
+    """Join neighbouring small buffers, so that a message does not become a frame per piece."""
+    joined: list[Buffer] = []
+    small: list[Buffer] = []
+    for buffer in buffers:
+        if len(buffer) < BULKY_BYTES:
+            small.append(buffer)
+            continue
+        if small:
+            joined.append(b"".join(small))
+            small = []
+        joined.append(buffer)
+    if small:
+        joined.append(b"".join(small))
+    return joined

@@ -1,0 +1,119 @@
+"""DATA of responses that waits for the peer's windows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+from toutates.h2grpc.budget import MemoryBudget
+from toutates.h2grpc.frames import DATA, END_STREAM, FRAME_HEAD
+from toutates.h2grpc.output import BULKY_BYTES, Output, part_of_its_own
+from toutates.h2grpc.settings import Settings
+from toutates.h2grpc.stream import Buffer, Stream
+from toutates.h2grpc.windows import Windows
+
+__all__ = ["ResponseQueue"]
+
+
+class ResponseQueue:
+    """The outboxes of all streams of a connection.
+
+    Args:
+        windows, settings: how much the peer takes.
+        output: where DATA frames are written.
+        budget: counts what waits.
+
+    Attributes:
+        blocked: streams whose outbox waits for the connection's window, the next one first. Those that wait for their
+            own window are not here, since credit for the connection does not help them.
+        bytes_waiting: in all outboxes.
+        sent_kib: KiB of responses that were too large for the short way, sent so far.
+    """
+
+    __slots__ = ("_budget", "_output", "_settings", "_windows", "blocked", "bytes_waiting", "sent_kib")
+
+    def __init__(self, windows: Windows, settings: Settings, output: Output, budget: MemoryBudget) -> None:
+        self._windows = windows
+        self._settings = settings
+        self._output = output
+        self._budget = budget
+        self.blocked: OrderedDict[Stream, None] = OrderedDict()
+        self.bytes_waiting = 0
+        self.sent_kib = 0
+
+    @property
+    def can_send(self) -> bool:
+        """Whether a stream waits whose next frame the windows allow."""
+        return bool(self.blocked) and self._windows.send > 0
+
+    def add(self, stream: Stream, buffers: Iterable[Buffer]) -> None:
+        """Put buffers into a stream's outbox."""
+        if stream.outbox is None:
+            stream.outbox = deque()
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+            stream.outbox.append(view)
+            self._count(stream, len(view))
+
+    def send(self, stream: Stream, max_frames: int) -> bool:
+        """Send what the windows, and ``max_frames``, allow of a stream's outbox; whether it is empty then."""
+        outbox = stream.outbox
+        while outbox:
+            view = outbox[0]
+            room = min(self._windows.send, stream.send_window, self._settings.frame_size)
+            if (room <= 0 and view) or max_frames == 0:
+                if stream.send_window > 0:
+                    self.blocked[stream] = None
+                outbox[0] = part_of_its_own(view)
+                return False
+            max_frames -= 1
+            chunk = view[:room]
+            if len(chunk) == len(view):
+                outbox.popleft()
+            else:
+                outbox[0] = view[room:]
+                self._output.bulky = self._output.bulky or len(view) >= BULKY_BYTES
+            self._send_data(stream, chunk, end_stream=stream.trailers == b"" and not outbox)
+        stream.outbox = None  # an empty deque takes more memory than the rest of a call that stays open
+        self.blocked.pop(stream, None)
+        return True
+
+    def next(self) -> Stream:
+        """The stream whose turn it is; ``send`` puts it in again, at the end, unless it is done."""
+        return self.blocked.popitem(last=False)[0]
+
+    def unblock(self, streams: Iterable[Stream]) -> None:
+        """The windows of streams have grown."""
+        for stream in streams:
+            if stream.outbox and stream.send_window > 0:
+                self.blocked[stream] = None
+
+    def keep_parts(self, stream: Stream) -> None:
+        """What waits shall keep no more memory than is counted."""
+        if stream.outbox:
+            stream.outbox = deque(map(part_of_its_own, stream.outbox))
+
+    def empty(self, stream: Stream) -> None:
+        """Drop what waits of a stream's answer."""
+        self._count(stream, -stream.outbox_bytes)
+        stream.outbox = None
+
+    def forget(self, stream: Stream) -> None:
+        """Drop what waits of a stream that is closed."""
+        self.empty(stream)
+        self.blocked.pop(stream, None)
+
+    def _send_data(self, stream: Stream, chunk: memoryview, *, end_stream: bool) -> None:
+        size = len(chunk)
+        self._windows.send -= size
+        stream.send_window -= size
+        self._count(stream, -size)
+        self.sent_kib += size >> 10
+        self._output.bulky = self._output.bulky or size >= BULKY_BYTES
+        head = FRAME_HEAD.pack(size << 8 | DATA, END_STREAM if end_stream else 0, stream.stream_id)
+        self._output.write(head, chunk)
+
+    def _count(self, stream: Stream, growth: int) -> None:
+        stream.outbox_bytes += growth
+        self.bytes_waiting += growth
+        self._budget.used += growth

@@ -1,0 +1,87 @@
+"""Flow control (RFC 9113 section 5.2): the connection's two windows, and what changes those of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toutates.h2grpc.faults import ConnectionFault, StreamFault
+from toutates.h2grpc.frames import DEFAULT_WINDOW, MAX_WINDOW, ErrorCodes, pack_window_update
+from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.output import Output
+from toutates.h2grpc.stream import Stream
+
+__all__ = ["Windows"]
+
+
+class Windows:
+    """The connection's windows. Those of a stream are in its record.
+
+    Args:
+        limits: the sizes of the receive windows.
+        output: where WINDOW_UPDATE frames are written.
+
+    Attributes:
+        send: bytes of DATA that the peer accepts on the whole connection; may be negative.
+        receive: bytes of DATA that the peer may still send.
+        low: below it the receive window is opened again.
+    """
+
+    __slots__ = ("_full", "_output", "_stream_full", "low", "receive", "send")
+
+    def __init__(self, limits: Limits, output: Output) -> None:
+        self._output = output
+        self._full = limits.connection_window
+        self._stream_full = limits.stream_window
+        self.send = DEFAULT_WINDOW
+        self.receive = limits.connection_window
+        self.low = limits.connection_window >> 1
+
+    def take(self, size: int) -> None:
+        """The peer has sent ``size`` bytes of DATA.
+
+        Raises:
+            ConnectionFault: more than the window allows.
+        """
+        self.receive -= size
+        if self.receive < 0:
+            raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window")
+        if self.receive < self.low:
+            self.refill()
+
+    def refill(self) -> None:
+        """Open the receive window again to its full size.
+
+        At once, whoever the data was for: what a handler does not read is bounded by its stream's window.
+        """
+        self._output.write(pack_window_update(0, self._full - self.receive))
+        self.receive = self._full
+
+    def refill_stream(self, stream: Stream) -> None:
+        """Open the stream's window again to its full size, less what its handler has not read yet."""
+        increment = self._stream_full - stream.unread_bytes - stream.receive_window
+        if increment > self._stream_full >> 1:
+            stream.receive_window += increment
+            self._output.write(pack_window_update(stream.stream_id, increment))
+
+    def credit(self, increment: int) -> None:
+        """The peer's WINDOW_UPDATE for the connection."""
+        self.send += increment
+        if not increment:
+            raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+        if self.send > MAX_WINDOW:
+            raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, "WINDOW_UPDATE exceeds 2^31-1")
+
+    def credit_stream(self, stream: Stream, increment: int) -> None:
+        """The peer's WINDOW_UPDATE for a stream."""
+        stream.send_window += increment
+        if not increment:
+            raise StreamFault(stream.stream_id, ErrorCodes.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+        if stream.send_window > MAX_WINDOW:
+            raise StreamFault(stream.stream_id, ErrorCodes.FLOW_CONTROL_ERROR, "WINDOW_UPDATE exceeds 2^31-1")
+
+    def change_streams(self, streams: Iterable[Stream], change: int) -> None:
+        """The peer's initial window has changed, that of open streams too; it may become negative (section 6.9.2)."""
+        for stream in streams:
+            stream.send_window += change
+            if stream.send_window > MAX_WINDOW:
+                raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE overflows a stream")

@@ -1,0 +1,228 @@
+"""How connections end: by a fault of either side, by leaving, and all of them when the worker is drained."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Final
+
+from toutates.h2grpc.events import ConnectionTerminated, Event
+from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.stream import NEVER
+from toutates.net.handlers import Handlers
+from toutates.net.housekeeping import Housekeeper
+from toutates.net.incidents import Incidents
+from toutates.net.schedule import Schedule
+from toutates.net.transport import Transport
+from toutates.net.transports import Transports
+
+__all__ = ["Closing"]
+
+#: How long a closing connection is read, so that the peer gets our last bytes.
+CLOSE_LINGER_NS: Final = 1_000_000_000
+#: How long a peer may take to answer the PING of a graceful shutdown.
+GOODBYE_NS: Final = 1_000_000_000
+
+
+class Closing:
+    """Ends connections of one worker.
+
+    Args:
+        transports, schedule, handlers, incidents, housekeeper: of the worker.
+        limit_hits: how often each limit was met.
+
+    Attributes:
+        cut_off_calls: calls that were cut off because the drain's grace was over.
+    """
+
+    def __init__(
+        self,
+        transports: Transports,
+        schedule: Schedule,
+        handlers: Handlers,
+        incidents: Incidents,
+        housekeeper: Housekeeper,
+        limit_hits: Counter[str],
+    ) -> None:
+        self._transports = transports
+        self._schedule = schedule
+        self._handlers = handlers
+        self._incidents = incidents
+        self._housekeeper = housekeeper
+        self._limit_hits = limit_hits
+        self._drain_until_ns: int | None = None
+        self._goodbye_ns = NEVER
+        self.cut_off_calls = 0
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def failed(self, transport: Transport, error: Exception) -> None:
+        """Something was raised that nobody expects where a connection is dealt with: end it, and nothing else."""
+        connection = transport.connection
+        self._transports.behind.pop(transport, None)
+        try:
+            if connection.closed:
+                self.drop(transport)
+            elif isinstance(error, MemoryError):
+                # First of all what it holds is given back, so that there is memory for the rest.
+                self.end(transport, "the server is out of memory", "memory")
+                self._incidents.out_of_memory(transport.peer)
+            else:
+                self.end(transport, "internal error", "")
+        except Exception as another:
+            self._incidents.bug("end of a connection", another, transport.peer)
+            self.drop(transport)
+        if not isinstance(error, MemoryError):
+            self._incidents.bug("connection", error, transport.peer)
+
+    def end(self, transport: Transport, reason: str, limit: str) -> None:
+        """End a connection: because of ``limit``, or for a mistake of ours where that is ""."""
+        for event in transport.connection.end(reason, limit):
+            if isinstance(event, ConnectionTerminated):
+                self.terminated(transport, event)
+            else:
+                self._handlers.dispatch(event)
+
+    def terminated(self, transport: Transport, event: ConnectionTerminated) -> None:
+        """A connection has ended itself, and may have calls left to end."""
+        self._incidents.ended(transport.peer, f"{event.text} ({event.code.name})")
+        if transport.connection.behind:
+            self._transports.behind.pop(transport, None)
+            self._transports.fall_behind(transport, [])
+        self.close_gently(transport)
+
+    def tls_failed(self, transport: Transport, fault: ConnectionFault) -> None:
+        """TLS cannot go on."""
+        if transport.closing:
+            self.drop(transport)
+            return
+        if fault.limit:
+            self._limit_hits[fault.limit] += 1
+        self._dispatch_all(transport.connection.connection_lost())
+        self.terminated(transport, ConnectionTerminated(fault.code, str(fault)))
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def tell_to_leave(self, transport: Transport, reason: str) -> None:
+        """Say goodbye to a peer; its calls are answered."""
+        self._transports.leaving[transport] = None
+        transport.connection.begin_shutdown(reason)
+        self.close_if_drained(transport)
+
+    def finish_leaving(self, transport: Transport) -> None:
+        """Answer no more new calls of a peer that was told to leave."""
+        transport.connection.finish_shutdown()
+        self.close_if_drained(transport)
+
+    def close_if_drained(self, transport: Transport) -> None:
+        """Close a connection whose peer was told to leave, and which has nothing left to do."""
+        # A connection whose output waits for a TLS handshake has had its time for it.
+        sent = not (transport.unsent or transport.connection.has_output) or not transport.established
+        done = transport.connection.drained and sent
+        if transport in self._transports.leaving and done and not transport.closing:
+            self.close_gently(transport)
+
+    # --- sockets -----------------------------------------------------------------------------------------------------
+
+    def close_gently(self, transport: Transport) -> None:
+        """Send what is left, then end our side, and read until the peer ends its own or CLOSE_LINGER_NS are over."""
+        self._transports.closing[transport] = None
+        at_ns = time.monotonic_ns() + CLOSE_LINGER_NS
+        self._schedule.plan(at_ns)
+        if not transport.close_gently(at_ns):
+            self.drop(transport)
+
+    def drop(self, transport: Transport) -> None:
+        """Close a socket and end its calls."""
+        if not self._transports.remove(transport):
+            return
+        connection = transport.connection
+        try:
+            self._housekeeper.remove(transport)
+            transport.close()
+        except Exception as error:
+            transport.sock.close()
+            self._incidents.bug("end of a connection", error, transport.peer)
+        try:
+            self._dispatch_all(connection.connection_lost())
+        except Exception as error:
+            connection.behind = True  # what is left is tried again
+            self._incidents.bug("end of a connection", error, transport.peer)
+        if connection.behind:
+            self._transports.fall_behind(transport, [])
+        connection.bind(None)
+
+    def end_some_calls(self, transport: Transport, now_ns: int) -> bool:
+        """End some calls of a connection whose socket is closed; whether there are more."""
+        connection = transport.connection
+        before = connection.open_calls
+        try:
+            self._dispatch_all(connection.go_on(now_ns))
+        except Exception as error:
+            self._incidents.bug("end of a call", error)
+            if connection.open_calls >= before:
+                return False  # and never will
+        return connection.behind
+
+    def _dispatch_all(self, events: list[Event]) -> None:
+        for event in events:
+            self._handlers.dispatch(event)
+
+    # --- the drain ---------------------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether the worker is to end once its connections have."""
+        return self._drain_until_ns is not None
+
+    def drain(self, grace_s: float) -> None:
+        """Say goodbye on every connection, and close them all within ``grace_s``. A later call can shorten that."""
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + int(grace_s * 1e9)
+        if self._drain_until_ns is None:
+            self._drain_until_ns = until_ns
+            self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
+            for transport in list(self._transports.open.values()):
+                try:
+                    self.tell_to_leave(transport, "server is shutting down")
+                except Exception as error:
+                    self.failed(transport, error)
+            self._schedule.plan(self._goodbye_ns)
+        self._drain_until_ns = min(self._drain_until_ns, until_ns)
+        self._schedule.plan(self._drain_until_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Do what is due by time."""
+        if self._drain_until_ns is not None:
+            self._tick_drain(now_ns, self._drain_until_ns)
+        for transport in list(self._transports.closing):
+            if transport.close_at_ns > now_ns:
+                self._schedule.plan(transport.close_at_ns)
+                break
+            self.drop(transport)
+
+    def _tick_drain(self, now_ns: int, drain_until_ns: int) -> None:
+        if now_ns >= self._goodbye_ns:
+            self._goodbye_ns = NEVER
+            for transport in list(self._transports.open.values()):
+                try:
+                    self.finish_leaving(transport)
+                except Exception as error:
+                    self.failed(transport, error)
+        if now_ns >= drain_until_ns:
+            for transport in list(self._transports.open.values()):
+                self.cut_off_calls += transport.connection.open_calls
+                self.drop(transport)
+            return
+        self._schedule.plan(self._goodbye_ns)
+        self._schedule.plan(drain_until_ns)
+
+    def drop_all(self, now_ns: int) -> None:
+        """Close every socket, and end all calls."""
+        for transport in list(self._transports.open.values()):
+            self.drop(transport)
+        behind = self._transports.behind
+        while behind:
+            transport, _ = behind.popitem(last=False)
+            while transport.connection.behind and self.end_some_calls(transport, now_ns):
+                pass

@@ -1,0 +1,54 @@
+"""What a worker logs: bad peers, and mistakes of ours."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from toutates.net.quiet_log import QuietLog
+
+__all__ = ["Incidents"]
+
+#: A worker's lines have its name, wherever they are written.
+logger = logging.getLogger("toutates.net.worker")
+
+
+class Incidents:
+    """The lines of one worker, bounded by ``QuietLog``.
+
+    Args:
+        name: of the worker.
+
+    Attributes:
+        log: where they go.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.log = QuietLog(logger, name)
+
+    def bug(self, what: str, error: Exception, peer: str = "") -> None:
+        """Something was raised that nobody expects; with its traceback."""
+        kind = f"failures of the {what}"
+        self.log.log(logging.ERROR, kind, time.monotonic_ns(), "%s failed", what, error=error, peer=peer)
+
+    def ended(self, peer: str, text: str) -> None:
+        """A connection has ended early."""
+        kind = "connections that ended early"
+        self.log.log(logging.INFO, kind, time.monotonic_ns(), "connection from %s ended: %s", peer, text, peer=peer)
+
+    def out_of_memory(self, peer: str) -> None:
+        """A connection is ended because memory ran out."""
+        kind = "connections ended because memory ran out"
+        text = "out of memory: connection from %s is ended"
+        self.log.log(logging.WARNING, kind, time.monotonic_ns(), text, peer, peer=peer)
+
+    def accepting_pauses(self, reason: str) -> None:
+        """The process is out of file descriptors or memory."""
+        text = "accepting pauses: %s"
+        self.log.log(logging.WARNING, "pauses of accepting", time.monotonic_ns(), text, reason)
+
+    def not_taken(self, peer: str, reason: str) -> None:
+        """A connection that was accepted could not be taken."""
+        kind = "connections that could not be taken"
+        text = "connection from %s could not be taken: %s"
+        self.log.log(logging.WARNING, kind, time.monotonic_ns(), text, peer, reason)

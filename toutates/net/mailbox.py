@@ -1,0 +1,68 @@
+"""Callbacks for a worker from other threads, and the eventfd that wakes it for them."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+
+__all__ = ["Mailbox"]
+
+
+class Mailbox:
+    """A queue under a lock. The eventfd is written only when the worker sleeps.
+
+    ``TrioToken.run_sync_soon`` for the same costs 40 us of latency.
+
+    Attributes:
+        fd: the eventfd, once the mailbox is open; in the worker's epoll.
+        callbacks: what waits.
+    """
+
+    def __init__(self) -> None:
+        self.fd = -1
+        #: guards the next two, which other threads share
+        self._lock = threading.Lock()
+        self.callbacks: list[Callable[[], None]] = []
+        self._asleep = False
+
+    def open(self, epoll: select.epoll) -> None:
+        """Make the eventfd, in the worker's thread."""
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        epoll.register(self.fd, select.EPOLLIN)
+
+    def put(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` run on the worker's thread. Any thread may call it."""
+        with self._lock:
+            self.callbacks.append(callback)
+            if self._asleep:
+                self._asleep = False
+                os.eventfd_write(self.fd, 1)  # under the lock, so that ``close`` cannot come between
+
+    def fall_asleep(self) -> bool:
+        """Whether nothing waits; from here on ``put`` writes the eventfd."""
+        with self._lock:
+            self._asleep = not self.callbacks
+            return self._asleep
+
+    def wake_up(self) -> None:
+        """The worker is awake, and looks at the callbacks in any case: spare ``put`` the eventfd."""
+        self._asleep = False
+
+    def empty_eventfd(self) -> None:
+        """The eventfd is readable."""
+        os.eventfd_read(self.fd)
+
+    def take(self) -> list[Callable[[], None]]:
+        """All callbacks so far."""
+        with self._lock:
+            callbacks, self.callbacks = self.callbacks, []
+        return callbacks
+
+    def close(self) -> None:
+        """Close the eventfd. From here on ``put`` finds the worker awake for ever, and leaves its number alone."""
+        with self._lock:
+            self._asleep = False
+            self.callbacks = []
+        os.close(self.fd)

@@ -1,0 +1,69 @@
+"""The connections of one worker, by what they are at."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from toutates.h2grpc.events import Event
+from toutates.net.mailbox import Mailbox
+from toutates.net.transport import Transport
+
+__all__ = ["Transports"]
+
+
+class Transports:
+    """Tables that the parts of a worker share.
+
+    Args:
+        mailbox: of the worker.
+
+    Attributes:
+        open: all of them, by their socket's file descriptor.
+        closing: those that end, in the order in which their time is over.
+        leaving: those whose peers were told to leave; they are closed once their calls have ended.
+        timed: those that have calls with a deadline.
+        behind: those whose turn was over before their work was, the next one first, and events left over from it. One
+            whose socket is closed stays here until all its calls are ended.
+        catch_up: goes on with those that are behind.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self.open: dict[int, Transport] = {}
+        self.closing: dict[Transport, None] = {}
+        self.leaving: dict[Transport, None] = {}
+        self.timed: dict[Transport, None] = {}
+        self.behind: OrderedDict[Transport, list[Event]] = OrderedDict()
+        self.catch_up: Callable[[], None]
+        self._catching_up = False
+
+    def remove(self, transport: Transport) -> bool:
+        """Forget one whose socket is to be closed; whether it was there."""
+        if self.open.pop(transport.fd, None) is None:
+            return False
+        transport.dropped = True
+        self.behind.pop(transport, None)
+        self.closing.pop(transport, None)
+        self.leaving.pop(transport, None)
+        self.timed.pop(transport, None)
+        return True
+
+    def fall_behind(self, transport: Transport, events: list[Event]) -> None:
+        """A connection has work left over, ``events`` first."""
+        left = self.behind.setdefault(transport, [])
+        left += events
+        transport.connection.behind = True
+        if not transport.dropped:
+            transport.pause(True)
+        self.plan_catching_up()
+
+    def plan_catching_up(self) -> None:
+        """Have ``catch_up`` run in the next round."""
+        if not self._catching_up:
+            self._catching_up = True
+            self._mailbox.put(self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._catching_up = False
+        self.catch_up()

@@ -1,0 +1,177 @@
+"""Reading: what a connection receives is handed to handlers, within its turn; what is left goes on in later rounds."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Final
+
+from toutates.h2grpc.call import Call
+from toutates.h2grpc.events import ConnectionTerminated, Event, StreamOpened
+from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.stream import NEVER
+from toutates.net.call_deadlines import CallDeadlines
+from toutates.net.closing import Closing
+from toutates.net.handlers import Handlers
+from toutates.net.transport import EPOLLOUT, READ_NS, Transport
+from toutates.net.transports import Transports
+
+__all__ = ["Turns"]
+
+#: How long a connection's turn may take; what is left goes on in the next round. It is looked at after so many events.
+TURN_NS: Final = 4_000_000
+EVENTS_AT_ONCE: Final = 16
+#: In a round that takes longer than this, reads that are filled become smaller: many connections have much to say.
+CROWDED_ROUND_NS: Final = 16_000_000
+#: How long a round goes on with turns of earlier ones, of all connections together.
+CATCH_UP_NS: Final = 8_000_000
+
+
+class Turns:
+    """The turns of one worker's connections. None can hold up the others.
+
+    Args:
+        transports, handlers, closing, deadlines: of the worker.
+    """
+
+    def __init__(self, transports: Transports, handlers: Handlers, closing: Closing, deadlines: CallDeadlines) -> None:
+        self._transports = transports
+        self._open = transports.open
+        self._leaving = transports.leaving
+        self._handlers = handlers
+        self._start_unary = handlers.start_unary
+        self._dispatch = handlers.dispatch
+        self._closing = closing
+        self._deadlines = deadlines
+        transports.catch_up = self._catch_up
+
+    def serve(self, transport: Transport, mask: int, now_ns: int) -> None:
+        """Deal with a socket that is ready.
+
+        Args:
+            transport: the socket's.
+            mask: what the epoll says of it.
+            now_ns: the time of this round.
+        """
+        if mask & EPOLLOUT:
+            self._send_unsent(transport)
+            if not mask & ~EPOLLOUT or transport.dropped:
+                return
+        try:
+            data = transport.receive(transport.read_bytes)
+        except BlockingIOError:
+            return
+        except ConnectionFault as fault:
+            self._closing.tls_failed(transport, fault)
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._closing.drop(transport)
+            return
+        if transport.closing:
+            return
+        size = len(data)
+        timed = size >= transport.timed_bytes
+        began_ns = time.monotonic_ns() if timed else 0
+        transport.last_read_ns = now_ns
+        transport.received_bytes += size
+        connection = transport.connection
+        events = connection.receive_data(data, now_ns)
+        if len(events) > EVENTS_AT_ONCE or connection.behind:
+            self._take_turn(transport, events, now_ns)
+        else:
+            for event in events:
+                if event.__class__ is Call:
+                    self._start_unary(event)
+                elif event.__class__ is ConnectionTerminated:
+                    self._closing.terminated(transport, event)
+                else:
+                    self._dispatch(event)
+        if timed:
+            ended_ns = time.monotonic_ns()
+            crowded = ended_ns - now_ns > CROWDED_ROUND_NS
+            transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
+        if connection.deadlines.next_ns != NEVER or self._leaving:
+            self._look_after(transport)
+
+    def _send_unsent(self, transport: Transport) -> None:
+        if not transport.send_unsent():
+            self._closing.drop(transport)
+        elif self._leaving:
+            self._closing.close_if_drained(transport)
+
+    def _look_after(self, transport: Transport) -> None:
+        """What the frames of a connection may have changed for the rest of the worker."""
+        if transport.connection.deadlines.next_ns != NEVER:
+            self._deadlines.watch(transport)
+        if self._leaving:
+            self._closing.close_if_drained(transport)  # its last call may have ended without an answer
+
+    def _take_turn(self, transport: Transport, events: list[Event], now_ns: int) -> None:
+        """Hand out what a connection has received, and let it go on with what it has left over, for TURN_NS.
+
+        What is left then goes on in the next round; until nothing is, no more is read.
+        """
+        connection = transport.connection
+        left = self._transports.behind.pop(transport, None)
+        if left:
+            if connection.behind:
+                events += connection.go_on(now_ns)  # which may reset what has waited
+            events = [event for event in left if _is_wanted(event)] + events
+        until_ns = time.monotonic_ns() + TURN_NS
+        while True:
+            coming = iter(events)
+            left_over = len(events)
+            while left_over > 0:
+                for event in islice(coming, EVENTS_AT_ONCE):
+                    if event.__class__ is Call:
+                        self._start_unary(event)
+                    elif event.__class__ is ConnectionTerminated:
+                        self._closing.terminated(transport, event)
+                    else:
+                        self._dispatch(event)
+                left_over -= EVENTS_AT_ONCE
+                if left_over > 0 and time.monotonic_ns() >= until_ns:
+                    self._transports.fall_behind(transport, list(coming))
+                    return
+            if not connection.behind:
+                break
+            if time.monotonic_ns() >= until_ns:
+                self._transports.fall_behind(transport, [])
+                return
+            events = connection.go_on(now_ns)
+        if left is not None and not transport.dropped:
+            transport.pause(False)
+
+    def _catch_up(self) -> None:
+        """Turns of connections that are behind: one each at most, and all of them for CATCH_UP_NS."""
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + CATCH_UP_NS
+        behind = self._transports.behind
+        for _ in range(len(behind)):
+            if not behind:
+                break
+            transport = next(iter(behind))
+            if transport.dropped:
+                if self._closing.end_some_calls(transport, now_ns):
+                    behind.move_to_end(transport)
+                else:
+                    del behind[transport]
+            else:
+                try:
+                    self._take_turn(transport, [], now_ns)
+                    self._look_after(transport)
+                except Exception as error:
+                    self._closing.failed(transport, error)
+            if time.monotonic_ns() >= until_ns:
+                break
+        if behind:
+            self._transports.plan_catching_up()
+
+
+def _is_wanted(event: Event) -> bool:
+    """Whether an event that has waited for its connection's turn still means something."""
+    if isinstance(event, Call):
+        return event.open
+    return not isinstance(event, StreamOpened) or event.call.open
