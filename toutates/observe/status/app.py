@@ -19,8 +19,9 @@ from toutates.observe.http.reuse import ReusedText
 from toutates.observe.http.site import Asked, Endpoint, Site
 from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
-from toutates.observe.status.status import Status, Warned, unready_reason
+from toutates.observe.status.status import Status, unready_reason
 from toutates.observe.status.view import ServerView
+from toutates.system.logs.recent import RecentWarning
 
 __all__ = ["Metrics", "make_site"]
 
@@ -48,7 +49,7 @@ _BY_ACCEPT: Final = encode_fields({"vary": "accept"})
 def make_site(
     view: ServerView,
     metrics: Metrics | None = None,
-    warnings: Callable[[], Iterable[Warned]] = tuple,
+    warnings: Callable[[], Iterable[RecentWarning]] = tuple,
     runs: Sequence[TrioRun] = (),
     *,
     beside: Sequence[Callable[[], Awaitable[None]]] = (),

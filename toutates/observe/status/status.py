@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from toutates.engine.counters import BUCKET_NS
 from toutates.models.table import ModelEntry, ModelState, ServedVersion, VersionEntry
@@ -24,8 +24,9 @@ from toutates.observe.status.sampling import (
 )
 from toutates.observe.status.view import ServerView
 from toutates.system.interpreter import describe_interpreter
+from toutates.system.logs.recent import RecentWarning
 
-__all__ = ["Status", "Warned", "unready_reason"]
+__all__ = ["Status", "unready_reason"]
 
 #: Versions of models that are listed, those that fail and those that are busiest first.
 MAX_VERSIONS: Final = 200
@@ -37,26 +38,6 @@ MAX_TENSORS: Final = 16
 MAX_NAME: Final = 100
 #: Versions written in one go.
 AT_ONCE: Final = 16
-
-
-class Warned(Protocol):
-    """One warning or error of the log."""
-
-    @property
-    def time_s(self) -> float:
-        """When, seconds of the Unix epoch."""
-
-    @property
-    def level(self) -> str:
-        """``warning``, ``error`` or ``critical``."""
-
-    @property
-    def area(self) -> str:
-        """Part of the server."""
-
-    @property
-    def text(self) -> str:
-        """What it says."""
 
 
 def unready_reason(view: ServerView) -> str:
@@ -73,7 +54,7 @@ class Status:
         warnings: the last ones of the log, the oldest first.
     """
 
-    def __init__(self, view: ServerView, sampler: Sampler, warnings: Callable[[], Iterable[Warned]]) -> None:
+    def __init__(self, view: ServerView, sampler: Sampler, warnings: Callable[[], Iterable[RecentWarning]]) -> None:
         self._view = view
         self._sampler = sampler
         self._warnings = warnings
