@@ -15,7 +15,7 @@ from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.families import Family
 from toutates.observe.metrics.spec import Kind, MetricSpec
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def test_the_page_in_the_docs_is_made_of_the_table() -> None:

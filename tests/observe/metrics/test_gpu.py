@@ -18,7 +18,7 @@ import trio
 from tests.observe.metrics.support import Nvml
 from toutates.observe.metrics.gpu import STALE_S, GpuGauges, load_nvml
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def values_of(gauges: GpuGauges) -> dict[str, Any]:
