@@ -164,7 +164,7 @@ def all_mutants(packages: Sequence[str] = PACKAGES) -> list[Mutant]:
 
 def equivalent_mutants() -> dict[tuple[str, str, str, str, int], str]:
     """Reasons why nothing can tell some mutants from the original."""
-    entries = tomllib.loads(EQUIVALENT.read_text())["mutant"]
+    entries = tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])
     return {
         (entry["file"], entry["where"], entry["text"], entry["change"], entry.get("at", 1)): entry["reason"]
         for entry in entries
