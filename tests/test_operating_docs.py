@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
+from tests.engine.support import shown_version
 from tests.machines import LAPTOP, XEON, install
 from toutates.api.restrictions import PROTOCOLS
 from toutates.command.flags import ALIASES, FLAGS, LIMIT, LIMITS, Flag
-from toutates.models.config.settings import ModelSettings
-from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.protocol.signature import Signature
 from toutates.server.startup_table import placement_table
 from toutates.system.placement import place
@@ -81,11 +80,9 @@ def test_the_plans_shown_are_those_that_are_made(
 ) -> None:
     topology = read_topology(range(16), install(tmp_path, machine))
     plan = place(topology, executor_cpus=executor_cpus, processing_cores=workers, intra_threads=intra, pinned=True)
-    nothing = cast(Any, None)
-    settings = ModelSettings(num_executors=executors)
-    served = ServedVersion("m", 1, Signature((), (), True), settings, nothing, nothing, nothing)
+    served = shown_version("m", 1, Signature((), (), True), executors=executors, pool_threads=executors * (intra - 1))
     table = ModelTable({"m": ModelEntry("m", {1: VersionEntry(1, ModelState.READY, served=served)})})
-    assert f"```\n{placement_table(plan, table, intra)}\n```" in OPERATING
+    assert f"```\n{placement_table(plan, table)}\n```" in OPERATING
 
 
 def test_every_fault_names_tests_that_are_there() -> None:

@@ -50,7 +50,7 @@ def plane_of(manager: Any = None, control: Any = None, readiness: Readiness | No
 async def serving(root: Path, mode: ControlMode = "none") -> AsyncIterator[DataPlane]:
     """A data plane over a repository. Everything in it is loaded, but in the mode "explicit"."""
     async with trio.open_nursery() as nursery:
-        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True), nursery)
+        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions())]), nursery)
         try:
             repository = LocalRepository(root)
             control = ModelControl([repository], manager, mode, poll_s=0.01)

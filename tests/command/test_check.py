@@ -396,7 +396,7 @@ def test_an_accelerator_on_the_cpu_is_a_warning(tmp_path: Path, caplog: pytest.L
     )
     assert report.warnings == [text]
     [folder] = scan(tmp_path)
-    loader = OnnxKind(SessionOptions(), 1)
+    loader = OnnxKind(SessionOptions())
     loader.load("m", folder.versions[0], overridden=False)
     assert f"model 'm' version 1: {text}" in caplog.text
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from tests.engine.support import wait_until
+from toutates.engine.batched import BatchedServable
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager
 from toutates.models.table import ServedVersion
@@ -48,7 +49,9 @@ class Inside:
 
     def supertensor(self, model: str) -> SuperTensor:
         """The same's SuperTensor."""
-        return self.version(model).supertensor
+        servable = self.version(model).servable
+        assert isinstance(servable, BatchedServable)
+        return servable.supertensor
 
     def open_streams(self) -> int:
         """Streams that are not closed, on all connections."""
@@ -60,7 +63,7 @@ class Inside:
 
     def wait_quiet(self) -> None:
         """Wait until nothing is left of any request: no stream, no bytes for one, no batch."""
-        supertensors = [version.supertensor for version in self.manager.table.served()]
+        servables = [version.servable for version in self.manager.table.served()]
 
         def is_quiet() -> bool:
             connections = [
@@ -70,7 +73,7 @@ class Inside:
                 not self.open_streams()
                 and not any(connection.awaits_window for connection in connections)
                 and not any(worker.handlers.streams for worker in self.workers)
-                and not any(supertensor.occupancy().in_flight for supertensor in supertensors)
+                and not any(servable.statistics().occupancy.in_flight for servable in servables)
             )
 
         wait_until(is_quiet)

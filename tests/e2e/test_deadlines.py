@@ -124,7 +124,7 @@ def leaver_of(inside: Inside, way: str) -> Iterator[Leaver]:
 
 def counts(inside: Inside, model: str = "slow") -> tuple[int, int, int]:
     """Requests that were answered, that failed, and whose callers left."""
-    counters = inside.version(model).counters.requests()
+    counters = inside.version(model).servable.counters.requests()
     return counters.success, counters.fail, counters.cancel
 
 
@@ -136,7 +136,7 @@ def assert_counts(inside: Inside, expected: tuple[int, int, int], model: str = "
 
 def batches(inside: Inside, model: str = "slow") -> dict[int, int]:
     """How many batches ran, by rows."""
-    return {rows: batch.count for rows, batch in inside.version(model).counters.batches().items()}
+    return {rows: batch.count for rows, batch in inside.version(model).servable.counters.batches().items()}
 
 
 def run(models: Path, visit: Callable[[Inside], None]) -> None:

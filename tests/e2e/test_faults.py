@@ -24,11 +24,11 @@ from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.engine.support import wait_until
 from toutates.backends.onnx.session import ModelSession
+from toutates.engine import executor_threads as threads_module
 from toutates.engine.lane import Batch, Lane
 from toutates.engine.submitter import Submitter
 from toutates.h2grpc import Call, ServerConnection
 from toutates.infer.plan import Plan
-from toutates.models import manager as manager_module
 from toutates.protocol.grpc_service_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
@@ -99,8 +99,8 @@ def test_a_model_whose_executor_died_is_not_ready_until_it_is_replaced(
 ) -> None:
     make_fatal(monkeypatch)
     # The first replacement comes at once, the second never.
-    monkeypatch.setattr(manager_module, "FIRST_PAUSE_S", 1e9)
-    monkeypatch.setattr(manager_module, "MAX_PAUSE_S", 1e9)
+    monkeypatch.setattr(threads_module, "FIRST_PAUSE_S", 1e9)
+    monkeypatch.setattr(threads_module, "MAX_PAUSE_S", 1e9)
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client, client_of(inside.port) as watcher:
@@ -142,8 +142,8 @@ def test_executors_that_die_again_and_again_are_replaced_and_nothing_is_lost(
     few: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_fatal(monkeypatch)
-    monkeypatch.setattr(manager_module, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(manager_module, "MAX_PAUSE_S", 0.05)
+    monkeypatch.setattr(threads_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(threads_module, "MAX_PAUSE_S", 0.05)
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client:
@@ -181,22 +181,22 @@ def test_requests_that_wait_while_an_executor_is_replaced_are_answered(
 ) -> None:
     make_fatal(monkeypatch)
     deaths = []
-    really_mark = manager_module.ModelManager._mark
+    really_mark = threads_module.ExecutorThreads._mark
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client, client_of(inside.port) as other:
             waiting: list[int] = []
 
-            def mark(self: Any, served: Any, number: int, *, dead: bool) -> None:
+            def mark(self: Any, number: int, host: Any, *, dead: bool) -> None:
                 """In the main thread, between the death and the news of it: requests still go the usual way."""
                 if dead:
                     waiting.append(other.start(INFER))
                     other.send(waiting[-1], framed(versions(1)))
                     wait_until(lambda: inside.supertensor("versions").occupancy().in_flight == 1)
                     deaths.append(number)
-                really_mark(self, served, number, dead=dead)
+                really_mark(self, number, host, dead=dead)
 
-            monkeypatch.setattr(manager_module.ModelManager, "_mark", mark)
+            monkeypatch.setattr(threads_module.ExecutorThreads, "_mark", mark)
             assert added(client.call(INFER, versions(1))) == 11
             assert client.call(INFER, versions(FATAL)).status[0] == "13"
             wait_until(lambda: deaths)
@@ -210,8 +210,8 @@ def test_one_of_two_executors_that_dies_leaves_the_model_ready(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_fatal(monkeypatch)
-    monkeypatch.setattr(manager_module, "FIRST_PAUSE_S", 1e9)
-    monkeypatch.setattr(manager_module, "MAX_PAUSE_S", 1e9)
+    monkeypatch.setattr(threads_module, "FIRST_PAUSE_S", 1e9)
+    monkeypatch.setattr(threads_module, "MAX_PAUSE_S", 1e9)
     folder = tmp_path / "versions" / "1"
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes((repository / "versions" / "1" / "model.onnx").read_bytes())
@@ -239,16 +239,16 @@ def test_one_of_two_executors_that_dies_leaves_the_model_ready(
 
 
 def test_a_system_without_threads_is_asked_again(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(threads_module, "FIRST_PAUSE_S", 0.01)
     refusals = [RuntimeError("can't start new thread")] * 3
-    really_run = manager_module.ModelManager._run_executor
+    really_run = threads_module.ExecutorThreads._run
 
-    async def run(self: Any, executor: Any, name: str, cpus: Any) -> BaseException | None:
+    async def run(executor: Any, name: str, *cpus: Any) -> BaseException | None:
         if refusals:
             return refusals.pop()
-        return await really_run(self, executor, name, cpus)
+        return await really_run(executor, name, *cpus)
 
-    monkeypatch.setattr(manager_module.ModelManager, "_run_executor", run)
+    monkeypatch.setattr(threads_module.ExecutorThreads, "_run", staticmethod(run))
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client:
@@ -279,7 +279,7 @@ def test_an_error_while_a_batch_is_answered_fails_its_requests_and_no_others(
             assert added(client.call(INFER, versions(2))) == 12
             assert added(other.call(INFER, versions(3))) == 13
             inside.wait_quiet()
-            counters = inside.version("versions").counters.requests()
+            counters = inside.version("versions").servable.counters.requests()
             assert (counters.success, counters.fail, counters.cancel) == (2, 4, 0)
 
     assert serve(few, visit) == 0

@@ -200,7 +200,7 @@ def test_refused_requests_are_observed_and_counted(models: Path) -> None:
         counters = inside.server._infer[0].counters
         assert (counters.unknown, counters.invalid, counters.overloaded) == (1, 1, 0)
         assert counters.parsed == 4
-        requests = inside.version("slow").counters.requests()
+        requests = inside.version("slow").servable.counters.requests()
         assert (requests.refused, requests.overloaded, requests.success) == (1, 0, 1)
 
     assert serve(models, visit) == 0
@@ -214,7 +214,7 @@ def test_a_full_ring_is_counted_with_its_model(models: Path) -> None:
         refused = [answer for answer in answers if answer.status[0] == "8"]
         assert refused
         wait_until(lambda: len(seen) == 10)
-        assert inside.version("slow").counters.requests().overloaded == len(refused)
+        assert inside.version("slow").servable.counters.requests().overloaded == len(refused)
         assert [observation.status for observation in seen].count(Status.RESOURCE_EXHAUSTED) == len(refused)
         assert all(observation.version is inside.version("slow") for observation in seen)
 
@@ -286,7 +286,7 @@ def test_a_batch_that_fails_is_observed_with_its_error(models: Path, monkeypatch
         wait_until(lambda: seen)
         assert seen[0].status is Status.INTERNAL
         assert "RuntimeError" in seen[0].text
-        requests = inside.version("slow").counters.requests()
+        requests = inside.version("slow").servable.counters.requests()
         assert (requests.fail, requests.broken, requests.rejected) == (1, 1, 0)
 
     assert serve(models, visit) == 0
@@ -333,8 +333,8 @@ def test_every_answer_is_in_one_bucket_of_each_kind(models: Path) -> None:
             for rows in (1, 2, 2, 3):
                 assert call(client, slow(2, rows=rows)) == "0"
         inside.wait_quiet()
-        wait_until(lambda: inside.version("slow").counters.requests().success == 4)
-        counters = inside.version("slow").counters
+        wait_until(lambda: inside.version("slow").servable.counters.requests().success == 4)
+        counters = inside.version("slow").servable.counters
         requests = counters.requests()
         for buckets in (requests.durations, requests.queued, requests.starts, requests.runs, requests.replies):
             assert sum(buckets) == 4

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,17 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.signature_reader import read_signature
+from toutates.engine.batched import BatchedServable
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.executor import Executor
 from toutates.engine.lane import GatheredLane, PackedLane, Piece, RowShapes
 from toutates.engine.result import BatchResult, Outputs, Split
+from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.settings import ModelSettings
+from toutates.models.table import ServedVersion
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import EncodedStrings, StringRows, join_rows
 from toutates.system.errors import RequestError
@@ -41,6 +45,7 @@ __all__ = [
     "gather",
     "model",
     "rows_of",
+    "shown_version",
     "tensor",
     "unary",
     "wait_until",
@@ -118,6 +123,12 @@ class TestWorker:
     #: every result, in the order of arrival
     seen: list[BatchResult] = field(default_factory=list)
     submitter: Submitter = field(init=False)
+    #: takes what others have run, in place of ``results``
+    finish: Callable[[BatchResult], None] | None = None
+
+    def deliver(self, result: BatchResult) -> None:
+        """Take what others have run."""
+        (self.finish or self.results.put)(result)
 
     def add(self, ticket: Any, lane: Any, *arrays: Array, rows: int | None = None) -> None:
         """Add one request's tensors, given by position in the lane."""
@@ -244,7 +255,6 @@ class Rig:
             self.signature,
             batch_size=batch_size,
             capacity=capacity,
-            workers=workers,
             capacity_bytes=capacity_bytes,
             max_queue_size=max_queue_size,
             quick_ns=quick_ns,
@@ -252,7 +262,8 @@ class Rig:
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
             worker.submitter = Submitter(
-                self.supertensor, worker.number, worker.results.put, worker.results.put, worker.at_round_end
+                self.supertensor,
+                Consumer(worker.deliver, worker.results.put, worker.at_round_end, self._is_wanted),
             )
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
@@ -269,16 +280,16 @@ class Rig:
         self.threads = [threading.Thread(target=executor.run) for executor in self.executors]
 
     def _executor(self, number: int) -> Executor:
-        def is_wanted(ticket: Any, by_ns: int) -> bool:
-            assert self.gate.wait(PATIENCE_S)
-            return ticket not in self.unwanted and self.deadlines.get(ticket, by_ns + 1) > by_ns
-
         def on_batch(rows: int, requests: int, timing: Any) -> None:
             self.batches.append((rows, requests))
             self.ran_in.append(threading.current_thread())
             self.counters[number].add(rows, requests, timing)
 
-        return Executor(self.supertensor, self.sessions[number], is_wanted=is_wanted, on_batch=on_batch)
+        return Executor(self.supertensor, self.sessions[number], on_batch=on_batch)
+
+    def _is_wanted(self, ticket: Any, by_ns: int) -> bool:
+        assert self.gate.wait(PATIENCE_S)
+        return ticket not in self.unwanted and self.deadlines.get(ticket, by_ns + 1) > by_ns
 
     @property
     def worker(self) -> TestWorker:
@@ -328,6 +339,24 @@ class Rig:
             yield
         finally:
             self.close(workers_ended=True)
+
+
+def shown_version(
+    model: str,
+    number: int,
+    signature: Signature,
+    *,
+    batch_size: int = 64,
+    capacity: int = 16,
+    executors: int = 1,
+    pool_threads: int = 0,
+) -> ServedVersion:
+    """A version that only tells what it is, but cannot run."""
+    supertensor = SuperTensor(model, signature, batch_size=batch_size, capacity=capacity)
+    backends = [cast(Any, None)] * executors
+    return ServedVersion(
+        model, number, ModelConfig(), BatchedServable(number, supertensor, backends, pool_threads=pool_threads)
+    )
 
 
 def wait_until(condition: Callable[[], object]) -> None:

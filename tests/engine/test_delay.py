@@ -17,6 +17,7 @@ from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.executor import Executor
 from toutates.engine.lane import PackedLane
 from toutates.engine.result import BatchResult
+from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.settings import ModelSettings
@@ -35,7 +36,7 @@ class Model:
         sessions = [onnxruntime.InferenceSession(DOUBLE) for _ in range(executors)]
         signature = read_signature(sessions[0], ModelSettings(), source=Path("config.yaml"))
         self.supertensor = SuperTensor(
-            "m", signature, batch_size=8, capacity=8, workers=1, delay_ns=int(delay_ms * 1e6), enough_rows=enough_rows
+            "m", signature, batch_size=8, capacity=8, delay_ns=int(delay_ms * 1e6), enough_rows=enough_rows
         )
         self.batches: list[tuple[int, float]] = []
         self.results: list[BatchResult] = []
@@ -50,7 +51,9 @@ class Model:
         for thread in self.threads:
             thread.start()
         self._rounds: list[Any] = []
-        self.submitter = Submitter(self.supertensor, 0, self.results.append, self.results.append, self._rounds.append)
+        self.submitter = Submitter(
+            self.supertensor, Consumer(self.results.append, self.results.append, self._rounds.append)
+        )
         lane = self.supertensor.lane(((0, (4,)),))
         assert isinstance(lane, PackedLane)
         self.writer = self.submitter.writer(lane)

@@ -224,8 +224,8 @@ def test_a_worker_that_cannot_be_told_does_not_keep_the_others_waiting(caplog: p
             raise failures.pop()
         other.results.put(result)
 
-    rig.supertensor.connect(0, raising(RuntimeError("never")))
-    rig.supertensor.connect(1, refuse_once)
+    one.finish = raising(RuntimeError("never"))
+    other.finish = refuse_once
     failures[1:] = []
     for worker in rig.workers:
         worker.add("a", rig.lane((4,)), rows(1))
@@ -236,11 +236,11 @@ def test_a_worker_that_cannot_be_told_does_not_keep_the_others_waiting(caplog: p
         # The second try is an error, which takes less to deliver.
         assert str(other.collect("a")[0]) == "internal error"
         wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
-        rig.supertensor.connect(0, one.results.put)
+        one.finish = None
         assert_serves(rig)
-    assert "handing a batch's outcome to worker 0 failed" in caplog.text
-    assert "handing an error to worker 0 failed; 1 requests wait for nothing" in caplog.text
-    assert "handing an error to worker 1" not in caplog.text
+    assert "handing a batch's outcome to port 0 failed" in caplog.text
+    assert "handing an error to port 0 failed; 1 requests wait for nothing" in caplog.text
+    assert "handing an error to port 1" not in caplog.text
 
 
 # --- rows that do not come in

@@ -96,7 +96,7 @@ def ints(*shape: int, seed: int = 0) -> Array:
 
 def counted(inside: Inside, model: str) -> tuple[int, int, int]:
     """Requests answered, rows of these, and requests refused, of a model."""
-    workers = inside.version(model).counters.workers
+    workers = inside.version(model).servable.counters.workers
     return sum(one.success for one in workers), sum(one.rows for one in workers), sum(one.refused for one in workers)
 
 

@@ -55,8 +55,8 @@ def test_advice_names_the_keys_of_the_file_that_configures_the_model() -> None:
 def load(root: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> ServedVersion:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     [folder] = [folder for folder in scan(root) if folder.name == model]
-    kind = OnnxKind(SessionOptions(), 1)
-    served, _ = kind.load(model, folder.versions[0], overridden=False)
+    kind = OnnxKind(SessionOptions())
+    served = kind.load(model, folder.versions[0], overridden=False)
     return served
 
 

@@ -22,13 +22,15 @@ from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx import preparing as preparing_module
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import PackedLane
+from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models import manager as manager_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import scan, scan_model
-from toutates.models.table import ModelState
+from toutates.models.table import ModelState, ServedVersion
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ModelLoadError, ModelNotReady
 from toutates.system.placement import Placement, running_on
@@ -46,19 +48,19 @@ def put(root: Path, name: str, content: bytes = DOUBLE, version: int = 1, config
     return folder
 
 
-def manager_in(nursery: trio.Nursery, workers: int = 1, **more: Any) -> ModelManager:
-    kind = OnnxKind(more.pop("sessions", SessionOptions()), workers, more.get("placement"))
-    options = LoadOptions([kind], lambda ticket, by_ns: True, **more)
+def manager_in(nursery: trio.Nursery, **more: Any) -> ModelManager:
+    kind = OnnxKind(more.pop("sessions", SessionOptions()), more.get("placement"))
+    options = LoadOptions([kind], **more)
     return ModelManager(options, nursery)
 
 
-def load(root: Path, workers: int = 1) -> tuple[ModelManager, list[tuple[int, int, str]]]:
+def load(root: Path) -> tuple[ModelManager, list[tuple[int, int, str]]]:
     """Load a repository, and stop at once."""
     progress: list[tuple[int, int, str]] = []
 
     async def main() -> ModelManager:
         async with trio.open_nursery() as nursery:
-            manager = manager_in(nursery, workers)
+            manager = manager_in(nursery)
             assert not manager.table.ready
             await manager.load_all(scan(root), lambda done, total, name: progress.append((done, total, name)))
             manager.stop()
@@ -71,14 +73,13 @@ def test_every_version_is_loaded_and_progress_is_told(tmp_path: Path) -> None:
     put(tmp_path, "a", version=1)
     put(tmp_path, "a", version=2)
     put(tmp_path, "b", config=CONFIG.format(2))
-    manager, progress = load(tmp_path, workers=3)
+    manager, progress = load(tmp_path)
     assert [(done, total) for done, total, _ in progress] == [(1, 3), (2, 3), (3, 3)]
     assert {name for _, _, name in progress} == {"a 1", "a 2", "b 1"}
     assert manager.table.ready
     a, _, b = manager.table.served()
-    assert (a.settings.batch_size, a.supertensor.capacity, len(a.counters.executors)) == (64, 16, 1)
-    assert (b.settings.batch_size, b.supertensor.batch_size, b.supertensor.capacity) == (4, 4, 2)
-    assert (len(b.counters.workers), len(b.counters.executors), b.supertensor.workers) == (3, 2, 3)
+    made = [version.servable.statistics() for version in (a, b)]
+    assert [(one.batch_size, one.occupancy.capacity, one.executors) for one in made] == [(64, 16, 1), (4, 2, 2)]
     assert (b.config.name, b.config.max_batch_size) == ("b", 4)
 
 
@@ -183,17 +184,17 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
                 manager = manager_in(nursery)
                 await manager.load_all(scan(tmp_path), lambda *progress: None)
                 [version] = manager.table.served()
-                supertensor = version.supertensor
+                supertensor = supertensor_of(version)
                 await trio.to_thread.run_sync(wait_until, lambda: supertensor.occupancy().idle_executors == 3)
                 rounds: list[Any] = []
-                submitter = Submitter(supertensor, 0, results.append, results.append, rounds.append)
+                submitter = Submitter(supertensor, Consumer(results.append, results.append, rounds.append))
                 lane = supertensor.lane(((0, (4,)),))
                 assert isinstance(lane, PackedLane)
                 submitter.add_packed(submitter.writer(lane), 1, "a", np.ones(4, np.float32).tobytes(), [0, 16])
                 rounds.pop()()
                 await trio.to_thread.run_sync(wait_until, lambda: results)
                 manager.stop()
-        assert version.counters.batches()[1].count == 1
+        assert version.servable.counters.batches()[1].count == 1
 
     trio.run(main)
     assert results[0].outputs.data[0] == np.full(4, 2, np.float32).tobytes()
@@ -208,12 +209,8 @@ def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_
                 manager = manager_in(nursery)
                 await manager.load_all(scan(tmp_path), lambda *progress: None)
                 [version] = manager.table.served()
-                submitter = Submitter(
-                    version.supertensor, 0, lambda result: None, lambda result: None, lambda callback: None
-                )
-                lane = version.supertensor.lane(((0, (4,)),))
-                assert isinstance(lane, PackedLane)
-                submitter.add_packed(submitter.writer(lane), 1, "a", bytes(16), [0, 16])
+                port = version.servable.port(Consumer(lambda result: None, lambda result: None, lambda callback: None))
+                port.add_packed(port.way(((0, (4,)),)), 1, "a", bytes(16), [0, 16])
                 manager.stop()
 
     trio.run(main)
@@ -380,6 +377,11 @@ def folder_of(root: Path, name: str = "m") -> Any:
     return folder
 
 
+def supertensor_of(version: ServedVersion) -> SuperTensor:
+    assert isinstance(version.servable, BatchedServable)
+    return version.servable.supertensor
+
+
 async def gone(manager: ModelManager) -> None:
     """Wait until no version is left that is not in the table."""
     served = set(manager.table.served())
@@ -401,7 +403,7 @@ def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Pat
                     gc.freeze()
                     for number in range(3):
                         [version] = manager.table.served()
-                        supertensor = version.supertensor
+                        supertensor = supertensor_of(version)
                         await double_once(supertensor)
                         lane = supertensor.lane(((0, (4,)),))
                         known = [weakref.ref(one) for one in (supertensor, lane, lane.spare[0].arrays[0])]
@@ -453,7 +455,7 @@ def repository_state(manager: ModelManager) -> tuple[ModelState, str]:
 async def double_once(supertensor: SuperTensor) -> None:
     results: list[Any] = []
     rounds: list[Any] = []
-    submitter = Submitter(supertensor, 0, results.append, results.append, rounds.append)
+    submitter = Submitter(supertensor, Consumer(results.append, results.append, rounds.append))
     lane = supertensor.lane(((0, (4,)),))
     assert isinstance(lane, PackedLane)
     submitter.add_packed(submitter.writer(lane), 1, "a", bytes(16), [0, 16])
@@ -470,7 +472,7 @@ def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                options = LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True)
+                options = LoadOptions([OnnxKind(SessionOptions())])
                 manager = ModelManager(options, nursery, settle=settled.wait)
                 await manager.load(folder_of(tmp_path))
                 [version] = manager.table.served()
@@ -478,12 +480,12 @@ def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -
                 assert repository_state(manager) == (ModelState.UNLOADING, "")
                 assert manager.table.ready
                 await trio.testing.wait_all_tasks_blocked()
-                await double_once(version.supertensor)  # a worker that has not looked yet
+                await double_once(supertensor_of(version))  # a worker that has not looked yet
                 settled.set()
                 await gone(manager)
                 assert repository_state(manager) == (ModelState.UNAVAILABLE, "unloaded")
                 with pytest.raises(ModelNotReady):
-                    await double_once(version.supertensor)
+                    await double_once(supertensor_of(version))
                 await manager.load(folder_of(tmp_path))
                 assert repository_state(manager) == (ModelState.READY, "")
                 manager.stop()
@@ -497,7 +499,7 @@ def test_a_server_that_stops_does_not_wait_for_workers_that_will_not_let_go(tmp_
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                options = LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True)
+                options = LoadOptions([OnnxKind(SessionOptions())])
                 manager = ModelManager(options, nursery, settle=trio.sleep_forever)
                 await manager.load(folder_of(tmp_path))
                 await manager.unload("m")

@@ -16,7 +16,7 @@ from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError, 
 
 def served(name: str, number: int) -> ServedVersion:
     nothing = cast(Any, None)
-    return ServedVersion(name, number, nothing, nothing, nothing, nothing, nothing)
+    return ServedVersion(name, number, nothing, nothing)
 
 
 def ready(name: str, number: int) -> VersionEntry:

@@ -56,7 +56,7 @@ class Fickle(LocalRepository):
 async def managing() -> AsyncIterator[ModelManager]:
     """A manager whose executors end with the block, also where a test fails."""
     async with trio.open_nursery() as nursery:
-        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions(), 1)], lambda ticket, by_ns: True), nursery)
+        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions())]), nursery)
         try:
             yield manager
         finally:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import onnxruntime
 import pytest
 
+from tests.engine.support import shown_version
 from tests.machines import LAPTOP, XEON, install
-from toutates.models.config.settings import ModelSettings
-from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.server.startup_table import placement_records, placement_table, startup_records, startup_table
@@ -25,10 +24,9 @@ SIGNATURE = Signature(
 )
 
 
-def ready(name: str, number: int = 1, signature: Signature = SIGNATURE) -> ModelEntry:
-    settings = ModelSettings(batch_size=32, capacity=5, num_executors=2)
-    nothing = cast(Any, None)
-    served = ServedVersion(name, number, signature, settings, nothing, nothing, nothing)
+def ready(name: str, number: int = 1, signature: Signature = SIGNATURE, intra: int = 1) -> ModelEntry:
+    threads = 2 * (intra - 1)
+    served = shown_version(name, number, signature, batch_size=32, capacity=5, executors=2, pool_threads=threads)
     return ModelEntry(name, {number: VersionEntry(number, ModelState.READY, served=served)})
 
 
@@ -121,8 +119,9 @@ def test_programs_get_the_same_as_records() -> None:
 def placed(root: Path, machine: str, executors: int, workers: int, *, intra: int = 1, pinned: bool = True) -> list[str]:
     topology = read_topology(range(16), install(root, machine))
     placement = place(topology, executor_cpus=executors, processing_cores=workers, intra_threads=intra, pinned=pinned)
-    models = [ready("a"), ready("b"), ModelEntry("broken", {1: VersionEntry(1, ModelState.UNAVAILABLE, "why")})]
-    return placement_table(placement, ModelTable({model.name: model for model in models}), intra).splitlines()
+    broken = ModelEntry("broken", {1: VersionEntry(1, ModelState.UNAVAILABLE, "why")})
+    models = [ready("a", intra=intra), ready("b", intra=intra), broken]
+    return placement_table(placement, ModelTable({model.name: model for model in models})).splitlines()
 
 
 def test_every_role_is_a_line_with_its_threads_cores_and_nodes(tmp_path: Path) -> None:
@@ -148,13 +147,13 @@ def test_cores_that_nobody_uses_are_shown_and_a_role_without_cores_is_not(tmp_pa
 def test_threads_that_are_not_pinned_are_counted_in_one_line(tmp_path: Path) -> None:
     topology = read_topology(range(16), install(tmp_path / "records", XEON))
     free = place(topology, executor_cpus=2, processing_cores=7, intra_threads=3, pinned=False)
-    table = ModelTable({"a": ready("a")})
-    assert placement_records(free, table, 3) == [
+    table = ModelTable({"a": ready("a", intra=3)})
+    assert placement_records(free, table) == [
         {"event": "threads are not pinned to cores", "workers": 7, "executors": 2, "intra_op_threads": 4}
     ]
     pinned = place(topology, executor_cpus=2, processing_cores=7, intra_threads=3, pinned=True)
     said = "threads are pinned to cores"
-    assert {"event": said, "role": "executor", "threads": 2, "cores": "0-1 (0)"} in placement_records(pinned, table, 3)
+    assert {"event": said, "role": "executor", "threads": 2, "cores": "0-1 (0)"} in placement_records(pinned, table)
     [line] = placed(tmp_path / "one", LAPTOP, 1, 1, pinned=False)
     assert line == "1 worker, 4 executors; threads are not pinned to cores"
     [line] = placed(tmp_path / "two", LAPTOP, 1, 2, intra=3, pinned=False)

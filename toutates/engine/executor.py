@@ -18,40 +18,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from toutates.engine.lane import Batch
 from toutates.engine.result import BatchResult, Outputs, Timing, Waiter
 from toutates.engine.servable import Backend
-from toutates.engine.supertensor import SuperTensor
+from toutates.engine.supertensor import Deliver, Seat, SuperTensor
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.logs.limit import LineLimit
 
-__all__ = ["Deliver", "Executor"]
+__all__ = ["Executor"]
 
 logger = logging.getLogger(__name__)
-
-#: Takes the outcome of a batch for the worker of this number.
-Deliver = Callable[[int, BatchResult], None]
 
 #: Batches that a worker runs at most before it goes on with its round: its own, and those that came meanwhile.
 MAX_LOAN_BATCHES: Final = 4
 
 
-class Executor:
+class Executor(Seat):
     """See the module. ``run`` blocks its thread until the SuperTensor is closed.
 
     Args:
         supertensor: where batches come from.
         backend: used by this executor alone.
-        is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds.
         on_batch: told of every batch that ran: rows, requests, timing. Called in the thread that ran it.
-
-    Attributes:
-        inbox: where its thread waits for the next batch while the executor is idle; None ends it.
-        waits_for_inbox: whether it is idle, on loan, or has something in its inbox. For the SuperTensor alone, whose
-            lock guards the change to True; back to False it is changed by the executor's own thread.
     """
 
     def __init__(
@@ -59,16 +49,13 @@ class Executor:
         supertensor: SuperTensor,
         backend: Backend,
         *,
-        is_wanted: Callable[[Any, int], bool] = lambda ticket, by_ns: True,
         on_batch: Callable[[int, int, Timing], None] = lambda rows, requests, timing: None,
     ) -> None:
+        super().__init__()
         self._supertensor = supertensor
         self._backend = backend
-        self._is_wanted = is_wanted
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
-        self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
-        self.waits_for_inbox = False
 
     def run(self) -> None:
         """Run batches until there will be no more. No ``Exception`` of a batch ends the loop.
@@ -127,7 +114,7 @@ class Executor:
         taken_ns = time.monotonic_ns()
         waiters = batch.waiters
         by_ns = taken_ns + self._usual_ns(batch) if self._supertensor.has_backlog else taken_ns
-        if not any(self._is_wanted(waiter[0], by_ns) for own in waiters for waiter in own):
+        if not self._is_wanted(waiters, by_ns):
             return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         backend = self._backend
         began_ns = clock_ns()
@@ -143,6 +130,14 @@ class Executor:
         self._on_batch(rows, sum(map(len, waiters)), timing)
         return [(waiters, outputs, None, timing)]
 
+    def _is_wanted(self, waiters: list[list[Waiter]], by_ns: int) -> bool:
+        """Whether anybody waits for any of these until a time."""
+        for is_wanted, own in zip(self._supertensor.wanted, waiters, strict=False):
+            for waiter in own:
+                if is_wanted(waiter[0], by_ns):
+                    return True
+        return False
+
     @staticmethod
     def _usual_ns(batch: Batch) -> int:
         """How long the batch may take from now, which is half as long again as such batches do."""
@@ -156,12 +151,13 @@ class Executor:
         # Beside the rows of a single request there may be those of one that was reserved and could not be written.
         alone = [rows for own in waiters for _, _, rows, _ in own] == [batch.rows]
         outcomes: list[Outcome] = []
-        for worker, own in enumerate(waiters):
+        for port, own in enumerate(waiters):
+            is_wanted = self._supertensor.wanted[port]
             for ticket, first, rows, part in own:
                 outputs: Outputs | None = None
                 error: RequestError | None = failure
                 if not alone:
-                    if self._is_wanted(ticket, time.monotonic_ns()):
+                    if is_wanted(ticket, time.monotonic_ns()):
                         outputs, error = self._try_rows(batch, first, rows)
                     else:
                         error = _ABANDONED  # a caller that is late and still there must not hear of another's fault
@@ -171,7 +167,7 @@ class Executor:
                     # The request's rows are the whole of these outputs.
                     first = 0
                 one: list[list[Waiter]] = [[] for _ in waiters]
-                one[worker] = [(ticket, first, rows, part)]
+                one[port] = [(ticket, first, rows, part)]
                 outcomes.append((one, outputs, error, timing))
         return outcomes
 
@@ -199,27 +195,27 @@ class Executor:
         return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
 
 
-#: Waiters by worker, and what they get: outputs, or an error.
+#: Waiters by port, and what they get: outputs, or an error.
 Outcome = tuple[list[list[Waiter]], Outputs | None, RequestError | None, Timing]
 
 
 def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
     for waiters, outputs, error, timing in outcomes:
-        for worker, own in enumerate(waiters):
+        for port, own in enumerate(waiters):
             if own:
                 try:
-                    deliver(worker, BatchResult(own, outputs, error, timing))
+                    deliver(port, BatchResult(own, outputs, error, timing))
                 except Exception:
-                    logger.exception("handing a batch's outcome to worker %d failed", worker)
-                    _deliver_failure(worker, own, timing, deliver)
+                    logger.exception("handing a batch's outcome to port %d failed", port)
+                    _deliver_failure(port, own, timing, deliver)
 
 
-def _deliver_failure(worker: int, own: list[Waiter], timing: Timing, deliver: Deliver) -> None:
+def _deliver_failure(port: int, own: list[Waiter], timing: Timing, deliver: Deliver) -> None:
     """Once more, with less: an error needs no memory of the outputs."""
     try:
-        deliver(worker, BatchResult(own, None, _UNDELIVERED, timing))
+        deliver(port, BatchResult(own, None, _UNDELIVERED, timing))
     except Exception:
-        logger.exception("handing an error to worker %d failed; %d requests wait for nothing", worker, len(own))
+        logger.exception("handing an error to port %d failed; %d requests wait for nothing", port, len(own))
 
 
 #: For callers that have not left; in the words of a deadline that has passed.

@@ -14,6 +14,7 @@ A model without a batch dimension uses the same lanes with batches of one row, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -24,7 +25,7 @@ from toutates.engine.result import Outputs, Waiter
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
-__all__ = ["Batch", "GatheredLane", "Lane", "PackedLane", "Piece", "Pin", "RowShapes"]
+__all__ = ["Batch", "GatheredLane", "Lane", "LaneState", "PackedLane", "Piece", "Pin", "RowShapes"]
 
 #: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
 RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
@@ -43,6 +44,31 @@ _UNKNOWN_NS: Final = 2**62
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """A lane at one moment, for those who look for what is wrong.
+
+    Attributes:
+        row_shapes: of its rows, by input.
+        batch_rows: rows that one batch takes at most.
+        room: rows that the next one will have room for.
+        batch_bytes: memory of such a batch.
+        spare: batches that wait to be used again.
+        open_rows: rows in the batch that still takes some; None if there is none.
+        writing: workers that have not committed to that one.
+        run_ns: how long runs take, by the bit length of their rows; see ``Lane``.
+    """
+
+    row_shapes: RowShapes
+    batch_rows: int
+    room: int
+    batch_bytes: int
+    spare: int
+    open_rows: int | None
+    writing: int
+    run_ns: tuple[int, ...]
+
+
 class Batch:
     """Rows of several requests that run together. Guarded by its SuperTensor's lock but for the rows themselves.
 
@@ -59,8 +85,8 @@ class Batch:
         held_bytes: of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``supertensor``.
-        waiters: by worker, the requests that wait for this batch; each list belongs to its worker until the commit, and
-            to the executor from when it takes the batch, which the lock puts after every worker's commit.
+        waiters: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
+            the executor from when it takes the batch, which the lock puts after every port's commit.
     """
 
     __slots__ = (
@@ -83,7 +109,7 @@ class Batch:
         "waiters",
     )
 
-    def __init__(self, lane: Lane, workers: int, room: int) -> None:
+    def __init__(self, lane: Lane, ports: int, room: int) -> None:
         self.lane = lane
         self.room = room
         self.memory_bytes = room * lane.row_memory
@@ -95,11 +121,11 @@ class Batch:
         self.held_bytes = 0
         self.busy = 0
         self.due_ns = 0
-        self.waiters: list[list[Waiter]] = [[] for _ in range(workers)]
+        self.waiters: list[list[Waiter]] = [[] for _ in range(ports)]
         #: PackedLane: by position, array [room, *row] of the input's dtype; bound outputs likewise
         self.arrays: list[npt.NDArray[Any]] = []
         self.outputs: list[npt.NDArray[Any]] = []
-        #: PackedLane: by worker and position, the bytes of ``arrays``. Two threads must not slice one view at once.
+        #: PackedLane: by port and position, the bytes of ``arrays``. Two threads must not slice one view at once.
         self.views: list[list[memoryview]] = []
         #: PackedLane: what backends have bound to ``arrays`` and ``outputs``: (executor, rows) -> binding
         self.bindings: dict[tuple[int, int], Any] = {}
@@ -113,6 +139,13 @@ class Batch:
         return bool(pieces) and any(
             isinstance(piece, StringRows) and piece.many for _, _, arrays in pieces for piece in arrays
         )
+
+    def add_ports(self, ports: int) -> None:
+        """Make room for the waiters of ``ports`` ports. Call with the lock held, while the batch is not running."""
+        for _ in range(len(self.waiters), ports):
+            self.waiters.append([])
+            if self.arrays:
+                self.views.append([_bytes_of(array) for array in self.arrays])
 
     def drop_waiters(self) -> None:
         """The batch is to be used again, without those who waited for it."""
@@ -171,7 +204,7 @@ class Lane:
         """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; no, if there was none yet."""
         return self.run_ns[rows.bit_length()] < limit_ns
 
-    def new_batch(self, workers: int, room: int) -> Batch:
+    def new_batch(self, ports: int, room: int) -> Batch:
         """A batch with memory of its own for ``room`` rows."""
         raise NotImplementedError
 
@@ -225,8 +258,8 @@ class PackedLane(Lane):
             return None
         return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
 
-    def new_batch(self, workers: int, room: int) -> Batch:
-        batch = Batch(self, workers, room)
+    def new_batch(self, ports: int, room: int) -> Batch:
+        batch = Batch(self, ports, room)
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for index, shape in self.row_shapes:
             array = np.empty((room, *shape), inputs[index].datatype.numpy)
@@ -238,7 +271,7 @@ class PackedLane(Lane):
                 np.empty((room, *shape), tensor.datatype.numpy)
                 for tensor, shape in zip(outputs, self.known_outputs.row_shapes, strict=True)
             ]
-        batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(workers)]
+        batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(ports)]
         return batch
 
     def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
@@ -271,8 +304,8 @@ class GatheredLane(Lane):
 
     packed: ClassVar[bool] = False
 
-    def new_batch(self, workers: int, room: int) -> Batch:
-        return Batch(self, workers, room)
+    def new_batch(self, ports: int, room: int) -> Batch:
+        return Batch(self, ports, room)
 
     def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
         # One request's; requests without rows begin where the next one does.

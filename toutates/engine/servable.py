@@ -1,13 +1,164 @@
-"""The seam between what serves requests and what computes the answers: the interfaces of the engine."""
+"""The seam between what serves requests and what computes the answers.
+
+The table of models holds ``Servable`` objects. Whoever has requests for one opens a ``Port`` to it. A servable that
+runs batches drives a ``Backend`` with each of its executors (``batched``).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from toutates.engine.lane import Batch
-from toutates.engine.result import Outputs
+from toutates.engine.counters import VersionCounters, WorkerCounters
+from toutates.engine.lane import Batch, Piece, RowShapes
+from toutates.engine.result import BatchResult, Outputs
+from toutates.engine.statistics import VersionStatistics
+from toutates.protocol.signature import Signature
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Buffer", "Consumer", "Host", "Port", "Servable", "Way"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Whoever adds requests through a port, always on one and the same thread.
+
+    Attributes:
+        finish: takes the outcome of batches with rows of this consumer, in the thread that has run them.
+        finish_here: the same for batches that the consumer's own thread has run, within ``Port.commit``.
+        at_round_end: asks for a callback once the consumer has handed out the requests it has read.
+        is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds. Called in any thread.
+        counters: what the consumer counts of its requests.
+    """
+
+    finish: Callable[[BatchResult], None]
+    finish_here: Callable[[BatchResult], None]
+    at_round_end: Callable[[Callable[[], None]], None]
+    is_wanted: Callable[[Any, int], bool] = lambda ticket, by_ns: True
+    counters: WorkerCounters = field(default_factory=WorkerCounters)
+
+
+class Way(Protocol):
+    """The way into a port for rows of certain shapes. To be kept as long as such rows come.
+
+    Attributes:
+        packed: whether the rows are given as bytes (``Port.add_packed``) or as arrays (``Port.add_gathered``).
+    """
+
+    @property
+    def packed(self) -> bool: ...
+
+
+class Port(Protocol):
+    """One consumer's way into a servable, used by the consumer's thread only.
+
+    Attributes:
+        counters: the consumer's.
+    """
+
+    counters: WorkerCounters
+
+    def way(self, row_shapes: RowShapes) -> Way:
+        """The way for rows of these shapes. Not for every request: keep it."""
+        ...
+
+    def add_packed(self, way: Any, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """Add one request, copying its rows.
+
+        Args:
+            way: for its row shapes; a packed one.
+            rows: how many.
+            ticket: comes back in the batch's waiters.
+            buffer: the received message.
+            spans: start and end of each input's bytes in ``buffer``, flat, in the order of the row shapes.
+
+        Raises:
+            Overloaded: too much is under way; nothing was added.
+            ModelNotReady: the model version is being unloaded.
+        """
+        ...
+
+    def add_gathered(self, way: Any, rows: int, ticket: Any, arrays: Sequence[Piece], held_bytes: int = 0) -> None:
+        """The same for a way that is not packed: arrays in the order of the row shapes, kept until they have run.
+
+        Args:
+            way, rows, ticket: as for ``add_packed``.
+            arrays: one per input.
+            held_bytes: memory that they keep.
+        """
+        ...
+
+    def commit(self) -> None:
+        """What was added so far may run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a servable gets from whoever runs it.
+
+    Attributes:
+        take_cpus: the CPUs for one more thread; none to leave it where it is.
+        anywhere: the CPUs for what such a thread leaves behind.
+        on_death: called when a thread has died, or could not be started.
+        on_ready_change: called when ``Servable.ready`` has changed.
+    """
+
+    take_cpus: Callable[[], tuple[int, ...]]
+    anywhere: tuple[int, ...]
+    on_death: Callable[[], None]
+    on_ready_change: Callable[[], None]
+
+
+class Servable(Protocol):
+    """A model version that can be served, whatever it is made of.
+
+    Attributes:
+        signature: its tensors.
+        counters: the live counters behind ``statistics``. They outlive the servable: requests that were answered late
+            are still added to the sums of their model.
+    """
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def counters(self) -> VersionCounters: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can answer now. It cannot while all of its threads have died and are replaced."""
+        ...
+
+    def port(self, consumer: Consumer) -> Port:
+        """A way in for one more consumer."""
+        ...
+
+    def statistics(self) -> VersionStatistics:
+        """What it has done, and how full it is. Takes a lock for constant time."""
+        ...
+
+    def describe(self, most: int) -> list[str]:
+        """Lines about its inner state for a debugging dump, about ``most`` parts of each kind."""
+        ...
+
+    async def run(self, host: Host) -> None:
+        """Keep its threads running; returns once it is closed and has answered everything. Called once."""
+        ...
+
+    def close(self, *, workers_ended: bool = False) -> None:
+        """Take no more requests.
+
+        Args:
+            workers_ended: whether no consumer's thread is left, so that nobody commits what was added.
+        """
+        ...
+
+    def free(self) -> None:
+        """Let go of all memory, once ``run`` has returned."""
+        ...
 
 
 class Backend(Protocol):

@@ -1,22 +1,21 @@
-"""One worker's way into a SuperTensor: rows are reserved, written, and committed together at the end of a round.
+"""A port of a SuperTensor: rows are reserved, written, and committed together at the end of a round.
 
 Then an executor has them, or the worker itself runs them with an executor's session (``supertensor``, "Loans").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final, cast
 from weakref import WeakValueDictionary
 
-from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Piece
+from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Piece, RowShapes
 from toutates.engine.result import BatchResult, Split
+from toutates.engine.servable import Buffer, Consumer
 from toutates.engine.supertensor import SuperTensor
 
 __all__ = ["LaneWriter", "Submitter"]
-
-Buffer = bytes | bytearray | memoryview
 
 #: From here on a view of the content is cheaper than a copy of it on the way into the batch: at 64 KiB 0.8 against 7.8
 #: us; at 256 bytes the copy takes 0.2 and the view 0.4.
@@ -48,6 +47,8 @@ class LaneWriter:
         limit: rows that this one may get.
     """
 
+    packed: ClassVar[bool] = True
+
     lane: PackedLane
     row_bytes: list[int]
     large_rows: int
@@ -56,33 +57,30 @@ class LaneWriter:
 
 
 class Submitter:
-    """See the module. Made once per worker and SuperTensor; used by that worker's thread only.
+    """The port of a batched servable (``engine.servable.Port``); used by its consumer's thread only.
 
     Args:
-        supertensor: shared with the other workers.
-        worker: this one's number, from 0.
-        finish: takes the outcome of batches with rows of this worker that others have run, in the threads of those.
-        finish_here: the same for batches that this worker has run itself, in its own thread, within ``commit``.
-        at_round_end: asks for a callback once the worker has handed out the requests it has read; rows are committed
-            then, so that the requests of a round run together and the lock is taken once for all of them.
+        supertensor: shared with the other ports.
+        consumer: for whom it is; its ``at_round_end`` commits the rows, so that the requests of a round run together
+            and the lock is taken once for all of them.
+
+    Attributes:
+        counters: the consumer's.
     """
 
     def __init__(
         self,
         supertensor: SuperTensor,
-        worker: int,
-        finish: Callable[[BatchResult], None],
-        finish_here: Callable[[BatchResult], None],
-        at_round_end: Callable[[Callable[[], None]], None],
+        consumer: Consumer,
     ) -> None:
-        supertensor.connect(worker, finish)
         self._supertensor = supertensor
         self._lock = supertensor.lock
         self._room = supertensor.room
         self._open = supertensor.open_batches
-        self._worker = worker
-        self._finish_here = finish_here
-        self._at_round_end = at_round_end
+        self._port = supertensor.connect(consumer.finish, consumer.is_wanted)
+        self._finish_here = consumer.finish_here
+        self._at_round_end = consumer.at_round_end
+        self.counters = consumer.counters
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
@@ -90,6 +88,11 @@ class Submitter:
         self._own: list[LaneWriter] = []
         #: those that plans hold
         self._writers: WeakValueDictionary[PackedLane, LaneWriter] = WeakValueDictionary()
+
+    def way(self, row_shapes: RowShapes) -> LaneWriter | GatheredLane:
+        """See ``Port``."""
+        lane = self._supertensor.lane(row_shapes)
+        return self.writer(lane) if isinstance(lane, PackedLane) else cast(GatheredLane, lane)
 
     def writer(self, lane: PackedLane) -> LaneWriter:
         """The way into a lane, to be kept by whoever adds to it: there is one per lane as long as somebody does."""
@@ -99,11 +102,11 @@ class Submitter:
             writer = self._writers[lane] = LaneWriter(lane, list(lane.row_bytes), large_rows)
         return writer
 
-    def add_packed(self, writer: LaneWriter, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+    def add_packed(self, way: LaneWriter, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """Copy one request's rows into the open batch; into several where they do not fit.
 
         Args:
-            writer: into the lane of the rows' shapes.
+            way: into the lane of the rows' shapes.
             rows: how many.
             ticket: comes back in the batch's waiters.
             buffer: the received message.
@@ -114,29 +117,29 @@ class Submitter:
             Overloaded: too much is under way; nothing was reserved.
             ModelNotReady: the model version is being unloaded.
         """
-        batch = writer.batch
-        if batch is not None and (end := batch.rows + rows) <= writer.limit:
+        batch = way.batch
+        if batch is not None and (end := batch.rows + rows) <= way.limit:
             first = batch.rows
             batch.rows = end
         else:
-            place = self._reserve_whole(writer, rows)
+            place = self._reserve_whole(way, rows)
             if place is None:
-                self._add_split(writer.lane, rows, ticket, buffer, spans)
+                self._add_split(way.lane, rows, ticket, buffer, spans)
                 return
             batch, first = place
             end = first + rows
         try:
             if len(spans) == 2:
-                row_bytes = writer.row_bytes[0]
-                view = batch.views[self._worker][0]
-                content = buffer if rows < writer.large_rows else memoryview(buffer)
+                row_bytes = way.row_bytes[0]
+                view = batch.views[self._port][0]
+                content = buffer if rows < way.large_rows else memoryview(buffer)
                 view[first * row_bytes : end * row_bytes] = content[spans[0] : spans[1]]
             else:
-                self._copy(batch, writer.lane, first, rows, buffer, spans, 0)
+                self._copy(batch, way.lane, first, rows, buffer, spans, 0)
         except BaseException:
             self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
             raise
-        batch.waiters[self._worker].append((ticket, first, rows, None))
+        batch.waiters[self._port].append((ticket, first, rows, None))
         if not self._commit_asked or end == batch.room:
             self._after_adding(full=end == batch.room)
 
@@ -179,19 +182,19 @@ class Submitter:
 
     def add_gathered(
         self,
-        lane: GatheredLane,
+        way: GatheredLane,
         rows: int,
         ticket: Any,
         arrays: Sequence[Piece],
         held_bytes: int = 0,
     ) -> None:
-        """The same for a lane of arrays, given by position in ``lane.row_shapes`` and kept until the batch has run.
+        """The same for a lane of arrays, given by position in ``way.row_shapes`` and kept until the batch has run.
 
         Args:
             held_bytes: that they keep.
         """
         try:
-            parts = self._reserve_parts(lane, rows, held_bytes)
+            parts = self._reserve_parts(way, rows, held_bytes)
             for part in parts:
                 # Appended without the lock: a list takes appends of several threads on every build of CPython.
                 whole = part.rows == rows
@@ -214,11 +217,11 @@ class Submitter:
                 executor, batch = loan
                 executor.lend(batch, self._deliver)
 
-    def _deliver(self, worker: int, result: BatchResult) -> None:
-        if worker == self._worker:
+    def _deliver(self, port: int, result: BatchResult) -> None:
+        if port == self._port:
             self._finish_here(result)
         else:
-            self._supertensor.deliver(worker, result)
+            self._supertensor.deliver(port, result)
 
     def _commit_round(self) -> None:
         self._commit_asked = False
@@ -274,7 +277,7 @@ class Submitter:
         split = Split(len(parts)) if len(parts) > 1 else None
         for index, part in enumerate(parts):
             waiter = (ticket, part.first, part.rows, (split, index) if split is not None else None)
-            part.batch.waiters[self._worker].append(waiter)
+            part.batch.waiters[self._port].append(waiter)
 
     def _copy(
         self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int
@@ -282,7 +285,7 @@ class Submitter:
         """Copy ``rows`` rows of each input, leaving out ``offset`` rows of the request, into the batch at ``first``."""
         at = 0
         whole = memoryview(buffer)
-        for view, row_bytes in zip(batch.views[self._worker], lane.row_bytes, strict=True):
+        for view, row_bytes in zip(batch.views[self._port], lane.row_bytes, strict=True):
             start = spans[at] + offset * row_bytes
             view[first * row_bytes : (first + rows) * row_bytes] = whole[start : start + rows * row_bytes]
             at += 2

@@ -34,25 +34,19 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import chain, islice
-from queue import Empty
-from typing import TYPE_CHECKING, Final
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Pin, RowShapes
+from toutates.engine.lane import Batch, GatheredLane, Lane, LaneState, PackedLane, Pin, RowShapes
 from toutates.engine.result import BatchResult
 from toutates.engine.room import YAML_KEYS, Bounds, Keys, Room
+from toutates.engine.statistics import Occupancy
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ModelNotReady, Overloaded
 
-if TYPE_CHECKING:
-    from toutates.engine.executor import Executor
-
-__all__ = ["QUICK_NS", "LaneState", "Loan", "Occupancy", "SuperTensor"]
-
-#: An idle executor, and the batch to run with it.
-Loan = tuple["Executor", Batch]
+__all__ = ["QUICK_NS", "Deliver", "Loan", "Seat", "SuperTensor"]
 
 #: A run that takes less is quicker than the way to an executor's thread and back, about 50 us.
 QUICK_NS: Final = 50_000
@@ -68,62 +62,30 @@ NO_BOUND_BYTES: Final = 2**62
 LOOK: Final = Batch.__new__(Batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """How full a SuperTensor is.
+#: Takes the outcome of a batch for the port of this number.
+Deliver = Callable[[int, BatchResult], None]
+
+
+class Seat:
+    """An executor as the SuperTensor knows it.
 
     Attributes:
-        in_flight: batches open, sealed or running.
-        running: those of them that an executor has, or is about to have.
-        capacity: how many there can be if all are full.
-        waiting: requests whose batch is not running; one whose rows were split counts in each of its batches.
-        rows: of all batches in flight.
-        row_capacity: the most there can be.
-        in_flight_bytes: memory of the batches in flight, and of arrays that are kept for them.
-        capacity_bytes: the most there can be.
-        idle_executors: executors that wait for a batch.
-        lanes: shapes of rows that have a lane.
-        spare_bytes: memory of batches that wait to be used again.
-        buffer_bytes: memory of buffers, of these and of the batches in flight.
+        inbox: where its thread waits for the next batch while the executor is idle; None ends it.
+        waits_for_inbox: whether it is idle, on loan, or has something in its inbox. For the SuperTensor alone, whose
+            lock guards the change to True; back to False it is changed by the executor's own thread.
     """
 
-    in_flight: int
-    running: int
-    capacity: int
-    waiting: int
-    rows: int
-    row_capacity: int
-    in_flight_bytes: int
-    capacity_bytes: int
-    idle_executors: int
-    lanes: int
-    spare_bytes: int
-    buffer_bytes: int
+    def __init__(self) -> None:
+        self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self.waits_for_inbox = False
+
+    def lend(self, batch: Batch, deliver: Deliver) -> None:
+        """Run ``batch``, and what comes meanwhile, on the calling thread, for which ``SuperTensor.commit`` lent it."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class LaneState:
-    """A lane at one moment, for those who look for what is wrong.
-
-    Attributes:
-        row_shapes: of its rows, by input.
-        batch_rows: rows that one batch takes at most.
-        room: rows that the next one will have room for.
-        batch_bytes: memory of such a batch.
-        spare: batches that wait to be used again.
-        open_rows: rows in the batch that still takes some; None if there is none.
-        writing: workers that have not committed to that one.
-        run_ns: how long runs take, by the bit length of their rows; see ``Lane``.
-    """
-
-    row_shapes: RowShapes
-    batch_rows: int
-    room: int
-    batch_bytes: int
-    spare: int
-    open_rows: int | None
-    writing: int
-    run_ns: tuple[int, ...]
+#: An idle executor, and the batch to run with it.
+Loan = tuple[Seat, Batch]
 
 
 class SuperTensor:
@@ -134,7 +96,6 @@ class SuperTensor:
         signature: the model's tensors.
         batch_size: most rows that are run together.
         capacity: full batches that may be in flight; so many times ``batch_size`` rows may.
-        workers: how many workers there will be.
         capacity_bytes: memory that batches in flight may take.
         max_queue_size: requests that may wait; 0 for as many as there are rows.
         keys: what sets these, for errors.
@@ -151,7 +112,6 @@ class SuperTensor:
         *,
         batch_size: int,
         capacity: int,
-        workers: int,
         capacity_bytes: int = NO_BOUND_BYTES,
         max_queue_size: int = 0,
         keys: Keys = YAML_KEYS,
@@ -164,7 +124,6 @@ class SuperTensor:
         self.signature = signature
         self.batch_size = batch_size
         self.capacity = capacity
-        self.workers = workers
         self._pin = pin
         self._quick_ns = quick_ns
         self._delay_ns = delay_ns
@@ -172,7 +131,7 @@ class SuperTensor:
         #: whether workers may have batches of their own
         self._lends = not delay_ns and not max_queue_size
         #: the idle executor that wakes up by itself, and when it will
-        self._timekeeper: Executor | None = None
+        self._timekeeper: Seat | None = None
         self._wakes_ns = 0
         self.lock = threading.Lock()
         #: the lanes that are kept, the one used last last
@@ -190,11 +149,13 @@ class SuperTensor:
         )
         self._sealed: deque[Batch] = deque()
         self._running: set[Batch] = set()
-        self._idle: list[Executor] = []
+        self._idle: list[Seat] = []
         self._in_flight = 0
         self._opened = 0
         self._spare_bytes = 0
-        self._finish: dict[int, Callable[[BatchResult], None]] = {}
+        #: by port: what takes the outcomes of its rows, and tells whether anybody waits for a ticket until a time
+        self._finish: list[Callable[[BatchResult], None]] = []
+        self.wanted: list[Callable[[Any, int], bool]] = []
         self._closed = False
 
     # --- lanes -------------------------------------------------------------------------------------------------------
@@ -300,6 +261,8 @@ class SuperTensor:
             self._spare_bytes -= batch.memory_bytes
         else:
             batch = self._find_memory(lane, rows)
+        if len(batch.waiters) < len(self._finish):
+            batch.add_ports(len(self._finish))
         room.memory_bytes += batch.memory_bytes
         self._opened = batch.order = self._opened + 1
         self._in_flight += 1
@@ -317,7 +280,7 @@ class SuperTensor:
             self._spare_bytes -= batch.memory_bytes
             return batch
         try:
-            return lane.new_batch(self.workers, room)
+            return lane.new_batch(len(self._finish), room)
         except MemoryError:
             raise Overloaded(
                 f"model '{self.name}': no memory for one more batch of {room} rows, which takes "
@@ -438,7 +401,7 @@ class SuperTensor:
             self.seal(batch)
         return found
 
-    def take(self, executor: Executor) -> Batch | None:
+    def take(self, executor: Seat) -> Batch | None:
         """The next batch for an executor; blocks until there is one. None: the executor ends.
 
         An executor whose last thread ended while it waited is idle, on loan or provided for still, and waits on.
@@ -482,7 +445,7 @@ class SuperTensor:
             self._timekeeper, self._wakes_ns = keeper, due_ns
             keeper.inbox.put(LOOK)
 
-    def _take_in_time(self, executor: Executor) -> Batch | None:
+    def _take_in_time(self, executor: Seat) -> Batch | None:
         """``take`` where batches may wait."""
         while True:
             timeout_s: float | None = None
@@ -511,7 +474,7 @@ class SuperTensor:
                     self._keep_time()
                 return found
 
-    def _wait(self, executor: Executor, timeout_s: float | None) -> Batch | None:
+    def _wait(self, executor: Seat, timeout_s: float | None) -> Batch | None:
         """What is in the inbox; LOOK if there is nothing when time is up."""
         try:
             return executor.inbox.get(timeout=timeout_s)
@@ -536,7 +499,7 @@ class SuperTensor:
             if self._closed and not self._in_flight:
                 self._dismiss_executors()
 
-    def end_loan(self, batch: Batch, executor: Executor, *, more: bool) -> Batch | None:
+    def end_loan(self, batch: Batch, executor: Seat, *, more: bool) -> Batch | None:
         """``release``, and the borrowed executor is idle again or has what came meanwhile.
 
         Args:
@@ -590,17 +553,29 @@ class SuperTensor:
             while self._spare_bytes + memory_bytes > MAX_SPARE_BYTES and lane.spare:
                 self._spare_bytes -= lane.spare.pop().memory_bytes
 
-    def deliver(self, worker: int, result: BatchResult) -> None:
-        """Hand a batch's outcome to a worker that has rows in it, from any thread."""
-        # Read without the lock while another worker may add itself: a dict takes that on every build of CPython, and a
-        # worker is there before its first rows are.
-        self._finish[worker](result)
+    def deliver(self, port: int, result: BatchResult) -> None:
+        """Hand a batch's outcome to a port that has rows in it, from any thread."""
+        # Read without the lock while another port may be added: a list takes that on every build of CPython.
+        self._finish[port](result)
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def connect(self, worker: int, finish: Callable[[BatchResult], None]) -> None:
-        """Name what takes the outcomes for worker number ``worker``, from 0; before its first rows (``Submitter``)."""
-        self._finish[worker] = finish
+    def connect(self, finish: Callable[[BatchResult], None], is_wanted: Callable[[Any, int], bool]) -> int:
+        """Add a port.
+
+        Args:
+            finish: takes the outcomes of its rows, in the threads that have run them.
+            is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds. Called in any thread.
+
+        Returns:
+            Its number, from 0.
+        """
+        with self.lock:
+            self.wanted.append(is_wanted)
+            self._finish.append(finish)
+            for batch in self.open_batches.values():  # the others get theirs before they take rows again
+                batch.add_ports(len(self._finish))
+            return len(self._finish) - 1
 
     def close(self, *, workers_ended: bool = False) -> None:
         """Take no more rows; executors end once what is in flight has run.
@@ -640,6 +615,7 @@ class SuperTensor:
             self.open_batches.clear()
             self._sealed.clear()
             self._running.clear()
+            self._timekeeper = None
 
     def occupancy(self) -> Occupancy:
         """How full the ring is now."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from toutates.engine.lane import GatheredLane, Lane, PackedLane
 from toutates.engine.result import Outputs
-from toutates.engine.submitter import Submitter
+from toutates.engine.servable import Port
 from toutates.infer.scanning import Layout, read_layout
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
@@ -27,9 +26,9 @@ class Plan:
     Attributes:
         version: the model version that answers.
         request: what was validated.
-        submitter: this worker's way into the version's SuperTensor.
-        lane: of the request's row shapes.
-        writer: into the lane, if that is a packed one.
+        port: this worker's way into the version.
+        way: the port's way for the request's row shapes.
+        writer: the way again, if that is a packed one.
         packed: the writer again, if the request can take the short way: all its data is raw and of fixed size.
         span_count: length of the list of spans that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
@@ -42,30 +41,30 @@ class Plan:
     __slots__ = (
         "fixed_template",
         "in_order",
-        "lane",
         "layouts",
         "packed",
+        "port",
         "request",
         "rows",
         "shapes",
         "sizes",
         "span_count",
-        "submitter",
         "template",
         "version",
+        "way",
         "writer",
     )
 
-    def __init__(self, version: ServedVersion, request: ValidatedRequest, submitter: Submitter) -> None:
+    def __init__(self, version: ServedVersion, request: ValidatedRequest, port: Port) -> None:
         self.version = version
         self.request = request
-        self.submitter = submitter
+        self.port = port
         self.rows = request.rows
-        self.lane: Lane = version.supertensor.lane(tuple(zip(request.inputs, request.shapes, strict=True)))
+        self.way = port.way(tuple(zip(request.inputs, request.shapes, strict=True)))
         self.sizes = request.sizes
         self.span_count = 2 * request.raw_count
         self.in_order = request.sources == tuple(range(request.raw_count))
-        self.writer = submitter.writer(self.lane) if isinstance(self.lane, PackedLane) else None
+        self.writer = self.way if self.way.packed else None
         self.packed = self.writer if None not in request.sources and self.rows else None
         self.layouts: dict[int, Layout] = {}
         self.shapes: tuple[tuple[int, ...], ...] | None = None
@@ -81,12 +80,6 @@ class Plan:
         if layout is None and len(self.layouts) < min(MAX_LAYOUTS, MAX_LAYOUT_BYTES // len(key)):
             layout = self.layouts[end - start] = read_layout(buffer, start, end)
         return layout
-
-    @property
-    def gathered(self) -> GatheredLane:
-        """The lane, for requests that are gathered as arrays."""
-        assert isinstance(self.lane, GatheredLane)
-        return self.lane
 
     def wire_tensor(self, index: int, row_shape: tuple[int, ...], rows: int) -> WireTensor:
         """How a response describes output ``index``."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toutates.engine.submitter import LaneWriter
+from toutates.engine.servable import Way
 from toutates.infer.plan import Plan
 from toutates.infer.scanning import Layout
 
@@ -44,7 +44,7 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.recent: dict[bytes, Plan] = {}
-        self.latest: dict[int, tuple[Layout, Plan, LaneWriter]] = {}
+        self.latest: dict[int, tuple[Layout, Plan, Way]] = {}
         self._earlier: dict[bytes, Plan] = {}
         self._probation: dict[bytes, Plan] = {}
 
@@ -65,7 +65,7 @@ class PlanCache:
             del self._probation[next(iter(self._probation))]
         self._probation[key] = plan
 
-    def remember_layout(self, length: int, layout: Layout, plan: Plan, writer: LaneWriter) -> None:
+    def remember_layout(self, length: int, layout: Layout, plan: Plan, writer: Way) -> None:
         """Messages of ``length`` bytes looked like this lately."""
         if len(self.latest) >= MAX_LENGTHS:
             self.latest.clear()

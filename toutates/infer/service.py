@@ -1,6 +1,6 @@
 """ModelInfer: from a request's bytes to rows in a batch. What happens once the batch has run is in ``answers``.
 
-One ``InferService`` belongs to one worker; nothing in it is shared but the model table and the SuperTensors.
+One ``InferService`` belongs to one worker; nothing in it is shared but the model table and what is served.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Final
 
 import numpy as np
 
+from toutates.engine.counters import WorkerCounters
 from toutates.engine.lane import Piece
 from toutates.engine.result import BatchResult
-from toutates.engine.submitter import LaneWriter, Submitter
+from toutates.engine.servable import Consumer, Port, Way
 from toutates.h2grpc import Buffer, Call, GrpcError, Status, UnaryHandler
-from toutates.infer.answers import Answers, Ticket
+from toutates.infer.answers import Answers, Ticket, is_wanted
 from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observer, Sampling
@@ -52,7 +53,6 @@ class InferService:
 
     Args:
         worker: whose calls these are.
-        number: the worker's, from 0.
         get_table: the model table as it is now.
         statuses: what each kind of RequestError means to callers.
         inflight: counts the requests that wait; None where there is no limit.
@@ -66,7 +66,6 @@ class InferService:
     def __init__(
         self,
         worker: Worker,
-        number: int,
         get_table: Callable[[], ModelTable],
         statuses: Mapping[type[RequestError], Status],
         inflight: Inflight | None = None,
@@ -75,7 +74,6 @@ class InferService:
         self.counters = InferCounters()
         self.observer = Observer()
         self._worker = worker
-        self._number = number
         self._get_table = get_table
         self._statuses = statuses
         self._table = get_table()
@@ -86,7 +84,7 @@ class InferService:
         self._cache = PlanCache()
         self._plans = self._cache.recent
         self._latest = self._cache.latest
-        self._submitters: dict[ServedVersion, Submitter] = {}
+        self._ports: dict[ServedVersion, Port] = {}
 
     @property
     def handler(self) -> UnaryHandler:
@@ -215,14 +213,12 @@ class InferService:
             self._cache.remember_layout(end - start, layout, plan, plan.packed)
         self._pack(call, plan, plan.packed, id_field, buffer, spans)
 
-    def _pack(
-        self, call: Call, plan: Plan, writer: LaneWriter, id_field: bytes, buffer: bytes, spans: Sequence[int]
-    ) -> None:
+    def _pack(self, call: Call, plan: Plan, writer: Way, id_field: bytes, buffer: bytes, spans: Sequence[int]) -> None:
         """Put rows that fit their plan into a batch."""
         if call.context is not None:
             call.context.found(plan, id_field)
         try:
-            plan.submitter.add_packed(writer, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans)
+            plan.port.add_packed(writer, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans)
         except RequestError as error:
             raise self._refusal(error, plan.version, id_field) from None
 
@@ -243,12 +239,12 @@ class InferService:
         self._table = self._get_table()
         self._cache.clear()
         served = set(self._table.served())
-        submitters, self._submitters = self._submitters, {}
-        for version, submitter in submitters.items():
+        ports, self._ports = self._ports, {}
+        for version, port in ports.items():
             if version in served:
-                self._submitters[version] = submitter
+                self._ports[version] = port
             else:
-                submitter.commit()  # what this round has brought so far
+                port.commit()  # what this round has brought so far
 
     def _pack_in_order(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
         """Inputs sent in another order than the model's, or of the wrong size, which the long way finds words for."""
@@ -288,24 +284,26 @@ class InferService:
                 self._notices.note(version.model, request.parameters)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = self._contents(request, cut, validated, version)
-            plan = Plan(version, validated, self._submitter(version))
+            plan = Plan(version, validated, self._port(version))
             if key and None not in validated.sources and len(raws) == len(validated.sources):
                 self._cache.remember(key, plan)
             id_field = ModelInferRequest(id=request.id).SerializeToString()
             self._submit(call, plan, id_field, contents, request.id)
 
-    def _submitter(self, version: ServedVersion) -> Submitter:
-        submitter = self._submitters.get(version)
-        if submitter is None:
+    def _port(self, version: ServedVersion) -> Port:
+        """This worker's way into a version of the table."""
+        port = self._ports.get(version)
+        if port is None:
+            counters = WorkerCounters()
             finish: Callable[[BatchResult], None] = Answers(
-                version.counters.workers[self._number], self.observer, self._worker.connection_failed, self._statuses
+                counters, self.observer, self._worker.connection_failed, self._statuses
             ).finish
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
-            submitter = Submitter(version.supertensor, self._number, finish_soon, finish, self._worker.at_round_end)
-            self._submitters[version] = submitter
-        return submitter
+            port = version.servable.port(Consumer(finish_soon, finish, self._worker.at_round_end, is_wanted, counters))
+            self._ports[version] = port
+        return port
 
     def _finish_soon(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
         """A batch has run; called by its executor."""
@@ -348,11 +346,11 @@ class InferService:
                 at += len(content)
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
             with self._refusals_as_statuses(plan, id_field):
-                plan.submitter.add_packed(plan.writer, plan.rows, ticket, buffer, spans)
+                plan.port.add_packed(plan.writer, plan.rows, ticket, buffer, spans)
         else:
             arrays = _arrays(plan, contents, identifier)
             with self._refusals_as_statuses(plan, id_field):
-                plan.submitter.add_gathered(plan.gathered, plan.rows, ticket, arrays, sum(map(len, contents)))
+                plan.port.add_gathered(plan.way, plan.rows, ticket, arrays, sum(map(len, contents)))
 
     def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
         """A kind of request that is known, and whose inputs are arrays."""
@@ -386,7 +384,7 @@ class InferService:
             raise self._refusal(error, plan.version, id_field) from None
 
     def _refusal(self, error: RequestError, version: ServedVersion, id_field: bytes) -> GrpcError:
-        """What a SuperTensor, which knows no ids, refuses. Triton names the request but where its queue is full."""
+        """What a port, which knows no ids, refuses. Triton names the request but where its queue is full."""
         self._count_refusal(error, version)
         prefix = "" if type(error) is Overloaded else request_prefix(_identifier(id_field))
         return self._grpc_error(error, prefix)
@@ -413,9 +411,9 @@ class InferService:
             else:
                 self.counters.invalid += 1
         elif isinstance(error, Overloaded):
-            version.counters.workers[self._number].overloaded += 1
+            self._port(version).counters.overloaded += 1
         else:
-            version.counters.workers[self._number].refused += 1
+            self._port(version).counters.refused += 1
 
 
 def id_too_long(size: int) -> InvalidRequest:

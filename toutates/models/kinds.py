@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from toutates.engine.servable import Backend
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.system.errors import ModelLoadError
@@ -26,7 +25,7 @@ class Kind(Protocol):
         """Whether a version is of this kind, by its files. Blocks for as long as it takes to look at names."""
         ...
 
-    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> tuple[ServedVersion, Sequence[Backend]]:
+    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> ServedVersion:
         """Load a version. Blocks.
 
         Args:
@@ -42,7 +41,7 @@ class Kind(Protocol):
 
 def load_version(
     kinds: Sequence[Kind], model: str, version: VersionFolder, *, overridden: bool, placement: Placement
-) -> tuple[ServedVersion, Sequence[Backend]]:
+) -> ServedVersion:
     """Load a version as the first of ``kinds`` that claims it. Blocks.
 
     Args:
@@ -58,6 +57,6 @@ def load_version(
     with running_on(placement.anywhere, placement.anywhere):
         for kind in kinds:
             if kind.claims(version):
-                served, backends = kind.load(model, version, overridden=overridden)
-                return replace(served, load_ns=time.monotonic_ns() - began_ns), backends
+                served = kind.load(model, version, overridden=overridden)
+                return replace(served, load_ns=time.monotonic_ns() - began_ns)
     raise ModelLoadError(f"'{version.path}' holds no kind of model that this server was started with")

@@ -12,10 +12,8 @@ worker that has let go has no way left into the old version, and until it has, t
 What concerns one model happens one after the other (``_turn``), and models do not wait for each other. A model's next
 turn comes only after what the last one retired is gone, so that two versions of each at most are in memory.
 
-An executor whose thread dies, or cannot be started, gets another one: at once the first time, then after a pause that
-doubles, up to MAX_PAUSE_S, until one has lived for FORGET_S. A version of which no executor is left meanwhile is not
-ready: its new requests are refused as UNAVAILABLE, and those that wait in its SuperTensor already wait for the next
-thread.
+A version that cannot answer for a while, because all of its threads have died, is not ready: its new requests are
+refused as UNAVAILABLE, and those that wait in it already wait for the next thread.
 """
 
 from __future__ import annotations
@@ -29,31 +27,23 @@ from typing import Final
 
 import trio
 
-from toutates.engine.executor import Executor
-from toutates.engine.servable import Backend
+from toutates.engine.servable import Host
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.kinds import Kind, load_version
 from toutates.models.load_counters import LoadCounters
-from toutates.models.own_thread import OwnThread
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded, ToutatesError
-from toutates.system.placement import Placement, Turns, running_on
+from toutates.system.own_thread import OwnThread
+from toutates.system.placement import Placement, Turns
 
 __all__ = ["LoadOptions", "ModelManager"]
 
 logger = logging.getLogger(__name__)
 
-#: Pauses before an executor's thread is replaced; none before the first time, then from FIRST_PAUSE_S, doubled.
-FIRST_PAUSE_S: Final = 0.1
-MAX_PAUSE_S: Final = 10.0
-#: A thread that has lived for so long died of something new.
-FORGET_S: Final = 60.0
 #: Versions of a model, and models, that are remembered though they are not served any more: the latest ones.
 MAX_GONE: Final = 100
 MAX_REMOVED: Final = 1_000
-#: How often a thread is replaced once no worker is left to wait for what it does.
-MAX_DEATHS_AT_THE_END: Final = 3
 
 
 async def _nobody_to_wait_for() -> None:
@@ -66,30 +56,13 @@ class LoadOptions:
 
     Attributes:
         kinds: of models; the first that claims a version loads it.
-        is_wanted: whether anybody waits for a ticket until a time, see ``Executor``.
         placement: where threads run.
         parallel_loads: how many models are loaded at the same time.
     """
 
     kinds: Sequence[Kind]
-    is_wanted: Callable[[object, int], bool]
     placement: Placement = field(default_factory=Placement)
     parallel_loads: int = 1
-
-
-@dataclass(slots=True)
-class _Life:
-    """What the manager knows of a version that was loaded.
-
-    Attributes:
-        executors: that have not ended for good.
-        dead: numbers of those that have no thread just now.
-        ended: set once there are none.
-    """
-
-    executors: int
-    dead: set[int] = field(default_factory=set)
-    ended: trio.Event = field(default_factory=trio.Event)
 
 
 class _Retiring(list[ServedVersion]):
@@ -130,8 +103,8 @@ class ModelManager:
         self._models: dict[str, ModelEntry] = {}
         #: models that were served and are in no repository any more: numbers of their versions
         self._removed: dict[str, tuple[int, ...]] = {}
-        #: every version whose executors run, in the table or not
-        self._lives: dict[ServedVersion, _Life] = {}
+        #: every version that runs, in the table or not; set once it has ended
+        self._lives: dict[ServedVersion, trio.Event] = {}
         #: the threads that have loaded these
         self._makers: dict[ServedVersion, OwnThread] = {}
         self._options = options
@@ -141,6 +114,7 @@ class ModelManager:
         self._turns: dict[str, trio.Semaphore] = {}
         self._loading = trio.CapacityLimiter(options.parallel_loads)
         self._executor_turns = Turns(options.placement.executors)
+        self._host = Host(self._take_cpus, options.placement.anywhere, self._count_death, self._note_ready_change)
 
     # --- what models there are ---------------------------------------------------------------------------------------
 
@@ -317,7 +291,7 @@ class ModelManager:
             await self._settle()
             nursery.cancel_scope.cancel()
         for version in retiring:
-            version.supertensor.close(workers_ended=self._stopped.is_set())
+            version.servable.close(workers_ended=self._stopped.is_set())
         del version
         makers = [self._makers.pop(version) for version in retiring if version in self._makers]  # not ended by `stop`
         while retiring:
@@ -334,10 +308,10 @@ class ModelManager:
         self._leave_turn(name, turn)
 
     async def _see_off(self, version: ServedVersion) -> None:
-        life = self._lives.get(version)
-        if life is not None:
-            await life.ended.wait()
-        version.supertensor.free()
+        ended = self._lives.get(version)
+        if ended is not None:
+            await ended.wait()
+        version.servable.free()
 
     def _enter(self, model: ModelEntry) -> None:
         self._models = {**self._models, model.name: model}
@@ -367,7 +341,7 @@ class ModelManager:
         )
 
     def _as_it_is(self, entry: VersionEntry) -> VersionEntry:
-        if entry.served is None or self._has_executor(entry.served):
+        if entry.served is None or entry.served.servable.ready:
             return entry
         return replace(entry, state=ModelState.UNAVAILABLE, reason="Internal: its executors died and are replaced")
 
@@ -394,7 +368,7 @@ class ModelManager:
         return _in_order(entries)
 
     async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
-        def load() -> tuple[ServedVersion, Sequence[Backend]]:
+        def load() -> ServedVersion:
             options = self._options
             return load_version(options.kinds, model, version, overridden=overridden, placement=options.placement)
 
@@ -403,7 +377,7 @@ class ModelManager:
         began_ns = time.monotonic_ns()
         try:
             async with self._loading:
-                served, backends = await thread.run(load)
+                served = await thread.run(load)
             self.counters.loads += 1
         except ToutatesError as error:
             return self._failed(model, version, str(error))
@@ -413,98 +387,32 @@ class ModelManager:
             return self._failed(model, version, f"{type(error).__name__}: {error}")
         finally:
             self.counters.load_ns += time.monotonic_ns() - began_ns
-        self._lives[served] = _Life(len(backends))
+        self._lives[served] = trio.Event()
         self._makers[served] = thread
         if self._stopped.is_set():
-            served.supertensor.close(workers_ended=True)
-        for number, backend in enumerate(backends):
-            executor = Executor(
-                served.supertensor,
-                backend,
-                is_wanted=self._options.is_wanted,
-                on_batch=served.counters.executors[number].add,
-            )
-            self._nursery.start_soon(self._keep_running, executor, served, number)
+            served.servable.close(workers_ended=True)
+        self._nursery.start_soon(self._keep_running, served)
         return VersionEntry(version.number, ModelState.READY, served=served, identity=_identity(version, overridden))
 
-    async def _keep_running(self, executor: Executor, served: ServedVersion, number: int) -> None:
-        """An executor's threads, one after the other should they die, until its SuperTensor is closed."""
+    async def _keep_running(self, served: ServedVersion) -> None:
+        """A version's own threads, until it is closed."""
         try:
-            await self._replace_when_dead(executor, served, number)
+            await served.servable.run(self._host)
         finally:
-            life = self._lives[served]
-            life.executors -= 1
-            if not life.executors:
-                life.ended.set()
-                del self._lives[served]
-                if self._stopped.is_set() and (maker := self._makers.pop(served, None)) is not None:
-                    maker.end()
+            self._lives.pop(served).set()
+            if self._stopped.is_set() and (maker := self._makers.pop(served, None)) is not None:
+                maker.end()
 
-    async def _replace_when_dead(self, executor: Executor, served: ServedVersion, number: int) -> None:
-        name = f"executor-{number} {served.model}"
-        cpus = self._executor_turns.take(1)
-        deaths = deaths_at_the_end = 0
-        while True:
-            started = trio.current_time()
-            death = await self._run_executor(executor, name, cpus)
-            if death is None:
-                return
-            self.counters.executor_deaths += 1
-            deaths = 1 if trio.current_time() - started >= FORGET_S else deaths + 1
-            pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
-            logger.error(
-                "%s of version %d died (%d in a row); it is replaced %s",
-                name,
-                served.number,
-                deaths,
-                f"in {pause_s:g} s" if pause_s else "at once",
-                exc_info=death,
-                extra={"executor": name, "version": served.number},
-            )
-            if self._stopped.is_set():
-                deaths_at_the_end += 1
-                if deaths_at_the_end == MAX_DEATHS_AT_THE_END:
-                    return
-            self._mark(served, number, dead=True)
-            with trio.move_on_after(pause_s):
-                await self._stopped.wait()
-            self._mark(served, number, dead=False)
+    def _take_cpus(self) -> tuple[int, ...]:
+        return self._executor_turns.take(1)
 
-    async def _run_executor(self, executor: Executor, name: str, cpus: tuple[int, ...]) -> BaseException | None:
-        """One thread of an executor; returns what it died of, or that it could not be started for."""
+    def _count_death(self) -> None:
+        self.counters.executor_deaths += 1
 
-        def run() -> BaseException | None:
-            try:
-                with running_on(cpus, self._options.placement.anywhere):
-                    executor.run()
-            except BaseException as death:
-                return death
-            return None
-
-        thread = OwnThread(name)
-        try:
-            # Not abandoned on cancellation: `stop` ends the executor, and the nursery waits for that.
-            return await thread.run(run)
-        except (RuntimeError, OSError, MemoryError) as error:  # the system has no thread left for us
-            return error
-        finally:
-            thread.end()
-
-    def _mark(self, served: ServedVersion, number: int, *, dead: bool) -> None:
-        """Note that an executor has no thread, or has one again."""
-        numbers = self._lives[served].dead
-        had_executor = self._has_executor(served)
-        if dead:
-            numbers.add(number)
-        else:
-            numbers.discard(number)
-        if self.table.complete and self._has_executor(served) is not had_executor:
+    def _note_ready_change(self) -> None:
+        if self.table.complete:
             self._publish()
             self._on_change()
-
-    def _has_executor(self, served: ServedVersion) -> bool:
-        life = self._lives.get(served)
-        return life is None or len(life.dead) < len(served.counters.executors)
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
         self.counters.failures += 1
@@ -526,7 +434,7 @@ class ModelManager:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
         self._stopped.set()
         for version in list(self._lives):
-            version.supertensor.close(workers_ended=True)
+            version.servable.close(workers_ended=True)
 
 
 def _in_order(entries: Mapping[int, VersionEntry]) -> dict[int, VersionEntry]:

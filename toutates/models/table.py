@@ -12,10 +12,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from toutates.engine.counters import VersionCounters
-from toutates.engine.supertensor import SuperTensor
+from toutates.engine.servable import Servable
 from toutates.models.config.labels import Labels
-from toutates.models.config.settings import ModelSettings
 from toutates.models.near_names import NearNames
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
@@ -46,7 +44,7 @@ class ServedVersion:
         model: name of the model.
         number: of the version.
         config: what ModelConfig answers.
-        supertensor: where its requests go.
+        servable: where its requests go.
         load_ns: how long loading it took.
         labels: of classes, by the index of the output.
         advice: what would make it use cores that have nothing to do; "" for nothing.
@@ -54,14 +52,16 @@ class ServedVersion:
 
     model: str
     number: int
-    signature: Signature
-    settings: ModelSettings
     config: ModelConfig
-    supertensor: SuperTensor
-    counters: VersionCounters
+    servable: Servable
     load_ns: int = 0
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
+
+    @property
+    def signature(self) -> Signature:
+        """Its tensors."""
+        return self.servable.signature
 
 
 @dataclass(frozen=True, slots=True)

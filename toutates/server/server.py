@@ -39,7 +39,6 @@ from toutates.api.grpc.statuses import STATUSES
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
-from toutates.infer.answers import is_wanted
 from toutates.infer.inflight import FLAG as INFLIGHT_FLAG
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Sampling
@@ -297,8 +296,7 @@ class Server:
                 self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
             )
             load_options = LoadOptions(
-                kinds=[OnnxKind(sessions, self._placement.processing_cores, self._placement)],
-                is_wanted=is_wanted,
+                kinds=[OnnxKind(sessions, self._placement)],
                 placement=self._placement,
                 parallel_loads=options.parallel_loads,
             )
@@ -443,12 +441,12 @@ class Server:
             assert self.view is not None
             await self._warn_of_no_models(self.view.repositories, may_be_empty=manager.table.may_be_empty)
         providers = [name for name, _ in self._providers]
-        seconds, intra_threads = time.monotonic() - started, self._options.ort_intra_threads
+        seconds = time.monotonic() - started
         shown = (manager.table, providers, seconds, control.unready_reason)
         self._logs.show(startup_table(*shown), startup_records(*shown))
         self._logs.show(
-            placement_table(self._placement, manager.table, intra_threads),
-            placement_records(self._placement, manager.table, intra_threads),
+            placement_table(self._placement, manager.table),
+            placement_records(self._placement, manager.table),
         )
         self._warn_of_gil()  # again, for what was imported while models were loaded
         # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
@@ -533,9 +531,7 @@ class Server:
         )
         readiness = Readiness(serving=self._is_ready(manager))
         traces = WorkerTraces(worker, self._trace_settings, None if self._exporter is None else self._exporter.put)
-        infer = InferService(
-            worker, number, lambda: manager.table, STATUSES, self._inflight(number), self._parameter_notices
-        )
+        infer = InferService(worker, lambda: manager.table, STATUSES, self._inflight(number), self._parameter_notices)
         if self._logs.access is not None:
             infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
         worker.tls = None if self._tls is None else self._tls.contexts[number]

@@ -79,47 +79,43 @@ def _rows(table: ModelTable) -> list[tuple[str, ...]]:
     return rows
 
 
-def placement_table(placement: Placement, table: ModelTable, intra_threads: int) -> str:
+def placement_table(placement: Placement, table: ModelTable) -> str:
     """One line per role: its threads and the CPUs they are pinned to; a single line where they are not.
 
     Args:
         placement: the plan.
         table: what was loaded, which tells how many executors there are.
-        intra_threads: ``--ort-intra-threads``.
     """
     if not placement.pinned:
-        counts = {"worker": placement.processing_cores} | _thread_counts(table, intra_threads)
+        counts = {"worker": placement.processing_cores} | _thread_counts(table)
         shown = [f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items() if count]
         return f"{', '.join(shown)}; threads are not pinned to cores"
-    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *_roles(placement, table, intra_threads)]))
+    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *_roles(placement, table)]))
 
 
-def placement_records(placement: Placement, table: ModelTable, intra_threads: int) -> list[dict[str, object]]:
+def placement_records(placement: Placement, table: ModelTable) -> list[dict[str, object]]:
     """The same as ``placement_table`` for programs: a record per role, or one where threads are not pinned."""
     if not placement.pinned:
-        counts = {"worker": placement.processing_cores} | _thread_counts(table, intra_threads)
+        counts = {"worker": placement.processing_cores} | _thread_counts(table)
         named = {f"{role.replace('-', '_').replace(' ', '_')}s": count for role, count in counts.items()}
         return [{"event": "threads are not pinned to cores", **named}]
     return [
         {"event": "threads are pinned to cores", "role": role, "threads": int(threads), "cores": cores}
-        for role, threads, cores in _roles(placement, table, intra_threads)
+        for role, threads, cores in _roles(placement, table)
     ]
 
 
-def _thread_counts(table: ModelTable, intra_threads: int) -> dict[str, int]:
-    all_settings = [version.settings for version in table.served()]
+def _thread_counts(table: ModelTable) -> dict[str, int]:
+    statistics = [version.servable.statistics() for version in table.served()]
     return {
-        "executor": sum(settings.num_executors for settings in all_settings),
-        "intra-op thread": sum(
-            settings.num_executors * ((settings.session.intra_threads or intra_threads) - 1)
-            for settings in all_settings
-        ),
+        "executor": sum(one.executors for one in statistics),
+        "intra-op thread": sum(one.pool_threads for one in statistics),
     }
 
 
-def _roles(placement: Placement, table: ModelTable, intra_threads: int) -> list[tuple[str, str, str]]:
+def _roles(placement: Placement, table: ModelTable) -> list[tuple[str, str, str]]:
     """Role, number of threads, and where they are, of those that have CPUs of their own."""
-    counts = _thread_counts(table, intra_threads)
+    counts = _thread_counts(table)
     roles = [
         ("manager", 1, placement.manager),
         ("executor", counts["executor"], placement.executors),
@@ -146,16 +142,16 @@ def _row(model: str, entry: VersionEntry) -> tuple[str, ...]:
     served = entry.served
     if served is None:
         return (model, str(entry.number), entry.state.value, entry.reason, *[""] * 4)
-    signature, settings = served.signature, served.settings
+    signature, statistics = served.signature, served.servable.statistics()
     return (
         model,
         str(entry.number),
         entry.state.value,
         _tensors(signature, signature.inputs),
         _tensors(signature, signature.outputs),
-        str(settings.batch_size) if signature.batched else "none",
-        str(settings.capacity),
-        str(settings.num_executors),
+        str(statistics.batch_size) if signature.batched else "none",
+        str(statistics.occupancy.capacity),
+        str(statistics.executors),
     )
 
 

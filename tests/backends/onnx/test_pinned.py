@@ -60,7 +60,7 @@ def test_the_batches_of_a_supertensor_are_pinned_when_it_is_told_to() -> None:
         (TensorSpec("x", BY_NAME["FP32"], (4,)),), (TensorSpec("y", BY_NAME["FP32"], (4,)),), batched=True
     )
     pinned = PinnedMemory(runtime)
-    supertensor = SuperTensor("m", signature, batch_size=8, capacity=2, workers=1, pin=pinned.pin)
+    supertensor = SuperTensor("m", signature, batch_size=8, capacity=2, pin=pinned.pin)
     lane = supertensor.lane(((0, (4,)),))
     with supertensor.lock:
         batch = supertensor.open_batch(lane, 1)

@@ -19,7 +19,7 @@ from toutates.engine.counters import (
     time_bucket,
 )
 from toutates.engine.result import Timing
-from toutates.engine.supertensor import Occupancy
+from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.observe.debug.flame_graph import collapsed, flame_page
 from toutates.observe.debug.profiler import MAX_STACKS, OTHERS, Profile, Profiler, Weight
 from toutates.observe.debug.thread_stacks import StackReader, parse_dump
@@ -150,10 +150,11 @@ class Version:
 
     def __init__(self) -> None:
         self.counters = VersionCounters([WorkerCounters(), WorkerCounters()], [ExecutorCounters()])
-        self.supertensor = self
+        self.servable = self
 
-    def occupancy(self) -> object:
-        return Occupancy(
+    def statistics(self) -> VersionStatistics:
+        counters = self.counters
+        occupancy = Occupancy(
             in_flight=2,
             running=1,
             capacity=16,
@@ -167,6 +168,7 @@ class Version:
             spare_bytes=0,
             buffer_bytes=0,
         )
+        return VersionStatistics(counters.requests(), counters.batches(), [], [], occupancy, 8, len(counters.executors))
 
 
 def test_a_sampler_turns_counters_into_rates_and_forgets_old_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toutates.engine.statistics import VersionStatistics
 from toutates.models.table import ModelTable, ServedVersion, parse_version
 from toutates.protocol.grpc_service_pb2 import (
     InferBatchStatistics,
@@ -42,8 +43,8 @@ def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[Serve
 
 
 def _statistics(version: ServedVersion) -> ModelStatistics:
-    requests = version.counters.requests()
-    batches = version.counters.batches()
+    statistics = version.servable.statistics()
+    requests, batches = statistics.requests, statistics.batches
 
     def duration(ns: int, count: int = requests.success) -> StatisticDuration:
         return StatisticDuration(count=count, ns=ns)
@@ -71,12 +72,11 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
             )
             for rows, batch in batches.items()
         ],
-        memory_usage=_memory(version),
+        memory_usage=_memory(statistics),
     )
 
 
-def _memory(version: ServedVersion) -> list[MemoryUsage]:
-    """What is known: the buffers of batches. Arrays that are gathered, and what ONNX Runtime holds, are not."""
-    size = version.supertensor.occupancy().buffer_bytes
-    kind = "CPU_PINNED" if version.settings.allocator == "cuda_pinned" else "CPU"
-    return [MemoryUsage(type=kind, id=0, byte_size=size)] if size else []
+def _memory(statistics: VersionStatistics) -> list[MemoryUsage]:
+    """What is known: the buffers of batches. Arrays that are gathered, and what a backend holds, are not."""
+    size = statistics.occupancy.buffer_bytes
+    return [MemoryUsage(type=statistics.memory_kind, id=0, byte_size=size)] if size else []

@@ -12,7 +12,7 @@ from toutates.backends.onnx.preparing import check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.onnx.warming import warm_up
-from toutates.engine.counters import ExecutorCounters, VersionCounters, WorkerCounters
+from toutates.engine.batched import BatchedServable
 from toutates.engine.room import PBTXT_KEYS, YAML_KEYS
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.capacity import capacity_bytes
@@ -40,13 +40,11 @@ class OnnxKind:
 
     Args:
         sessions: how the server makes ONNX Runtime's sessions.
-        workers: how many workers will serve.
         placement: where threads run.
     """
 
-    def __init__(self, sessions: SessionOptions, workers: int, placement: Placement | None = None) -> None:
+    def __init__(self, sessions: SessionOptions, placement: Placement | None = None) -> None:
         self._sessions = sessions
-        self._workers = workers
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
 
@@ -54,7 +52,7 @@ class OnnxKind:
         """See ``Kind``. A directory without a graph is refused with the words for what it has in its place."""
         return True
 
-    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> tuple[ServedVersion, list[ModelSession]]:
+    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> ServedVersion:
         """See ``Kind``."""
         prepared = prepare(model, version, self._sessions, overridden=overridden)
         configuration, options = prepared.configuration, prepared.options
@@ -95,7 +93,7 @@ class OnnxKind:
             if advice:
                 logger.info("model '%s' version %d: %s", model, version.number, advice)
                 served = replace(served, advice=advice)
-        return served, sessions
+        return served
 
     def _placed(self, options: SessionOptions) -> SessionOptions:
         """The options, with CPUs for the pool of one more session."""
@@ -111,11 +109,22 @@ class OnnxKind:
         providers: list[str],
     ) -> ServedVersion:
         settings, triton = configuration.settings, configuration.folder.triton
+        pinned = settings.allocator == "cuda_pinned"
+        supertensor = SuperTensor(
+            model,
+            signature,
+            batch_size=settings.batch_size,
+            capacity=settings.capacity,
+            capacity_bytes=capacity_bytes(settings, signature),
+            max_queue_size=settings.max_queue_size,
+            keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
+            pin=_pinned_memory(configuration.source).pin if pinned else None,
+            delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
+            enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
+        )
         return ServedVersion(
             model=model,
             number=number,
-            signature=signature,
-            settings=settings,
             config=model_config(
                 model,
                 signature,
@@ -124,21 +133,13 @@ class OnnxKind:
                 version_policy=triton.version_policy if triton is not None else None,
                 given=configuration.given,
             ),
-            supertensor=SuperTensor(
-                model,
-                signature,
-                batch_size=settings.batch_size,
-                capacity=settings.capacity,
-                workers=self._workers,
-                capacity_bytes=capacity_bytes(settings, signature),
-                max_queue_size=settings.max_queue_size,
-                keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
-                pin=_pinned_memory(configuration.source).pin if settings.allocator == "cuda_pinned" else None,
-                delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
-                enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
-            ),
-            counters=VersionCounters(
-                [WorkerCounters() for _ in range(self._workers)], [ExecutorCounters() for _ in sessions]
+            servable=BatchedServable(
+                number,
+                supertensor,
+                sessions,
+                pool_threads=settings.num_executors
+                * ((settings.session.intra_threads or self._sessions.intra_threads) - 1),
+                memory_kind="CPU_PINNED" if pinned else "CPU",
             ),
         )
 

@@ -15,7 +15,6 @@ from typing import Final
 
 import trio
 
-from toutates.engine.supertensor import LaneState, SuperTensor
 from toutates.h2grpc import ConnectionState
 from toutates.models.table import ModelTable
 from toutates.net import Worker
@@ -144,32 +143,8 @@ def _models(table: ModelTable) -> Sequence[list[str]]:
     for model, version in entries[:MAX_VERSIONS]:
         reason = version.reason or model.problem
         head = f"{model.name!r} version {version.number}: {version.state.value}{f' ({reason})' if reason else ''}"
-        texts.append([head, *(_supertensor(version.served.supertensor) if version.served is not None else ())])
+        lines = version.served.servable.describe(MAX_LANES) if version.served is not None else []
+        texts.append([head, *(f"  {line}" for line in lines)])
     if len(entries) > MAX_VERSIONS:
         texts.append([f"and {len(entries) - MAX_VERSIONS} more versions"])
     return texts
-
-
-def _supertensor(supertensor: SuperTensor) -> list[str]:
-    occupancy = supertensor.occupancy()
-    lines = [
-        f"  {occupancy.in_flight} batches in flight, {occupancy.running} running; {occupancy.rows} of "
-        f"{occupancy.row_capacity} rows, {occupancy.in_flight_bytes} of {occupancy.capacity_bytes} bytes; "
-        f"{occupancy.waiting} requests wait; {occupancy.idle_executors} executors idle; "
-        f"{occupancy.lanes} lanes, {occupancy.spare_bytes} bytes of spare batches"
-    ]
-    lines += [f"  {_lane(state)}" for state in supertensor.lane_states(MAX_LANES)]
-    if occupancy.lanes > MAX_LANES:
-        lines.append(f"  and {occupancy.lanes - MAX_LANES} more lanes")
-    return lines
-
-
-def _lane(state: LaneState) -> str:
-    shapes = ", ".join(f"input {index}: {list(shape)}" for index, shape in state.row_shapes)
-    known = [f"{ns / 1000:.0f} us" for ns in state.run_ns if ns < 2**62]
-    waiting = "" if state.open_rows is None else f"; {state.open_rows} rows wait, {state.writing} workers are writing"
-    return (
-        f"lane of {shapes or 'no inputs'}: batches of up to {state.batch_rows} rows, the next of "
-        f"{state.room} and {state.batch_bytes} bytes, "
-        f"{state.spare} spare; runs take {', '.join(known) or 'nobody knows how long'}{waiting}"
-    )

@@ -96,7 +96,7 @@ class ServerCollector(Collector):
         """Every family that has series, once; and None while models are read."""
         table = self._view.get_table()
         served = {name: model.served() for name, model in table.models.items() if model.served()}
-        counters = {name: [version.counters for version in versions] for name, versions in served.items()}
+        counters = {name: [version.servable.counters for version in versions] for name, versions in served.items()}
         self._retired.update(counters, self._clock())
         # Before anybody else has a turn: another scrape may take a version for gone that this one counts as served.
         retired = {name: list(self._retired.counts(name)) for name in served}

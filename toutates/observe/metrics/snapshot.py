@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from toutates.engine.counters import BUCKETS, BatchCounters, VersionCounters, WorkerCounters, size_bucket
-from toutates.engine.supertensor import Occupancy
+from toutates.engine.statistics import Occupancy
 from toutates.models.table import ServedVersion
 from toutates.observe.metrics.families import Labels
 
@@ -55,11 +55,17 @@ class Counts:
 
 def read_counts(counters: VersionCounters) -> Counts:
     """Add up what the threads have counted by now."""
-    counts = Counts(counters.requests(), batch_durations=counters.batch_durations(), batch_runs=counters.batch_runs())
-    for rows, batches in counters.batches().items():
-        counts.batches = _plus(counts.batches, batches)
-        counts.batch_rows += rows * batches.count
-        counts.batch_sizes[size_bucket(rows)] += batches.count
+    return _counts(counters.requests(), counters.batches(), counters.batch_durations(), counters.batch_runs())
+
+
+def _counts(
+    requests: WorkerCounters, batches: Mapping[int, BatchCounters], durations: list[int], runs: list[int]
+) -> Counts:
+    counts = Counts(requests, batch_durations=durations, batch_runs=runs)
+    for rows, own in batches.items():
+        counts.batches = _plus(counts.batches, own)
+        counts.batch_rows += rows * own.count
+        counts.batch_sizes[size_bucket(rows)] += own.count
     return counts
 
 
@@ -106,15 +112,16 @@ class VersionSnapshot:
 
 
 def read_version(version: ServedVersion) -> VersionSnapshot:
-    """A version as it is now. Takes its SuperTensor's lock for as long as a batch does."""
+    """A version as it is now."""
+    read = version.servable.statistics()
     return VersionSnapshot(
         version.model,
         str(version.number),
-        version.settings.batch_size if version.signature.batched else 1,
-        len(version.counters.executors),
+        read.batch_size,
+        read.executors,
         version.load_ns,
-        read_counts(version.counters),
-        version.supertensor.occupancy(),
+        _counts(read.requests, read.batches, read.batch_durations, read.batch_runs),
+        read.occupancy,
         tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
     )
 

@@ -2,7 +2,7 @@
 
 Counters only ever say how much there was in all. The sampler reads them once a second and keeps the difference, so that
 whoever opens the status page sees the last minutes at once, and all who watch see the same. What it keeps is of fixed
-size per model version. It reads plain numbers, and takes a SuperTensor's lock once for constant time.
+size per model version. It reads plain numbers, and takes a version's lock once for constant time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
-from toutates.engine.counters import BUCKET_NS, BUCKETS, VersionCounters, size_bucket
-from toutates.engine.supertensor import Occupancy
+from toutates.engine.counters import BUCKET_NS, BUCKETS, size_bucket
+from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.models.table import ServedVersion
 from toutates.observe.status.history import NOTHING, Series
 from toutates.observe.status.view import ServerView
@@ -122,25 +122,21 @@ def _minus(left: Sequence[int], right: Sequence[int]) -> list[int]:
     return [max(0, a - b) for a, b in zip(left, right, strict=True)]
 
 
-def _read(counters: VersionCounters) -> _Counts:
-    counts = _Counts()
-    errors, durations = counts.errors, counts.durations
-    for worker in list(counters.workers):
-        counts.success += worker.success
-        counts.rows += worker.rows
-        errors[0] += worker.broken
-        errors[1] += worker.rejected
-        errors[2] += worker.fail - worker.broken - worker.rejected
-        errors[3] += worker.cancel
-        errors[4] += worker.overloaded
-        errors[5] += worker.refused
-        for bucket, count in enumerate(worker.durations):
-            if count:
-                durations[bucket] += count
-    for executor in list(counters.executors):
-        for rows, batch in executor.by_rows.items():
-            counts.batches[size_bucket(rows)] += batch.count
-            counts.busy_ns += batch.input_ns + batch.infer_ns + batch.output_ns
+def _read(statistics: VersionStatistics) -> _Counts:
+    requests = statistics.requests
+    errors = [
+        requests.broken,
+        requests.rejected,
+        requests.fail - requests.broken - requests.rejected,
+        requests.cancel,
+        requests.overloaded,
+        requests.refused,
+    ]
+    counts = _Counts(requests.success, requests.rows, errors + [0] * (len(ERROR_KINDS) - len(errors)))
+    counts.durations = requests.durations
+    for rows, batch in statistics.batches.items():
+        counts.batches[size_bucket(rows)] += batch.count
+        counts.busy_ns += batch.input_ns + batch.infer_ns + batch.output_ns
     return counts
 
 
@@ -149,7 +145,8 @@ class VersionSample:
     """One model version as of the last sample.
 
     Attributes:
-        occupancy: of its SuperTensor.
+        occupancy: how full it is.
+        batch_size: most rows that are run together.
         executors: how many it has.
         busy: how many of them had a batch on average; without a batch that ended, how many have one now.
         success: requests answered so far.
@@ -161,6 +158,7 @@ class VersionSample:
     """
 
     occupancy: Occupancy
+    batch_size: int
     executors: int
     busy: float
     success: int
@@ -323,17 +321,18 @@ class Sampler:
     def _sample_version(
         self, version: ServedVersion, known: _Version, interval_s: float, total: _Counts
     ) -> VersionSample:
-        counts = _read(version.counters)
+        statistics = version.servable.statistics()
+        counts = _read(statistics)
         since = counts.minus(known.counts)
         known.counts = counts
         known.window.add(since)
         total.add(since)
         known.history.add(since.success / interval_s)
-        occupancy = version.supertensor.occupancy()
-        executors = len(version.counters.executors)
+        occupancy, executors = statistics.occupancy, statistics.executors
         busy = since.busy_ns / interval_s / 1e9 or executors - occupancy.idle_executors
         return VersionSample(
             occupancy=occupancy,
+            batch_size=statistics.batch_size,
             executors=executors,
             busy=min(busy, executors),
             success=counts.success,

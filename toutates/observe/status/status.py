@@ -200,7 +200,7 @@ class Status:
             "p50_ms": round(percentile_ms(sample.durations, 0.5), 3),
             "p99_ms": round(percentile_ms(sample.durations, 0.99), 3),
             "batches": _histogram(sample.batches, lambda bucket: 1 << bucket),
-            "batch_size": version.served.supertensor.batch_size,
+            "batch_size": sample.batch_size,
             "waiting": occupancy.waiting,
             "in_flight": occupancy.rows,
             "capacity": occupancy.row_capacity,

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from toutates.models.own_thread import OwnThread
+from toutates.system.own_thread import OwnThread
 
 
 class Thing:

@@ -1,0 +1,121 @@
+"""The servable that batches: a SuperTensor, the executors that run its batches, and what both have counted.
+
+It serves whatever its backends compute: a kind of model gives it a signature and one backend per executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toutates.engine.counters import ExecutorCounters, VersionCounters
+from toutates.engine.executor import Executor
+from toutates.engine.executor_threads import ExecutorThreads
+from toutates.engine.lane import LaneState
+from toutates.engine.servable import Backend, Consumer, Host
+from toutates.engine.statistics import VersionStatistics
+from toutates.engine.submitter import Submitter
+from toutates.engine.supertensor import SuperTensor
+from toutates.protocol.signature import Signature
+
+__all__ = ["BatchedServable"]
+
+
+class BatchedServable:
+    """A model version whose requests are batched (``engine.servable.Servable``).
+
+    Args:
+        version: its number, for the log.
+        supertensor: holds its rows. It belongs to this servable.
+        backends: one per executor.
+        pool_threads: threads that these have of their own.
+        memory_kind: see ``VersionStatistics``.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        supertensor: SuperTensor,
+        backends: Sequence[Backend],
+        *,
+        pool_threads: int = 0,
+        memory_kind: str = "CPU",
+    ) -> None:
+        self.supertensor = supertensor
+        self.counters = VersionCounters([], [ExecutorCounters() for _ in backends])
+        self._pool_threads = pool_threads
+        self._memory_kind = memory_kind
+        executors = [
+            Executor(supertensor, backend, on_batch=counters.add)
+            for backend, counters in zip(backends, self.counters.executors, strict=True)
+        ]
+        # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
+        self._threads = ExecutorThreads(supertensor.name, version, executors)
+
+    @property
+    def signature(self) -> Signature:
+        """See ``Servable``."""
+        return self.supertensor.signature
+
+    @property
+    def ready(self) -> bool:
+        """See ``Servable``."""
+        return self._threads.ready
+
+    def port(self, consumer: Consumer) -> Submitter:
+        """See ``Servable``."""
+        self.counters.workers.append(consumer.counters)
+        return Submitter(self.supertensor, consumer)
+
+    def statistics(self) -> VersionStatistics:
+        """See ``Servable``."""
+        counters = self.counters
+        return VersionStatistics(
+            requests=counters.requests(),
+            batches=counters.batches(),
+            batch_durations=counters.batch_durations(),
+            batch_runs=counters.batch_runs(),
+            occupancy=self.supertensor.occupancy(),
+            batch_size=self.supertensor.batch_size if self.signature.batched else 1,
+            executors=len(counters.executors),
+            pool_threads=self._pool_threads,
+            memory_kind=self._memory_kind,
+        )
+
+    def describe(self, most: int) -> list[str]:
+        """See ``Servable``: the batches and the lanes."""
+        occupancy = self.supertensor.occupancy()
+        lines = [
+            f"{occupancy.in_flight} batches in flight, {occupancy.running} running; {occupancy.rows} of "
+            f"{occupancy.row_capacity} rows, {occupancy.in_flight_bytes} of {occupancy.capacity_bytes} bytes; "
+            f"{occupancy.waiting} requests wait; {occupancy.idle_executors} executors idle; "
+            f"{occupancy.lanes} lanes, {occupancy.spare_bytes} bytes of spare batches"
+        ]
+        lines += map(_lane, self.supertensor.lane_states(most))
+        if occupancy.lanes > most:
+            lines.append(f"and {occupancy.lanes - most} more lanes")
+        return lines
+
+    async def run(self, host: Host) -> None:
+        """See ``Servable``."""
+        await self._threads.run(host)
+
+    def close(self, *, workers_ended: bool = False) -> None:
+        """See ``Servable``."""
+        if workers_ended:
+            self._threads.note_that_workers_ended()
+        self.supertensor.close(workers_ended=workers_ended)
+
+    def free(self) -> None:
+        """See ``Servable``."""
+        self.supertensor.free()
+
+
+def _lane(state: LaneState) -> str:
+    shapes = ", ".join(f"input {index}: {list(shape)}" for index, shape in state.row_shapes)
+    known = [f"{ns / 1000:.0f} us" for ns in state.run_ns if ns < 2**62]
+    waiting = "" if state.open_rows is None else f"; {state.open_rows} rows wait, {state.writing} workers are writing"
+    return (
+        f"lane of {shapes or 'no inputs'}: batches of up to {state.batch_rows} rows, the next of "
+        f"{state.room} and {state.batch_bytes} bytes, "
+        f"{state.spare} spare; runs take {', '.join(known) or 'nobody knows how long'}{waiting}"
+    )

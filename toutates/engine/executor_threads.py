@@ -1,0 +1,129 @@
+"""The threads of a version's executors: each is replaced when it dies.
+
+An executor whose thread dies, or cannot be started, gets another one: at once the first time, then after a pause that
+doubles, up to MAX_PAUSE_S, until one has lived for FORGET_S.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from toutates.engine.executor import Executor
+from toutates.engine.servable import Host
+from toutates.system.own_thread import OwnThread
+from toutates.system.placement import running_on
+
+__all__ = ["ExecutorThreads"]
+
+logger = logging.getLogger(__name__)
+
+#: Pauses before an executor's thread is replaced; none before the first time, then from FIRST_PAUSE_S, doubled.
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 10.0
+#: A thread that has lived for so long died of something new.
+FORGET_S: Final = 60.0
+#: How often a thread is replaced once no worker is left to wait for what it does.
+MAX_DEATHS_AT_THE_END: Final = 3
+
+
+class ExecutorThreads:
+    """The threads of one model version.
+
+    Args:
+        model: its name.
+        version: its number.
+        executors: all of it.
+    """
+
+    def __init__(self, model: str, version: int, executors: Sequence[Executor]) -> None:
+        self._model = model
+        self._version = version
+        self._executors = list(executors)
+        self._count = len(self._executors)
+        #: numbers of those that have no thread just now
+        self._dead: set[int] = set()
+        self._workers_ended = trio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether some executor has a thread."""
+        return len(self._dead) < self._count
+
+    async def run(self, host: Host) -> None:
+        """Run the executors, each in a thread, until all of them have ended for good."""
+        async with trio.open_nursery() as nursery:
+            for number, executor in enumerate(self._executors):
+                nursery.start_soon(self._keep_running, executor, number, host)
+            del executor
+            self._executors.clear()
+
+    def note_that_workers_ended(self) -> None:
+        """Nobody waits for answers any more: threads that die are replaced without a pause, and a few times only."""
+        self._workers_ended.set()
+
+    async def _keep_running(self, executor: Executor, number: int, host: Host) -> None:
+        name = f"executor-{number} {self._model}"
+        cpus = host.take_cpus()
+        deaths = deaths_at_the_end = 0
+        while True:
+            started = trio.current_time()
+            death = await self._run(executor, name, cpus, host.anywhere)
+            if death is None:
+                return
+            host.on_death()
+            deaths = 1 if trio.current_time() - started >= FORGET_S else deaths + 1
+            pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
+            logger.error(
+                "%s of version %d died (%d in a row); it is replaced %s",
+                name,
+                self._version,
+                deaths,
+                f"in {pause_s:g} s" if pause_s else "at once",
+                exc_info=death,
+                extra={"executor": name, "version": self._version},
+            )
+            if self._workers_ended.is_set():
+                deaths_at_the_end += 1
+                if deaths_at_the_end == MAX_DEATHS_AT_THE_END:
+                    return
+            self._mark(number, host, dead=True)
+            with trio.move_on_after(pause_s):
+                await self._workers_ended.wait()
+            self._mark(number, host, dead=False)
+
+    @staticmethod
+    async def _run(
+        executor: Executor, name: str, cpus: tuple[int, ...], anywhere: tuple[int, ...]
+    ) -> BaseException | None:
+        """One thread of an executor; returns what it died of, or that it could not be started for."""
+
+        def run() -> BaseException | None:
+            try:
+                with running_on(cpus, anywhere):
+                    executor.run()
+            except BaseException as death:
+                return death
+            return None
+
+        thread = OwnThread(name)
+        try:
+            # Not abandoned on cancellation: closing the servable ends the executor, and the nursery waits for that.
+            return await thread.run(run)
+        except (RuntimeError, OSError, MemoryError) as error:  # the system has no thread left for us
+            return error
+        finally:
+            thread.end()
+
+    def _mark(self, number: int, host: Host, *, dead: bool) -> None:
+        """Note that an executor has no thread, or has one again."""
+        was_ready = self.ready
+        if dead:
+            self._dead.add(number)
+        else:
+            self._dead.discard(number)
+        if self.ready is not was_ready:
+            host.on_ready_change()
