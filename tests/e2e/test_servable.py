@@ -115,9 +115,7 @@ def test_a_kind_that_computes_in_numpy_is_served_beside_onnx(repository: Path) -
             # More rows than a batch takes are split, and joined again.
             many = np.ones((19, 4), np.float32)
             npt.assert_array_equal(client.infer("numpy", input_of(many)).as_numpy("y"), many * [1, 2, 3, 4])
-            with pytest.raises(
-                utils.InferenceServerException, match="unexpected shape for input 'x' for model 'numpy'"
-            ):
+            with pytest.raises(utils.InferenceServerException, match="unexpected shape for input 'x'"):
                 client.infer("numpy", input_of(np.ones((1, 5), np.float32)))
             metadata = client.get_model_metadata("numpy")
             assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("x", [-1, 4])
