@@ -27,7 +27,8 @@ from toutates.backends.onnx.session import ModelSession
 from toutates.engine import executor_threads as threads_module
 from toutates.engine.lane import Batch, Lane
 from toutates.engine.submitter import Submitter
-from toutates.h2grpc import Call, ServerConnection
+from toutates.h2grpc import Call
+from toutates.h2grpc.responder import Responder
 from toutates.infer.plan import Plan
 from toutates.protocol.grpc_service_pb2 import (
     ModelInferRequest,
@@ -293,18 +294,18 @@ def test_a_connection_that_cannot_be_answered_costs_those_who_share_its_batch_no
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as victim, client_of(inside.port) as other:
             assert added(victim.call(INFER, versions(1))) == 11
-            seen: list[ServerConnection] = []
+            seen: list[Responder] = []
             with monkeypatch.context() as patch:
                 for name in broken:
-                    original = getattr(ServerConnection, name)
+                    original = getattr(Responder, name)
 
-                    def answer(self: ServerConnection, call: Call, *arguments: Any, original: Any = original) -> None:
+                    def answer(self: Responder, call: Call, *arguments: Any, original: Any = original) -> None:
                         seen.append(self)
                         if self is seen[0]:
                             raise RuntimeError("a bug")
                         original(self, call, *arguments)
 
-                    patch.setattr(ServerConnection, name, answer)
+                    patch.setattr(Responder, name, answer)
                 stream = victim.start(INFER)
                 victim.send(stream, framed(versions(1)))
                 shared = [other.start(INFER) for _ in range(3)]
@@ -374,7 +375,7 @@ def test_a_run_that_asks_for_more_memory_than_there_is_fails_alone(tmp_path: Pat
 CRASHING: Final = """
 import sys
 from toutates.command.main import main
-from toutates.net import worker
+from toutates.net import mailbox
 from toutates.models import manager
 from toutates.infer import service as infer
 from toutates.server import server
@@ -384,7 +385,7 @@ class Fatal(BaseException):
 
 kind = sys.argv.pop(1)
 asked = []
-real_infer, real_end_round = infer.InferService.infer, worker.Worker._end_round
+real_infer, real_wake_up = infer.InferService.infer, mailbox.Mailbox.wake_up
 
 def ask(self, call):
     if b"crash" in call.buffer:
@@ -392,12 +393,12 @@ def ask(self, call):
     else:
         real_infer(self, call)
 
-def end_round(self):
+def wake_up(self):
     if asked and kind == "error":
         raise RuntimeError("a bug")
     if asked and kind == "no error":
         raise Fatal("a bug")
-    return real_end_round(self)
+    return real_wake_up(self)
 
 async def fail_when_asked(self, *arguments):
     import trio
@@ -405,7 +406,7 @@ async def fail_when_asked(self, *arguments):
         await trio.sleep(0.01)
     raise RuntimeError("a bug")
 
-infer.InferService.infer, worker.Worker._end_round = ask, end_round
+infer.InferService.infer, mailbox.Mailbox.wake_up = ask, wake_up
 if kind == "manager":
     manager.ModelManager._keep_running = fail_when_asked
 if kind == "main":
