@@ -68,7 +68,7 @@ class Mutant:
         where: dotted name of the function or class it is in; "" at the top of the module.
         text: the line, without the white space around it.
         change: such as ``< to >=``.
-        at: which of the same change on the same line, from 1.
+        at: which of the same change in lines of the same text, from 1.
         start, end: bytes of the operator in the file.
         new: what stands there instead.
     """
@@ -141,13 +141,14 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
 
     visit(ast.parse(source), "")
     mutants: list[Mutant] = []
-    seen: Counter[tuple[int, str]] = Counter()
+    seen: Counter[tuple[str, str, str]] = Counter()
     for start, stop, where, change in sorted(found):
         number = source.count(b"\n", 0, start) + 1
-        seen[number, change] += 1
         text = source[starts[number - 1] : starts[number]].decode().strip()
+        same = where, text, change
+        seen[same] += 1
         new = change.partition(" to ")[2]
-        mutants.append(Mutant(file, number, where, text, change, seen[number, change], start, stop, new))
+        mutants.append(Mutant(file, number, where, text, change, seen[same], start, stop, new))
     return mutants
 
 
