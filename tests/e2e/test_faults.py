@@ -375,7 +375,7 @@ def test_a_run_that_asks_for_more_memory_than_there_is_fails_alone(tmp_path: Pat
 CRASHING: Final = """
 import sys
 from toutates.command.main import main
-from toutates.net import mailbox
+from toutates.net import worker
 from toutates.models import manager
 from toutates.infer import service as infer
 from toutates.server import server
@@ -385,20 +385,21 @@ class Fatal(BaseException):
 
 kind = sys.argv.pop(1)
 asked = []
-real_infer, real_wake_up = infer.InferService.infer, mailbox.Mailbox.wake_up
+real_infer, real_tick = infer.InferService.infer, worker.Worker._tick
 
 def ask(self, call):
     if b"crash" in call.buffer:
         asked.append(call)
+        self._worker.schedule.plan(0)  # something is due in this round
     else:
         real_infer(self, call)
 
-def wake_up(self):
+def tick(self, now_ns):
     if asked and kind == "error":
         raise RuntimeError("a bug")
     if asked and kind == "no error":
         raise Fatal("a bug")
-    return real_wake_up(self)
+    return real_tick(self, now_ns)
 
 async def fail_when_asked(self, *arguments):
     import trio
@@ -406,7 +407,7 @@ async def fail_when_asked(self, *arguments):
         await trio.sleep(0.01)
     raise RuntimeError("a bug")
 
-infer.InferService.infer, mailbox.Mailbox.wake_up = ask, wake_up
+infer.InferService.infer, worker.Worker._tick = ask, tick
 if kind == "manager":
     manager.ModelManager._keep_running = fail_when_asked
 if kind == "main":
