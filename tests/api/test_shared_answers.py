@@ -18,12 +18,13 @@ from toutates.system.errors import InvalidRequest
 class Kept:
     """The handler on a worker whose rounds the test makes, and what it answered with."""
 
-    def __init__(self, *, changes: bool = False, takes_s: float = 0.0) -> None:
+    def __init__(self, *, changes: bool = False, takes_s: float = 0.0, waits_s: float = 0.0) -> None:
         self.worker = Worker("test", Limits())
         self.worker.now_ns = 1
         self.table: object = object()
         self.made = 0
         self.takes_s = takes_s
+        self.waits_s = waits_s
         self.handle = shared_answers(
             ModelStatisticsRequest,
             self._answer,
@@ -37,9 +38,10 @@ class Kept:
         if asked.name == "wrong":
             raise InvalidRequest("no such model")
         self.made += 1
-        until = time.monotonic() + self.takes_s
-        while time.monotonic() < until:
+        until = time.thread_time() + self.takes_s
+        while time.thread_time() < until:
             pass
+        time.sleep(self.waits_s)
         response = ModelStatisticsResponse()
         response.model_stats.add(name=asked.name, inference_count=self.made)
         return response
@@ -92,6 +94,13 @@ def test_dear_statistics_take_a_tenth_of_the_time_at_most() -> None:
     assert kept.ask(asking("")) == 1
     kept.worker.now_ns += 60_000_000  # after LONGEST_NS in any case
     assert kept.ask(asking("")) == 2
+
+
+def test_statistics_of_a_thread_that_waited_for_a_core_are_made_anew_in_each_round() -> None:
+    kept = Kept(changes=True, waits_s=0.02)
+    kept.ask(asking("m"))
+    kept.worker.now_ns += 1
+    assert kept.ask(asking("m")) == 2
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

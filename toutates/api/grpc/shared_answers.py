@@ -19,9 +19,10 @@ from toutates.protocol.parsing import parse
 
 __all__ = ["shared_answers"]
 
-#: Statistics whose making takes longer than this in a round are kept for COST_SHARE times as long as it took, and
+#: Statistics whose making takes more CPU time than this in a round are kept for COST_SHARE times as long as that, and
 #: LONGEST_NS at most. So they cost a worker a tenth of its time however often they are asked for; and who asks for one
-#: model's after an inference, which takes less, finds the inference in them.
+#: model's after an inference, which takes less, finds the inference in them. Time in which the thread waits for a core
+#: does not count: a busy machine would make statistics old.
 CHEAP_NS: Final = 1_000_000
 COST_SHARE: Final = 10
 LONGEST_NS: Final = 100_000_000
@@ -107,9 +108,9 @@ def shared_answers(
         key = meaning(request)
         response = answers.by_meaning.get(key)
         if response is None:
-            began_ns = time.monotonic_ns()
+            began_ns = time.thread_time_ns()
             response = answer(request).SerializeToString()
-            answers.spent_ns += time.monotonic_ns() - began_ns
+            answers.spent_ns += time.thread_time_ns() - began_ns
             if len(answers.by_meaning) >= MAX_ANSWERS or answers.size + len(response) > MAX_BYTES:
                 answers.clear()
             answers.by_meaning[key] = response
