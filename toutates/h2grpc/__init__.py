@@ -10,7 +10,6 @@ from __future__ import annotations
 from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.call import Call, UnaryHandler
 from toutates.h2grpc.connection import ServerConnection
-from toutates.h2grpc.connection_state import ConnectionState
 from toutates.h2grpc.events import (
     CallCancelled,
     ConnectionTerminated,
@@ -30,7 +29,6 @@ __all__ = [
     "Buffer",
     "Call",
     "CallCancelled",
-    "ConnectionState",
     "ConnectionTerminated",
     "Event",
     "GrpcError",

@@ -32,7 +32,6 @@ import trio
 
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.connection import ServerConnection
-from toutates.h2grpc.connection_state import ConnectionState
 from toutates.h2grpc.limits import LIMIT_NAMES, Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.shared import Shared
@@ -41,6 +40,7 @@ from toutates.net.accepting import Acceptor
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
 from toutates.net.connection import Connection
+from toutates.net.connection_state import ConnectionState
 from toutates.net.handlers import Handlers, peer_of
 from toutates.net.housekeeping import Housekeeper, Traffic
 from toutates.net.incidents import Incidents

@@ -15,9 +15,9 @@ from typing import Final
 
 import trio
 
-from toutates.h2grpc import ConnectionState
 from toutates.models.table import ModelTable
 from toutates.net import Worker
+from toutates.net.connection_state import ConnectionState
 from toutates.observe.debug.task_tree import task_tree
 from toutates.observe.debug.thread_stacks import StackReader, thread_names
 from toutates.observe.status.view import ServerView
