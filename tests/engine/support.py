@@ -110,7 +110,7 @@ def gather() -> bytes:
 
 @dataclass
 class TestWorker:
-    """What a Submitter needs of a worker, and the answers that have come back by ticket."""
+    """What a Submitter needs of a worker, and the answers that have come back, by request context."""
 
     __test__ = False
 
@@ -130,12 +130,12 @@ class TestWorker:
         """Take what others have run."""
         (self.finish or self.results.put)(result)
 
-    def add(self, ticket: Any, lane: Any, *arrays: Array, rows: int | None = None) -> None:
+    def add(self, context: Any, lane: Any, *arrays: Array, rows: int | None = None) -> None:
         """Add one request's tensors, given by position in the lane."""
         if rows is None:
             rows = len(arrays[0]) if self.signature.batched and arrays else 1
         if isinstance(lane, GatheredLane):
-            self.submitter.add_gathered(lane, rows, ticket, [received(array) for array in arrays])
+            self.submitter.add_gathered(lane, rows, context, [received(array) for array in arrays])
             return
         contents = [array.tobytes() for array in arrays]
         spans: list[int] = []
@@ -143,7 +143,7 @@ class TestWorker:
         for content in contents:
             spans += (at, at + len(content))
             at += len(content)
-        self.submitter.add_packed(self.submitter.writer(lane), rows, ticket, b"headers" + b"".join(contents), spans)
+        self.submitter.add_packed(self.submitter.writer(lane), rows, context, b"headers" + b"".join(contents), spans)
 
     def at_round_end(self, callback: Callable[[], None]) -> None:
         """See ``Submitter``."""
@@ -155,32 +155,32 @@ class TestWorker:
         for callback in callbacks:
             callback()
 
-    def collect(self, *tickets: Any) -> list[Any]:
+    def collect(self, *contexts: Any) -> list[Any]:
         """Wait for the answers of these requests: the first output of each, or its error."""
         deadline = time.monotonic() + PATIENCE_S
-        while not all(ticket in self.answers or ticket in self.errors for ticket in tickets):
+        while not all(context in self.answers or context in self.errors for context in contexts):
             self.take(self.results.get(timeout=deadline - time.monotonic()))
-        return [self.errors[ticket] if ticket in self.errors else self.answers[ticket][0] for ticket in tickets]
+        return [self.errors[context] if context in self.errors else self.answers[context][0] for context in contexts]
 
     def take(self, result: BatchResult) -> None:
-        """Sort one result's rows to their tickets."""
+        """Give each request of a result its rows."""
         self.seen.append(result)
         outputs = result.outputs
-        for ticket, first, rows, part in result.waiters:
+        for context, first, rows, part in result.pending:
             if outputs is None:
                 assert result.error is not None
-                self.errors[ticket] = result.error
+                self.errors[context] = result.error
             elif part is None:
-                self.answers[ticket] = rows_of(outputs, first, rows, self.signature)
+                self.answers[context] = rows_of(outputs, first, rows, self.signature)
             else:
-                self._join(ticket, outputs, first, rows, *part)
+                self._join(context, outputs, first, rows, *part)
 
-    def _join(self, ticket: Any, outputs: Outputs, first: int, rows: int, split: Split, index: int) -> None:
+    def _join(self, context: Any, outputs: Outputs, first: int, rows: int, split: Split, index: int) -> None:
         split.parts[index] = (outputs, first, rows)
         split.left -= 1
-        if not split.left and ticket not in self.errors:
+        if not split.left and context not in self.errors:
             parts = [rows_of(*part, self.signature) for part in split.parts if part is not None]
-            self.answers[ticket] = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+            self.answers[context] = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
 
 
 def received(array: Array) -> Piece:
@@ -269,7 +269,7 @@ class Rig:
         self.gate = threading.Event()
         self.gate.set()
         self.unwanted: set[Any] = set()
-        #: until when tickets are wanted, monotonic nanoseconds
+        #: until when requests are wanted, by context, monotonic nanoseconds
         self.deadlines: dict[Any, int] = {}
         #: (rows, requests) of every batch that ran
         self.batches: list[tuple[int, int]] = []
@@ -287,9 +287,9 @@ class Rig:
 
         return Executor(self.supertensor, self.sessions[number], on_batch=on_batch)
 
-    def _is_wanted(self, ticket: Any, by_ns: int) -> bool:
+    def _is_wanted(self, context: Any, by_ns: int) -> bool:
         assert self.gate.wait(PATIENCE_S)
-        return ticket not in self.unwanted and self.deadlines.get(ticket, by_ns + 1) > by_ns
+        return context not in self.unwanted and self.deadlines.get(context, by_ns + 1) > by_ns
 
     @property
     def worker(self) -> TestWorker:

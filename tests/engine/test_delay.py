@@ -63,7 +63,7 @@ class Model:
 
     def send(self, rows: int = 1) -> None:
         """One request, in a round of its own."""
-        self.submitter.add_packed(self.writer, rows, "ticket", ROW * rows, [0, 16 * rows])
+        self.submitter.add_packed(self.writer, rows, "context", ROW * rows, [0, 16 * rows])
         while self._rounds:
             self._rounds.pop()()
 

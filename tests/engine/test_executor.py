@@ -68,8 +68,8 @@ def test_a_batch_that_would_be_too_late_is_not_run_while_others_wait_and_is_run_
     rig = Rig(DOUBLE, batch_size=2)
     lane = rig.packed((4,))
     lane.note_wall(2, 60 * 10**9)  # such batches take a minute
-    for ticket in ("hopeless", "patient", "last"):
-        rig.worker.add(ticket, lane, np.ones((2, 4), np.float32))
+    for context in ("hopeless", "patient", "last"):
+        rig.worker.add(context, lane, np.ones((2, 4), np.float32))
     rig.worker.end_round()
     soon_ns = time.monotonic_ns() + 80 * 10**9  # half as long again is not left
     rig.deadlines = {"hopeless": soon_ns, "last": soon_ns}

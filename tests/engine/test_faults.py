@@ -38,12 +38,12 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-def assert_serves(rig: Rig, ticket: str = "afterwards") -> None:
+def assert_serves(rig: Rig, context: str = "afterwards") -> None:
     """Every executor and every batch of the ring are there to be used."""
     for at in range(rig.supertensor.capacity + len(rig.threads)):
-        rig.worker.add((ticket, at), rig.lane((4,)), rows(2, at))
+        rig.worker.add((context, at), rig.lane((4,)), rows(2, at))
         rig.worker.end_round()
-        npt.assert_array_equal(rig.worker.collect((ticket, at))[0], 2 * rows(2, at))
+        npt.assert_array_equal(rig.worker.collect((context, at))[0], 2 * rows(2, at))
     wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
     rig.wait_idle()
 
@@ -122,8 +122,8 @@ def test_a_run_out_of_memory_fails_those_who_ask_for_it_alone() -> None:
     ]
     shapes = [tensor(name, ["n", 1], TensorProto.INT64) for name in "xy"]
     rig = Rig(model(nodes, shapes[:1], shapes[1:], one=np.array([1])))
-    for ticket, number in enumerate((3, 2**50, 5, 2**62, 7)):
-        rig.worker.add(ticket, rig.lane((1,)), np.array([[number]]))
+    for context, number in enumerate((3, 2**50, 5, 2**62, 7)):
+        rig.worker.add(context, rig.lane((1,)), np.array([[number]]))
     rig.worker.end_round()
     with rig.running():
         one, large, two, beyond, three = rig.worker.collect(*range(5))

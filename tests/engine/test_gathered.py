@@ -87,14 +87,14 @@ def test_a_failing_request_among_gathered_ones_fails_alone_beside_one_without_ro
     rig = Rig(model(nodes, inputs, outputs, table=np.array([10, 20], np.float32)))
     lane = rig.lane((1,), (1,))
 
-    def add(ticket: str, *indices: int) -> None:
+    def add(context: str, *indices: int) -> None:
         array = np.array(indices, np.int64).reshape(-1, 1)
-        rig.worker.add(ticket, lane, array, np.full(array.shape, ticket.encode(), object))
+        rig.worker.add(context, lane, array, np.full(array.shape, context.encode(), object))
 
     with rig.running():
         rig.wait_idle()
-        for ticket, indices in {"broken": (7,), "none": (), "fine": (1, 0), "none too": ()}.items():
-            add(ticket, *indices)
+        for context, indices in {"broken": (7,), "none": (), "fine": (1, 0), "none too": ()}.items():
+            add(context, *indices)
         rig.worker.end_round()
         broken, none, fine, _ = rig.worker.collect("broken", "none", "fine", "none too")
     assert isinstance(broken, ExecutionFailed)
@@ -177,10 +177,10 @@ def test_texts_of_many_elements_are_never_looked_for_in_a_worker_however_quick_t
     few.note_run(1, 1)
     many.note_run(1, 1)
     with rig.running():
-        for ticket, lane, count in (("few", few, 2), ("many", many, MANY_ELEMENTS + 1)):
+        for context, lane, count in (("few", few, 2), ("many", many, MANY_ELEMENTS + 1)):
             rig.wait_idle()
-            rig.worker.add(ticket, lane, np.full((1, count), b"", object))
+            rig.worker.add(context, lane, np.full((1, count), b"", object))
             rig.worker.end_round()
-            [answer] = rig.worker.collect(ticket)
+            [answer] = rig.worker.collect(context)
             assert answer.shape == (1, count)
     assert rig.ran_in == [threading.current_thread(), rig.threads[0]]

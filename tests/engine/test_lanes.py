@@ -260,8 +260,8 @@ def test_an_unbatched_model_runs_one_request_at_a_time(shape: list[int]) -> None
     assert lane.batch_rows == 1
     with rig.running():
         values = [np.full(shape, number, np.float32) for number in range(3)]
-        for ticket, value in enumerate(values):
-            rig.worker.add(ticket, lane, value)
+        for context, value in enumerate(values):
+            rig.worker.add(context, lane, value)
         rig.worker.end_round()
         for value, answer in zip(values, rig.worker.collect(0, 1, 2), strict=True):
             npt.assert_array_equal(answer, -value)
@@ -299,8 +299,8 @@ def test_several_inputs_are_packed_each_into_its_own_buffer() -> None:
 def test_requests_without_rows_are_packed_with_the_others() -> None:
     rig = Rig(DOUBLE)
     with rig.running():
-        for ticket, count in enumerate((0, 2, 0)):
-            rig.worker.add(ticket, rig.lane((4,)), rows(count))
+        for context, count in enumerate((0, 2, 0)):
+            rig.worker.add(context, rig.lane((4,)), rows(count))
         rig.worker.end_round()
         assert [len(answer) for answer in rig.worker.collect(0, 1, 2)] == [0, 2, 0]
         rig.worker.add("alone", rig.lane((4,)), rows(0))

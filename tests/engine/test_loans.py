@@ -39,12 +39,12 @@ def test_a_batch_runs_in_its_workers_thread_once_its_like_is_known_to_be_quick()
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
     with rig.running():
         rig.wait_idle()
-        for ticket in range(3):
-            rig.worker.add(ticket, rig.lane((4,)), rows(2, ticket))
+        for context in range(3):
+            rig.worker.add(context, rig.lane((4,)), rows(2, context))
             rig.worker.end_round()
-            if ticket:
+            if context:
                 assert not rig.worker.results.empty()  # it ran before the round was over
-            npt.assert_array_equal(rig.worker.collect(ticket)[0], 2 * rows(2, ticket))
+            npt.assert_array_equal(rig.worker.collect(context)[0], 2 * rows(2, context))
             rig.wait_idle()
         assert [thread is threading.current_thread() for thread in rig.ran_in] == [False, True, True]
         rig.worker.add("of another size", rig.lane((4,)), rows(8))
@@ -55,10 +55,10 @@ def test_a_batch_runs_in_its_workers_thread_once_its_like_is_known_to_be_quick()
 def test_a_model_that_is_not_quick_enough_stays_with_its_executors() -> None:
     rig = Rig(DOUBLE, quick_ns=1)
     with rig.running():
-        for ticket in range(3):
-            rig.worker.add(ticket, rig.lane((4,)), rows(1))
+        for context in range(3):
+            rig.worker.add(context, rig.lane((4,)), rows(1))
             rig.worker.end_round()
-            rig.worker.collect(ticket)
+            rig.worker.collect(context)
     assert set(rig.ran_in) == {rig.threads[0]}
 
 
@@ -66,10 +66,10 @@ def test_runs_off_the_cpu_are_never_held_to_be_quick() -> None:
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
     rig.sessions[0].on_cpu = False
     with rig.running():
-        for ticket in range(3):
-            rig.worker.add(ticket, rig.lane((4,)), rows(1, ticket))
+        for context in range(3):
+            rig.worker.add(context, rig.lane((4,)), rows(1, context))
             rig.worker.end_round()
-            npt.assert_array_equal(rig.worker.collect(ticket)[0], 2 * rows(1, ticket))
+            npt.assert_array_equal(rig.worker.collect(context)[0], 2 * rows(1, context))
     assert set(rig.ran_in) == {rig.threads[0]}
 
 
@@ -111,12 +111,12 @@ def test_a_workers_own_batch_runs_as_soon_as_it_is_full() -> None:
     lane = rig.lane((4,))
     with rig.running():
         learn(rig, lane, 1, 2)
-        for ticket in range(4):
-            rig.worker.add(ticket, lane, rows(1, ticket))
+        for context in range(4):
+            rig.worker.add(context, lane, rows(1, context))
         assert rig.batches == [(3, 3)]
         rig.worker.end_round()
-        for ticket, answer in enumerate(rig.worker.collect(0, 1, 2, 3)):
-            npt.assert_array_equal(answer, 2 * rows(1, ticket))
+        for context, answer in enumerate(rig.worker.collect(0, 1, 2, 3)):
+            npt.assert_array_equal(answer, 2 * rows(1, context))
     assert rig.batches == [(3, 3), (1, 1)]
 
 

@@ -22,25 +22,25 @@ def rows(count: int, length: int, start: int = 0) -> Any:
 
 
 def add(rig: Rig, length: int, count: int = 1, worker: int = 0) -> Any:
-    """A request with a ticket of its own, which tells what it is."""
+    """A request whose context tells its length and rows."""
     one = rig.workers[worker]
-    ticket = (length, count, len(one.answers) + len(tickets_of(rig)))
-    one.add(ticket, rig.lane((length,)), rows(count, length))
-    tickets_of(rig).append(ticket)
-    return ticket
+    context = (length, count, len(one.answers) + len(contexts_of(rig)))
+    one.add(context, rig.lane((length,)), rows(count, length))
+    contexts_of(rig).append(context)
+    return context
 
 
-def tickets_of(rig: Rig) -> list[Any]:
+def contexts_of(rig: Rig) -> list[Any]:
     """Those that were taken."""
-    if not hasattr(rig, "tickets"):
-        rig.tickets = []  # type: ignore[attr-defined]
-    return rig.tickets  # type: ignore[attr-defined,no-any-return]
+    if not hasattr(rig, "contexts"):
+        rig.contexts = []  # type: ignore[attr-defined]
+    return rig.contexts  # type: ignore[attr-defined,no-any-return]
 
 
 def collect_all(rig: Rig) -> None:
     """Every request that was taken is answered rightly."""
-    tickets = tickets_of(rig)
-    for (length, count, _), answer in zip(tickets, rig.worker.collect(*tickets), strict=True):
+    contexts = contexts_of(rig)
+    for (length, count, _), answer in zip(contexts, rig.worker.collect(*contexts), strict=True):
         npt.assert_array_equal(answer, 2 * rows(count, length))
 
 
@@ -305,8 +305,8 @@ def test_arrays_that_are_kept_are_counted_until_they_have_run() -> None:
     rig = Rig(unary("Identity", ["n", "m"], TensorProto.STRING), batch_size=4, capacity=4, capacity_bytes=10_000)
     lane, submitter = rig.lane((2,)), rig.worker.submitter
 
-    def submit(ticket: str, count: int, held_bytes: int) -> None:
-        submitter.add_gathered(lane, count, ticket, [received(np.full((count, 2), b"x", object))], held_bytes)
+    def submit(context: str, count: int, held_bytes: int) -> None:
+        submitter.add_gathered(lane, count, context, [received(np.full((count, 2), b"x", object))], held_bytes)
 
     submit("a", 1, 8000)
     with pytest.raises(Overloaded, match=r"this request needs 2001 more; .* 'capacity_bytes'"):

@@ -31,8 +31,8 @@ def test_requests_wait_up_to_the_bound_while_a_batch_runs_and_no_more() -> None:
     rig = Rig(DOUBLE, batch_size=32, capacity=9, max_queue_size=8)
     with rig.running():
         run_one(rig)
-        for ticket in range(8):
-            rig.worker.add(ticket, rig.lane((4,)), rows(1))
+        for context in range(8):
+            rig.worker.add(context, rig.lane((4,)), rows(1))
         with pytest.raises(QueueFull) as refused:
             rig.worker.add("late", rig.lane((4,)), rows(1))
         assert str(refused.value) == (
@@ -61,8 +61,8 @@ def test_a_request_counts_once_however_many_rows_it_has_and_batches_they_need() 
                 rig.worker.add("late", rig.lane((4,)), rows(count))
         rig.worker.end_round()
         rig.gate.set()
-        for ticket, count in (("whole", 4), ("split", 30), ("part", 3)):
-            npt.assert_array_equal(rig.worker.collect(ticket)[0], 2 * rows(count))
+        for context, count in (("whole", 4), ("split", 30), ("part", 3)):
+            npt.assert_array_equal(rig.worker.collect(context)[0], 2 * rows(count))
         rig.assert_empty()
 
 
@@ -85,8 +85,8 @@ def test_requests_that_an_idle_executor_is_about_to_take_do_not_wait(quick_ns: i
     rig = Rig(DOUBLE_LENGTHS, batch_size=32, capacity=8, max_queue_size=2, quick_ns=quick_ns)
     with rig.running():
         rig.wait_idle()
-        for ticket in range(10):  # one batch, which is run when the round ends
-            rig.worker.add(ticket, rig.lane((4,)), rows(1))
+        for context in range(10):  # one batch, which is run when the round ends
+            rig.worker.add(context, rig.lane((4,)), rows(1))
         for length in (1, 2):
             rig.worker.add(("other", length), rig.lane((length,)), rows(1, length))
         with pytest.raises(QueueFull, match="2 requests wait"):
@@ -100,8 +100,8 @@ def test_requests_that_nobody_waits_for_any_more_leave_the_queue_with_their_batc
     rig = Rig(DOUBLE, batch_size=2, capacity=8, max_queue_size=4)
     with rig.running():
         run_one(rig)
-        for ticket in range(4):
-            rig.worker.add(ticket, rig.lane((4,)), rows(1))
+        for context in range(4):
+            rig.worker.add(context, rig.lane((4,)), rows(1))
         rig.unwanted = {0, 1, 2, 3}
         rig.worker.end_round()
         rig.gate.set()

@@ -71,7 +71,7 @@ class Client:
             self.error = error
 
     def send(self, number: int) -> None:
-        ticket = (self.worker.number, number)
+        context = (self.worker.number, number)
         rows = self.random.choice([0, 1, 1, 1, 2, 3, 5, 13])
         length = 16 if self.kind == "known" else self.random.choice(LENGTHS)
         # Whole numbers that single precision holds exactly, different for every request.
@@ -79,24 +79,24 @@ class Client:
         fails = False
         other: Any
         if self.kind == "texts":
-            other = np.array([f"{ticket} {row}".encode() for row in range(rows)], object).reshape(rows, 1)
+            other = np.array([f"{context} {row}".encode() for row in range(rows)], object).reshape(rows, 1)
         else:
             other = np.full((rows, 1), number % 1_000, np.int64)
             fails = rows > 0 and self.random.random() < 0.01
             other[:1] = 5_000 if fails else other[:1]
         lane = self.rig.lane((length,), (1,))
         if self.random.random() < 0.05:
-            self.rig.unwanted.add(ticket)
+            self.rig.unwanted.add(context)
         while True:
             try:
-                self.worker.add(ticket, lane, x, other)
+                self.worker.add(context, lane, x, other)
                 break
             except Overloaded:
                 self.counts["overloaded"] += 1
                 self.worker.end_round()
                 self.receive(most_waiting=max(0, len(self.waiting) - 1))
                 time.sleep(0)
-        self.waiting[ticket] = (x, other), fails
+        self.waiting[context] = (x, other), fails
 
     def receive(self, most_waiting: int) -> None:
         while len(self.waiting) > most_waiting:
@@ -110,14 +110,14 @@ class Client:
     def take(self, timeout: float) -> None:
         result = self.worker.results.get(timeout=timeout) if timeout else self.worker.results.get_nowait()
         self.worker.take(result)
-        for ticket, error in self.worker.errors.items():
-            if ticket in self.waiting:  # of a split request every part may fail
-                _, fails = self.waiting.pop(ticket)
+        for context, error in self.worker.errors.items():
+            if context in self.waiting:  # of a split request every part may fail
+                _, fails = self.waiting.pop(context)
                 assert isinstance(error, (ExecutionFailed, TooLate))  # of all that share its batch one may wait
-                assert fails or ticket in self.rig.unwanted, error
+                assert fails or context in self.rig.unwanted, error
                 self.counts["failed" if fails else "cancelled"] += 1
-        for ticket, answer in self.worker.answers.items():
-            expected, fails = self.waiting.pop(ticket)
+        for context, answer in self.worker.answers.items():
+            expected, fails = self.waiting.pop(context)
             assert not fails
             self.check(expected, answer)
             self.slow.append((expected, answer))

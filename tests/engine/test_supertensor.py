@@ -34,11 +34,11 @@ def test_requests_of_one_round_run_together() -> None:
     rig = Rig(DOUBLE)
     with rig.running():
         rig.wait_idle()
-        for ticket in range(3):
-            rig.worker.add(ticket, rig.lane((4,)), rows(2, ticket))
+        for context in range(3):
+            rig.worker.add(context, rig.lane((4,)), rows(2, context))
         rig.worker.end_round()
-        for ticket, answer in enumerate(rig.worker.collect(0, 1, 2)):
-            npt.assert_array_equal(answer, 2 * rows(2, ticket))
+        for context, answer in enumerate(rig.worker.collect(0, 1, 2)):
+            npt.assert_array_equal(answer, 2 * rows(2, context))
     assert rig.batches == [(6, 3)]
 
 
@@ -62,8 +62,8 @@ def test_an_idle_executor_takes_a_batch_at_the_rounds_end_and_a_batch_grows_whil
         rig.worker.add("first", rig.lane((4,)), rows(1))
         rig.worker.end_round()
         wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
-        for ticket in range(4):
-            rig.worker.add(ticket, rig.lane((4,)), rows(1))
+        for context in range(4):
+            rig.worker.add(context, rig.lane((4,)), rows(1))
             rig.worker.end_round()
         assert rig.supertensor.occupancy().in_flight == 2
         rig.gate.set()
@@ -138,8 +138,8 @@ def test_a_batch_sealed_over_a_workers_head_runs_once_that_worker_commits() -> N
 def test_overload_is_said_at_once_and_ends_when_a_batch_has_run() -> None:
     rig = Rig(DOUBLE, batch_size=2, capacity=2)
     lane = rig.lane((4,))
-    for ticket in range(2):
-        rig.worker.add(ticket, lane, rows(2))
+    for context in range(2):
+        rig.worker.add(context, lane, rows(2))
     with pytest.raises(Overloaded, match=r"model 'm' has 4 of at most 4 rows waiting or running, .* raise 'capacity'"):
         rig.worker.add("late", lane, rows(1))
     with rig.running():

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from toutates.engine.result import BatchResult, Split, Timing, Waiter
+from toutates.engine.result import BatchResult, PendingRequest, Split, Timing
 from toutates.infer.inflight import Inflight, share
 
 
@@ -29,8 +29,8 @@ def test_requests_leave_when_the_last_batch_with_their_rows_is_back() -> None:
     counts: list[int] = []
     finish = inflight.leaving(lambda result: counts.append(inflight.count))
 
-    def batch(*waiters: Waiter) -> BatchResult:
-        return BatchResult(list(waiters), None, None, Timing(0, 0, 0, 0))
+    def batch(*pending: PendingRequest) -> BatchResult:
+        return BatchResult(list(pending), None, None, Timing(0, 0, 0, 0))
 
     ticket: Any = object()
     split = Split(3)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from toutates.engine.result import Timing, Waiter
+from toutates.engine.result import PendingRequest, Timing
 from toutates.h2grpc import HeaderField, Status
 from toutates.infer import observing
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
@@ -58,7 +58,7 @@ def refuse(observer: Observer, **more: Any) -> Observation:
     return observation
 
 
-def waiters_of(*calls: KnownCall) -> list[Waiter]:
+def pending_of(*calls: KnownCall) -> list[PendingRequest]:
     return [((cast(Any, call),), 0, 1, None) for call in calls]
 
 
@@ -199,7 +199,7 @@ def test_callers_that_have_left_were_late_or_have_cancelled(clock: Clock) -> Non
     )
     for call in (here, late, just_late, gone):
         observer.begin(cast(Any, call), 1, PEER)
-    among: list[Any] = list(observer.among(waiters_of(here, unseen, late, just_late, gone)))
+    among: list[Any] = list(observer.among(pending_of(here, unseen, late, just_late, gone)))
     assert among == [here, late, just_late, gone]
     assert [call.context.status for call in (here, late, just_late, gone)] == [
         Status.OK,

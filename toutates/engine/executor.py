@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from toutates.engine.lane import Batch
-from toutates.engine.result import BatchResult, Outputs, Timing, Waiter
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.servable import Backend
 from toutates.engine.supertensor import Deliver, Seat, SuperTensor
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
@@ -73,7 +73,7 @@ class Executor(Seat):
                 outcomes = self._fail(batch, error)
                 if not isinstance(error, Exception):
                     fatal = error
-            batch.drop_waiters()
+            batch.drop_pending()
             # Not after the delivery: whoever hears that the ring is free again must find it so.
             supertensor.release(batch)
             _deliver(outcomes, supertensor.deliver)
@@ -96,7 +96,7 @@ class Executor(Seat):
                 outcomes = self._run(batch, time.monotonic_ns)
             except BaseException as error:
                 outcomes = self._fail(batch, error)
-            batch.drop_waiters()
+            batch.drop_pending()
             following = self._supertensor.end_loan(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
 
@@ -109,32 +109,32 @@ class Executor(Seat):
                 there, a run of 5 us may wait a thousand times as long for the GIL before it can say that it is over.
 
         Returns:
-            What the callers get. They stay in the batch until ``Batch.drop_waiters``, for the case that this raises.
+            What the callers get. They stay in the batch until ``Batch.drop_pending``, for the case that this raises.
         """
         taken_ns = time.monotonic_ns()
-        waiters = batch.waiters
+        pending = batch.pending
         by_ns = taken_ns + self._usual_ns(batch) if self._supertensor.has_backlog else taken_ns
-        if not self._is_wanted(waiters, by_ns):
-            return [(waiters, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
+        if not self._is_wanted(pending, by_ns):
+            return [(pending, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         backend = self._backend
         began_ns = clock_ns()
         try:
             outputs = backend.run(batch, 0, batch.rows)
         except Exception as error:
-            return self._run_one_by_one(batch, waiters, self._as_failure(error), taken_ns)
+            return self._run_one_by_one(batch, pending, self._as_failure(error), taken_ns)
         rows = batch.rows
         timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, time.monotonic_ns())
         if backend.on_cpu:
             batch.lane.note_run(rows, clock_ns() - began_ns)
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
-        self._on_batch(rows, sum(map(len, waiters)), timing)
-        return [(waiters, outputs, None, timing)]
+        self._on_batch(rows, sum(map(len, pending)), timing)
+        return [(pending, outputs, None, timing)]
 
-    def _is_wanted(self, waiters: list[list[Waiter]], by_ns: int) -> bool:
+    def _is_wanted(self, pending: list[list[PendingRequest]], by_ns: int) -> bool:
         """Whether anybody waits for any of these until a time."""
-        for is_wanted, own in zip(self._supertensor.wanted, waiters, strict=False):
-            for waiter in own:
-                if is_wanted(waiter[0], by_ns):
+        for is_wanted, own in zip(self._supertensor.wanted, pending, strict=False):
+            for request in own:
+                if is_wanted(request[0], by_ns):
                     return True
         return False
 
@@ -145,19 +145,19 @@ class Executor(Seat):
         return usual_ns + (usual_ns >> 1)
 
     def _run_one_by_one(
-        self, batch: Batch, waiters: list[list[Waiter]], failure: RequestError, taken_ns: int
+        self, batch: Batch, pending: list[list[PendingRequest]], failure: RequestError, taken_ns: int
     ) -> list[Outcome]:
         """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
         # Beside the rows of a single request there may be those of one that was reserved and could not be written.
-        alone = [rows for own in waiters for _, _, rows, _ in own] == [batch.rows]
+        alone = [rows for own in pending for _, _, rows, _ in own] == [batch.rows]
         outcomes: list[Outcome] = []
-        for port, own in enumerate(waiters):
+        for port, own in enumerate(pending):
             is_wanted = self._supertensor.wanted[port]
-            for ticket, first, rows, part in own:
+            for context, first, rows, part in own:
                 outputs: Outputs | None = None
                 error: RequestError | None = failure
                 if not alone:
-                    if is_wanted(ticket, time.monotonic_ns()):
+                    if is_wanted(context, time.monotonic_ns()):
                         outputs, error = self._try_rows(batch, first, rows)
                     else:
                         error = _ABANDONED  # a caller that is late and still there must not hear of another's fault
@@ -166,8 +166,8 @@ class Executor(Seat):
                     self._on_batch(rows, 1, timing)
                     # The request's rows are the whole of these outputs.
                     first = 0
-                one: list[list[Waiter]] = [[] for _ in waiters]
-                one[port] = [(ticket, first, rows, part)]
+                one: list[list[PendingRequest]] = [[] for _ in pending]
+                one[port] = [(context, first, rows, part)]
                 outcomes.append((one, outputs, error, timing))
         return outcomes
 
@@ -180,7 +180,7 @@ class Executor(Seat):
     def _fail(self, batch: Batch, error: BaseException) -> list[Outcome]:
         """The outcome of a batch that raised where nothing should: all callers get the same error."""
         now_ns = time.monotonic_ns()
-        return [(batch.waiters, None, self._as_failure(error), Timing(now_ns, now_ns, now_ns, now_ns))]
+        return [(batch.pending, None, self._as_failure(error), Timing(now_ns, now_ns, now_ns, now_ns))]
 
     def _as_failure(self, error: BaseException) -> RequestError:
         if isinstance(error, RequestError):
@@ -196,12 +196,12 @@ class Executor(Seat):
 
 
 #: Waiters by port, and what they get: outputs, or an error.
-Outcome = tuple[list[list[Waiter]], Outputs | None, RequestError | None, Timing]
+Outcome = tuple[list[list[PendingRequest]], Outputs | None, RequestError | None, Timing]
 
 
 def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
-    for waiters, outputs, error, timing in outcomes:
-        for port, own in enumerate(waiters):
+    for pending, outputs, error, timing in outcomes:
+        for port, own in enumerate(pending):
             if own:
                 try:
                     deliver(port, BatchResult(own, outputs, error, timing))
@@ -210,7 +210,7 @@ def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
                     _deliver_failure(port, own, timing, deliver)
 
 
-def _deliver_failure(port: int, own: list[Waiter], timing: Timing, deliver: Deliver) -> None:
+def _deliver_failure(port: int, own: list[PendingRequest], timing: Timing, deliver: Deliver) -> None:
     """Once more, with less: an error needs no memory of the outputs."""
     try:
         deliver(port, BatchResult(own, None, _UNDELIVERED, timing))

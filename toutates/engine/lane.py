@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.engine.result import Outputs, Waiter
+from toutates.engine.result import Outputs, PendingRequest
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
@@ -85,7 +85,7 @@ class Batch:
         held_bytes: of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``supertensor``.
-        waiters: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
+        pending: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
             the executor from when it takes the batch, which the lock puts after every port's commit.
     """
 
@@ -101,12 +101,12 @@ class Batch:
         "memory_bytes",
         "order",
         "outputs",
+        "pending",
         "pieces",
         "requests",
         "room",
         "rows",
         "views",
-        "waiters",
     )
 
     def __init__(self, lane: Lane, ports: int, room: int) -> None:
@@ -121,7 +121,7 @@ class Batch:
         self.held_bytes = 0
         self.busy = 0
         self.due_ns = 0
-        self.waiters: list[list[Waiter]] = [[] for _ in range(ports)]
+        self.pending: list[list[PendingRequest]] = [[] for _ in range(ports)]
         #: PackedLane: by position, array [room, *row] of the input's dtype; bound outputs likewise
         self.arrays: list[npt.NDArray[Any]] = []
         self.outputs: list[npt.NDArray[Any]] = []
@@ -141,15 +141,15 @@ class Batch:
         )
 
     def add_ports(self, ports: int) -> None:
-        """Make room for the waiters of ``ports`` ports. Call with the lock held, while the batch is not running."""
-        for _ in range(len(self.waiters), ports):
-            self.waiters.append([])
+        """Make lists of pending requests for ``ports`` ports. With the lock held, while the batch is not running."""
+        for _ in range(len(self.pending), ports):
+            self.pending.append([])
             if self.arrays:
                 self.views.append([_bytes_of(array) for array in self.arrays])
 
-    def drop_waiters(self) -> None:
-        """The batch is to be used again, without those who waited for it."""
-        self.waiters = [[] for _ in self.waiters]
+    def drop_pending(self) -> None:
+        """Forget the pending requests, so that the batch can be used again. Whoever has the old lists keeps them."""
+        self.pending = [[] for _ in self.pending]
 
 
 class Lane:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import RequestError
 
-__all__ = ["BatchResult", "Outputs", "Timing", "Waiter"]
+__all__ = ["BatchResult", "Outputs", "PendingRequest", "Timing"]
 
 
 class Split:
@@ -31,9 +31,9 @@ class Split:
         self.error: RequestError | None = None
 
 
-#: One request's rows in a batch: (ticket, its first row, number of its rows, which part of a split request they are).
-#: What a ticket is, is the affair of whoever added the rows.
-Waiter = tuple[Any, int, int, tuple[Split, int] | None]
+#: One request's rows in a batch: (its context, its first row, number of its rows, which part of a split request they
+#: are). The context is any object that whoever added the rows wants back with the result.
+PendingRequest = tuple[Any, int, int, tuple[Split, int] | None]
 
 
 @dataclass(slots=True)
@@ -78,12 +78,12 @@ class Timing:
 class BatchResult:
     """A batch's outcome for the requests of one worker: ``outputs``, or the ``error`` that all of them get."""
 
-    __slots__ = ("_outputs", "error", "timing", "waiters")
+    __slots__ = ("_outputs", "error", "pending", "timing")
 
     def __init__(
-        self, waiters: list[Waiter], outputs: Outputs | None, error: RequestError | None, timing: Timing
+        self, pending: list[PendingRequest], outputs: Outputs | None, error: RequestError | None, timing: Timing
     ) -> None:
-        self.waiters = waiters
+        self.pending = pending
         self.error = error
         self.timing = timing
         self._outputs = outputs

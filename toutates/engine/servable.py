@@ -29,14 +29,15 @@ class Consumer:
         finish: takes the outcome of batches with rows of this consumer, in the thread that has run them.
         finish_here: the same for batches that the consumer's own thread has run, within ``Port.commit``.
         at_round_end: asks for a callback once the consumer has handed out the requests it has read.
-        is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds. Called in any thread.
+        is_wanted: whether the request of a context still has a caller at a time, monotonic nanoseconds. Called in any
+            thread.
         counters: what the consumer counts of its requests.
     """
 
     finish: Callable[[BatchResult], None]
     finish_here: Callable[[BatchResult], None]
     at_round_end: Callable[[Callable[[], None]], None]
-    is_wanted: Callable[[Any, int], bool] = lambda ticket, by_ns: True
+    is_wanted: Callable[[Any, int], bool] = lambda context, by_ns: True
     counters: WorkerCounters = field(default_factory=WorkerCounters)
 
 
@@ -64,13 +65,13 @@ class Port(Protocol):
         """The way for rows of these shapes. Not for every request: keep it."""
         ...
 
-    def add_packed(self, way: Any, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+    def add_packed(self, way: Any, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """Add one request, copying its rows.
 
         Args:
             way: for its row shapes; a packed one.
             rows: how many.
-            ticket: comes back in the batch's waiters.
+            context: the request's; it comes back in ``BatchResult.pending``.
             buffer: the received message.
             spans: start and end of each input's bytes in ``buffer``, flat, in the order of the row shapes.
 
@@ -80,11 +81,11 @@ class Port(Protocol):
         """
         ...
 
-    def add_gathered(self, way: Any, rows: int, ticket: Any, arrays: Sequence[Piece], held_bytes: int = 0) -> None:
+    def add_gathered(self, way: Any, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0) -> None:
         """The same for a way that is not packed: arrays in the order of the row shapes, kept until they have run.
 
         Args:
-            way, rows, ticket: as for ``add_packed``.
+            way, rows, context: as for ``add_packed``.
             arrays: one per input.
             held_bytes: memory that they keep.
         """

@@ -102,13 +102,13 @@ class Submitter:
             writer = self._writers[lane] = LaneWriter(lane, list(lane.row_bytes), large_rows)
         return writer
 
-    def add_packed(self, way: LaneWriter, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+    def add_packed(self, way: LaneWriter, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """Copy one request's rows into the open batch; into several where they do not fit.
 
         Args:
             way: into the lane of the rows' shapes.
             rows: how many.
-            ticket: comes back in the batch's waiters.
+            context: the request's; it comes back in ``BatchResult.pending``.
             buffer: the received message.
             spans: start and end of each input's bytes in ``buffer``, flat, by position in the lane's row shapes;
                 their lengths are ``rows`` x ``row_bytes``.
@@ -124,7 +124,7 @@ class Submitter:
         else:
             place = self._reserve_whole(way, rows)
             if place is None:
-                self._add_split(way.lane, rows, ticket, buffer, spans)
+                self._add_split(way.lane, rows, context, buffer, spans)
                 return
             batch, first = place
             end = first + rows
@@ -139,7 +139,7 @@ class Submitter:
         except BaseException:
             self._after_adding(full=True)  # out of memory; rows that are reserved have to be committed even so
             raise
-        batch.waiters[self._port].append((ticket, first, rows, None))
+        batch.pending[self._port].append((context, first, rows, None))
         if not self._commit_asked or end == batch.room:
             self._after_adding(full=end == batch.room)
 
@@ -171,12 +171,12 @@ class Submitter:
             self._reserve(batch, first + rows)
             return batch, first
 
-    def _add_split(self, lane: PackedLane, rows: int, ticket: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+    def _add_split(self, lane: PackedLane, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         try:
             parts = self._reserve_parts(lane, rows)
             for part in parts:
                 self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
-            self._enter(parts, ticket)
+            self._enter(parts, context)
         finally:
             self._after_adding(full=True)
 
@@ -184,7 +184,7 @@ class Submitter:
         self,
         way: GatheredLane,
         rows: int,
-        ticket: Any,
+        context: Any,
         arrays: Sequence[Piece],
         held_bytes: int = 0,
     ) -> None:
@@ -201,7 +201,7 @@ class Submitter:
                 rows_of_part = slice(part.offset, part.offset + part.rows)
                 own = arrays if whole else [array[rows_of_part] for array in arrays]
                 part.batch.pieces.append((part.first, part.rows, own))
-            self._enter(parts, ticket)
+            self._enter(parts, context)
         finally:
             self._after_adding(full=True)
 
@@ -269,15 +269,15 @@ class Submitter:
             supertensor.note_request(parts[0].batch, parts[-1].batch, held_bytes)
         return parts
 
-    def _enter(self, parts: Sequence[Part], ticket: Any) -> None:
-        """Enter a ticket in each of its batches, once all of its rows are there: without it nobody gets what they hold.
+    def _enter(self, parts: Sequence[Part], context: Any) -> None:
+        """List a request in each of its batches, once all of its rows are there: until then nobody gets what they hold.
 
         A batch may run on this worker's thread, and be answered, before an error of the copy has reached the caller.
         """
         split = Split(len(parts)) if len(parts) > 1 else None
         for index, part in enumerate(parts):
-            waiter = (ticket, part.first, part.rows, (split, index) if split is not None else None)
-            part.batch.waiters[self._port].append(waiter)
+            request = (context, part.first, part.rows, (split, index) if split is not None else None)
+            part.batch.pending[self._port].append(request)
 
     def _copy(
         self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int

@@ -153,7 +153,7 @@ class SuperTensor:
         self._in_flight = 0
         self._opened = 0
         self._spare_bytes = 0
-        #: by port: what takes the outcomes of its rows, and tells whether anybody waits for a ticket until a time
+        #: by port: what takes the outcomes of its rows, and tells whether the request of a context still has a caller
         self._finish: list[Callable[[BatchResult], None]] = []
         self.wanted: list[Callable[[Any, int], bool]] = []
         self._closed = False
@@ -261,7 +261,7 @@ class SuperTensor:
             self._spare_bytes -= batch.memory_bytes
         else:
             batch = self._find_memory(lane, rows)
-        if len(batch.waiters) < len(self._finish):
+        if len(batch.pending) < len(self._finish):
             batch.add_ports(len(self._finish))
         room.memory_bytes += batch.memory_bytes
         self._opened = batch.order = self._opened + 1
@@ -565,7 +565,7 @@ class SuperTensor:
 
         Args:
             finish: takes the outcomes of its rows, in the threads that have run them.
-            is_wanted: whether anybody waits for a ticket until a time, monotonic nanoseconds. Called in any thread.
+            is_wanted: see ``Consumer``.
 
         Returns:
             Its number, from 0.
@@ -627,7 +627,7 @@ class SuperTensor:
                 running=len(self._running),
                 capacity=self.capacity,
                 # Workers may add more at this moment; a list's length can be read in any thread.
-                waiting=sum(len(own) for batch in waiting for own in batch.waiters),
+                waiting=sum(len(own) for batch in waiting for own in batch.pending),
                 rows=sum(batch.rows for batch in in_flight),
                 row_capacity=self.room.bounds.rows,
                 in_flight_bytes=self.room.memory_bytes,

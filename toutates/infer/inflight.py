@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from toutates.engine.result import BatchResult, Waiter
+from toutates.engine.result import BatchResult, PendingRequest
 from toutates.system.errors import Overloaded
 
 __all__ = ["FLAG", "Inflight", "share"]
@@ -49,16 +49,16 @@ class Inflight:
         """``finish``, after the requests of the batch that it answers are taken off the count."""
 
         def leave_and_finish(result: BatchResult) -> None:
-            self.count -= _ended(result.waiters)
+            self.count -= _ended(result.pending)
             finish(result)
 
         return leave_and_finish
 
 
-def _ended(waiters: Sequence[Waiter]) -> int:
+def _ended(pending: Sequence[PendingRequest]) -> int:
     """How many requests end with these parts of a batch: all but one that was split and goes on in the next batch.
 
     Such a one fills its batch to the end, so it can only be the last that this worker has put there.
     """
-    part = waiters[-1][3]
-    return len(waiters) - (part is not None and part[1] + 1 < len(part[0].parts))
+    part = pending[-1][3]
+    return len(pending) - (part is not None and part[1] + 1 < len(part[0].parts))

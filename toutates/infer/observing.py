@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from toutates.engine.counters import Durations
-from toutates.engine.result import Timing, Waiter
+from toutates.engine.result import PendingRequest, Timing
 from toutates.h2grpc import Call, HeaderField, Status
 from toutates.infer.plan import Plan
 from toutates.models.table import ServedVersion
@@ -205,10 +205,10 @@ class Observer:
         observation.text = text
         self._end(call, time.monotonic_ns())
 
-    def among(self, waiters: Sequence[Waiter]) -> list[Call]:
+    def among(self, pending: Sequence[PendingRequest]) -> list[Call]:
         """The observed ones of those that wait for a batch, which is about to be answered."""
         calls: list[Call] = []
-        for (call, *_), _, _, _ in waiters:
+        for (call, *_), _, _, _ in pending:
             if call.context is not None:
                 calls.append(call)
                 if not call.open:

@@ -149,10 +149,10 @@ def test_buffers_of_a_session_on_a_device_are_not_bound(content: bytes) -> None:
 
 
 def run_batches(rig: Rig, count: int) -> None:
-    for ticket in range(count):
-        rig.worker.add(ticket, rig.lane((4,)), np.ones((1, 4), np.float32))
+    for context in range(count):
+        rig.worker.add(context, rig.lane((4,)), np.ones((1, 4), np.float32))
         rig.worker.end_round()
-        rig.worker.collect(ticket)
+        rig.worker.collect(context)
     rig.worker.answers.clear()
 
 

@@ -117,12 +117,12 @@ def test_bytes_and_bfloat16_go_through_one_model() -> None:
     rig = Rig(model(nodes, inputs, outputs))
     numbers = np.array([[0x3F80, 0xC000, 1]], np.uint16)
     with rig.running():
-        for ticket, kind in (("a", b"\xff\0"), ("b", b"\xfe" * 20)):
-            rig.worker.add(ticket, rig.lane((3,), (1,)), numbers, objects(kind))
+        for context, kind in (("a", b"\xff\0"), ("b", b"\xfe" * 20)):
+            rig.worker.add(context, rig.lane((3,), (1,)), numbers, objects(kind))
         rig.worker.end_round()
-        for ticket, kind in (("a", b"\xff\0"), ("b", b"\xfe" * 20)):
-            np.testing.assert_array_equal(rig.worker.collect(ticket)[0], numbers)
-            np.testing.assert_array_equal(rig.worker.answers[ticket][1], objects(kind))
+        for context, kind in (("a", b"\xff\0"), ("b", b"\xfe" * 20)):
+            np.testing.assert_array_equal(rig.worker.collect(context)[0], numbers)
+            np.testing.assert_array_equal(rig.worker.answers[context][1], objects(kind))
 
 
 def test_bytes_that_a_model_makes_of_numbers_are_read() -> None:
