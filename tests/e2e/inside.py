@@ -41,7 +41,7 @@ class Inside:
     @property
     def workers(self) -> list[Worker]:
         """Its workers. They run: look, and do not touch."""
-        return self.server._workers
+        return self.server.workers.all
 
     def version(self, model: str) -> ServedVersion:
         """The newest version of a model."""

@@ -411,7 +411,7 @@ infer.InferService.infer, worker.Worker._tick = ask, tick
 if kind == "manager":
     manager.ModelManager._keep_running = fail_when_asked
 if kind == "main":
-    server.Server._heed = fail_when_asked
+    server.Server._handle_signals = fail_when_asked
 sys.exit(main())
 """
 

@@ -49,7 +49,7 @@ def call(client: Client, message: bytes, *headers: tuple[str, str]) -> str:
 
 
 def observer_of(inside: Inside) -> Observer:
-    return inside.server._infer[0].observer
+    return inside.server.workers.infer[0].observer
 
 
 def observe(inside: Inside, interval: int) -> list[Observation]:
@@ -197,7 +197,7 @@ def test_refused_requests_are_observed_and_counted(models: Path) -> None:
         assert seen[0].version is None
         assert not seen[0].copied_ns
         assert seen[0].answered_ns > seen[0].arrival_ns
-        counters = inside.server._infer[0].counters
+        counters = inside.server.workers.infer[0].counters
         assert (counters.unknown, counters.invalid, counters.overloaded) == (1, 1, 0)
         assert counters.parsed == 4
         requests = inside.version("slow").servable.counters.requests()
@@ -228,7 +228,7 @@ def test_requests_in_flight_beyond_the_limit_are_counted(models: Path) -> None:
             answers = [client.answer(stream) for stream in [begin(client, slow(200)) for _ in range(3)]]
         refused = [answer for answer in answers if answer.status[0] == "8"]
         assert len(refused) == 2
-        assert inside.server._infer[0].counters.overloaded == 2
+        assert inside.server.workers.infer[0].counters.overloaded == 2
         wait_until(lambda: len(seen) == 3)
         statuses = [observation.status for observation in seen]
         assert sorted(statuses) == [Status.OK, Status.RESOURCE_EXHAUSTED, Status.RESOURCE_EXHAUSTED]
@@ -310,7 +310,7 @@ def test_a_request_that_is_wanted_is_observed_whatever_the_interval(models: Path
     seen: list[Observation] = []
 
     def visit(inside: Inside) -> None:
-        infer = inside.server._infer[0]
+        infer = inside.server.workers.infer[0]
         method = inside.workers[0].methods[INFER.encode()]
         object.__setattr__(method, "unary", infer.observing_handler(Sampling(seen.append)))
         with client_of(inside.port) as client:

@@ -120,7 +120,7 @@ def test_inputs_in_any_order_and_any_outputs(models: Callable[..., Path], ids: S
                             np.testing.assert_array_equal(found[name], values)
         assert counted(inside, "addsub") == (8 * TIMES, 16 * TIMES, 0)
         # Parsed once, and once more when it is unlike all before it: by the order of inputs and by the outputs.
-        assert inside.server._infer[0].counters.parsed == 8
+        assert inside.server.workers.infer[0].counters.parsed == 8
 
     serve(models("addsub"), visit)
 
@@ -179,10 +179,10 @@ def test_what_does_not_fit_is_refused_and_harms_no_plan(models: Callable[..., Pa
             more = ModelInferRequest()
             more.CopyFrom(good)
             more.raw_input_contents.append(b"")
-            parsed = inside.server._infer[0].counters.parsed
+            parsed = inside.server.workers.infer[0].counters.parsed
             for _ in range(2):  # one too many is passed over, as by Triton, and takes no plan from those without
                 np.testing.assert_array_equal(ask(client, more)[1]["OUTPUT0"], answer)
-            assert inside.server._infer[0].counters.parsed == parsed + 2
+            assert inside.server.workers.infer[0].counters.parsed == parsed + 2
             np.testing.assert_array_equal(ask(client, good)[1]["OUTPUT0"], answer)
         assert counted(inside, "addsub")[2] == 8
 
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused_and_harms_no_plan(models: Callable[..., Pa
 
 def test_ids_have_a_length_and_refusals_are_counted_by_kind(models: Callable[..., Path]) -> None:
     def visit(inside: Inside) -> None:
-        counters = inside.server._infer[0].counters
+        counters = inside.server.workers.infer[0].counters
         given = {"INPUT": ints(3, 1)}
         with client_of(inside.port) as client:
             for _ in range(2):

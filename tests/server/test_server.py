@@ -27,8 +27,10 @@ from toutates.command.probe import probe
 from toutates.models.manager import ModelManager
 from toutates.net import Worker
 from toutates.server import server as server_module
+from toutates.server import workers as workers_module
 from toutates.server.options import Options
 from toutates.server.server import Server
+from toutates.server.thread_plan import plan_threads
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
 from toutates.system.interpreter import describe_interpreter, gil_enabled
@@ -171,7 +173,7 @@ def test_cancelling_the_server_ends_its_threads(repository: Path) -> None:
 def test_several_workers_share_the_port(repository: Path) -> None:
     async def main() -> None:
         async with started(options_of(repository, processing_cores=2)) as running:
-            workers = running.server._workers
+            workers = running.server.workers.all
             # The system spreads connections by a hash of their ports: that all go to one is improbable beyond belief.
             streams = [await trio.open_tcp_stream(running.address.host, running.address.port) for _ in range(60)]
             await trio.to_thread.run_sync(wait_until, lambda: sum(worker.connections for worker in workers) == 60)
@@ -195,7 +197,7 @@ def test_a_worker_that_fails_ends_the_server_with_a_failure(
                 return await super().run(listener, **more)
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(server_module, "Worker", Failing)
+    monkeypatch.setattr(workers_module, "Worker", Failing)
 
     async def main() -> None:
         async with started(options_of(repository, processing_cores=workers)) as running:
@@ -397,7 +399,7 @@ def test_a_signal_while_models_load_ends_the_server_cleanly(
                 nursery.start_soon(serve)
                 await trio.to_thread.run_sync(loading.wait)
                 os.kill(os.getpid(), signal.SIGTERM)
-                await server._stopping.wait()
+                await server.shutdown.begun.wait()
                 go_on.set()
 
     run(main)
@@ -413,7 +415,7 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             seen.append((name, limits, more))
             super().__init__(name, limits, **more)
 
-    monkeypatch.setattr(server_module, "Worker", Seen)
+    monkeypatch.setattr(workers_module, "Worker", Seen)
     options = options_of(
         repository, processing_cores=2, max_concurrent_connections=11, max_buffered_bytes=25, grpc_compression="gzip"
     )
@@ -430,18 +432,21 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
 # --- cores
 
 
-def test_pinned_threads_run_where_the_plan_says_and_the_process_is_as_before_afterwards(repository: Path) -> None:
+def test_pinned_threads_run_where_the_plan_says_and_the_process_is_as_before_afterwards(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allowed = allowed_cpus()
     first, last = min(allowed), max(allowed)
-    server = Server(options_of(repository))
     # By hand, because roles may share a CPU here: a plan of the server's own takes three CPUs at least.
-    server._placement = Placement(
+    plan = Placement(
         processing_cores=2,
         topology=read_topology(allowed),
         manager=(last,),
         executors=(first,),
         workers=(last, first),
     )
+    monkeypatch.setattr(server_module, "plan_threads", lambda options: plan)
+    server = Server(options_of(repository))
     running = Running(server)
 
     async def main() -> None:
@@ -469,7 +474,7 @@ def test_the_plan_is_made_from_the_options(repository: Path) -> None:
     cpus = len(allowed_cpus())
 
     def placed(**more: Any) -> tuple[int, int]:
-        placement = Server(options_of(repository, **more))._placement
+        placement = plan_threads(options_of(repository, **more))
         return placement.executor_cpus, placement.processing_cores
 
     assert placed() == (1, 1 if gil_enabled() else max(1, cpus - 1))

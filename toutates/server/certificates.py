@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from toutates.net import describe_tls_error, harden_tls
 from toutates.server.options import TlsFiles
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["ServerTls", "client_context", "load_server_tls"]
+__all__ = ["ServerCertificate", "ServerTls", "client_context", "load_server_tls"]
+
+logger = logging.getLogger(__name__)
 
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
@@ -47,6 +50,50 @@ def load_server_tls(files: TlsFiles, count: int) -> ServerTls:
     _load_certificate(rehearsal, files.cert, files.key, "--tls-cert", "--tls-key")
     valid_until, warning = _rehearse(rehearsal, files)
     return ServerTls(contexts, valid_until, warning)
+
+
+class ServerCertificate:
+    """The server's certificate: loaded at the start, and again whenever the operator says so. For the main thread.
+
+    Args:
+        files: where it stands; None serves plaintext.
+        workers: how many contexts there are to be.
+
+    Attributes:
+        contexts: one per worker; none for plaintext.
+
+    Raises:
+        ConfigurationError: see ``load_server_tls``.
+    """
+
+    def __init__(self, files: TlsFiles | None, workers: int) -> None:
+        self.contexts: tuple[ssl.SSLContext, ...] = ()
+        self._files = files
+        self._workers = workers
+        if files is not None:
+            self._load(files)
+
+    def reload(self) -> bool:
+        """Read the files again; returns whether there are new contexts. Files that cannot be used change nothing."""
+        if self._files is None:
+            logger.info("SIGHUP: there is nothing to reload without --tls-cert")
+            return False
+        logger.info("SIGHUP: reloading TLS")
+        try:
+            self._load(self._files)
+        except ConfigurationError as error:
+            logger.error("%s; until then the certificate loaded before stays in use", error)
+            return False
+        return True
+
+    def _load(self, files: TlsFiles) -> None:
+        tls = load_server_tls(files, self._workers)
+        self.contexts = tls.contexts
+        validity = f"valid until {tls.valid_until}" if tls.valid_until else "which is not valid"
+        clients = "clients need one too" if files.client_ca is not None else "clients need none"
+        logger.info("TLS with the certificate %s, %s; %s", files.cert, validity, clients)
+        if tls.warning:
+            logger.warning("%s", tls.warning)
 
 
 def client_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:

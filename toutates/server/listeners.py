@@ -1,0 +1,48 @@
+"""The sockets that the server listens on: one field of ``Listeners`` per flag that names an address."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+from toutates.net.listening import bind
+from toutates.server.options import Options
+
+__all__ = ["Listeners", "open_listeners"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Sockets that are bound, and not listening yet.
+
+    Attributes:
+        grpc: one per worker; they share the port of ``--grpc-addr``.
+        monitoring: of ``--metrics-addr``; None where that is off.
+    """
+
+    grpc: tuple[socket.socket, ...]
+    monitoring: socket.socket | None
+
+
+@contextmanager
+def open_listeners(options: Options, workers: int) -> Iterator[Listeners]:
+    """Bind every address; the sockets are closed at the end of the block.
+
+    Args:
+        options: which addresses.
+        workers: how many workers will listen.
+
+    Raises:
+        ConfigurationError: an address is in use, or not of this machine.
+    """
+    with ExitStack() as opened:
+        grpc = bind(options.grpc_addr, "--grpc-addr", sockets=workers)
+        for listener in grpc:
+            opened.enter_context(closing(listener))
+        monitoring = None
+        if options.metrics_addr is not None:
+            [monitoring] = bind(options.metrics_addr, "--metrics-addr", otherwise=", or write 'off' to do without")
+            opened.enter_context(closing(monitoring))
+        yield Listeners(tuple(grpc), monitoring)

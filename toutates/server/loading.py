@@ -1,0 +1,138 @@
+"""The models' first load: which models there are, what becomes of them, and what the operator is told of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import onnxruntime
+import trio
+
+from toutates.models.manager import ModelManager
+from toutates.repositories.control.fetching import fetch_all
+from toutates.repositories.control.first_look import FirstLook, look_first
+from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.waiting import Waiting
+from toutates.repositories.interface import Repository
+from toutates.repositories.opening import open_repositories
+from toutates.server.options import Options
+from toutates.server.shutdown import Shutdown
+from toutates.server.startup_table import placement_records, placement_table, startup_records, startup_table
+from toutates.system.errors import ToutatesError
+from toutates.system.logs.setup import Logs
+from toutates.system.placement import Placement
+
+__all__ = ["FirstLoad"]
+
+logger = logging.getLogger(__name__)
+
+
+class FirstLoad:
+    """Opens the repositories, loads their models, and prints the tables of the start.
+
+    Args:
+        options: of the server.
+        placement: where its threads run.
+        providers: names of the execution providers, by priority.
+        logs: takes the tables.
+        shutdown: ends the load early; it is told where --exit-on-error ends the server.
+
+    Attributes:
+        repositories: those that are open; all of them once ``run`` has found the models.
+        waiting: what the start is waiting for.
+        passed_over: what the log has been told of entries that are no models.
+    """
+
+    def __init__(
+        self, options: Options, placement: Placement, providers: list[str], logs: Logs, shutdown: Shutdown
+    ) -> None:
+        self.repositories: list[Repository] = []
+        self.waiting = Waiting()
+        self.passed_over = PassedOver()
+        self._options = options
+        self._placement = placement
+        self._providers = providers
+        self._logs = logs
+        self._shutdown = shutdown
+
+    async def run(self, manager: ModelManager, control: ModelControl) -> bool:
+        """Find and load the models, unless the shutdown begins first; returns whether to go on.
+
+        Raises:
+            ConfigurationError: see ``open_repositories`` and ``look_first``.
+        """
+        started = time.monotonic()
+        async with trio.open_nursery() as nursery:
+
+            async def cancel_when_stopping() -> None:
+                await self._shutdown.begun.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(cancel_when_stopping)
+            seen = await self._look()
+            folders = await fetch_all(seen.found, self._placement.anywhere)
+            await manager.load_all(folders, _log_progress)
+            control.begin(seen.found, folders, seen.late)
+            nursery.cancel_scope.cancel()
+        if self._shutdown.begun.is_set():
+            return False
+        if not manager.table.models and self._options.load_models is None and not control.late:
+            await self._warn_of_no_models(may_be_empty=manager.table.may_be_empty)
+        shown = (manager.table, self._providers, time.monotonic() - started, control.unready_reason)
+        self._logs.show(startup_table(*shown), startup_records(*shown))
+        placed = (self._placement, manager.table)
+        self._logs.show(placement_table(*placed), placement_records(*placed))
+        # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
+        # that fail come back as errors to those who asked for them.
+        onnxruntime.set_default_logger_severity(4)
+        if self._options.exit_on_error and manager.table.failed:
+            logger.critical("a model cannot be served, see above; the server ends, as --exit-on-error says")
+            self._shutdown.failed = True
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop the repositories' threads."""
+        for repository in self.repositories:
+            repository.stop()
+
+    async def _look(self) -> FirstLook:
+        """Find out which models there are. Takes as long as a repository takes to answer."""
+        options = self._options
+        self.waiting.begin([str(one) for one in options.model_repositories])
+        # In a thread: boto3 may look for credentials in the network, and the cache may be another server's just now.
+        open_them = partial(
+            open_repositories,
+            options.model_repositories,
+            cache_root=options.model_cache_dir,
+            cache_size=options.model_cache_size,
+        )
+        async with self.waiting.logged():
+            self.repositories += await trio.to_thread.run_sync(open_them, abandon_on_cancel=True)
+            return await look_first(
+                self.repositories,
+                options.load_models,
+                dict.fromkeys(options.load_model, "--load-model"),
+                all_must_answer=options.exit_on_error,
+                waiting=self.waiting,
+                passed_over=self.passed_over,
+                cpus=self._placement.anywhere,
+            )
+
+    async def _warn_of_no_models(self, *, may_be_empty: bool) -> None:
+        until = "" if may_be_empty else "; the server is not ready until it has one"
+        for repository in self.repositories:
+            try:
+                advice = await trio.to_thread.run_sync(repository.advice, abandon_on_cancel=True)
+            except ToutatesError:
+                advice = ""  # it was listed a moment ago, and what is wrong now is told elsewhere
+            advice = f": {advice}" if advice else ""
+            logger.warning("the model repository %s has no models%s%s", repository.name, until, advice)
+
+
+def _log_progress(loaded: int, total: int, name: str) -> None:
+    """Log a version that was loaded; one that was not has a line of its own."""
+    if name:
+        logger.info("loaded %d of %d: %s", loaded, total, name)

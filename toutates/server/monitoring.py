@@ -1,0 +1,76 @@
+"""What watches the server: its HTTP side, and the dump that SIGUSR2 asks for."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from toutates.observe.debug.debug_dump import dump, this_run
+from toutates.observe.status.view import ServerView
+from toutates.system.address import Address
+from toutates.system.logs.setup import Logs
+from toutates.system.placement import Placement
+
+__all__ = ["Monitoring"]
+
+logger = logging.getLogger(__name__)
+
+
+class Monitoring:
+    """Serves the HTTP side, and writes dumps to the log. Made and used on the main thread, within its Trio run.
+
+    Args:
+        view: of the server.
+        logs: have the last warnings, and take dumps.
+    """
+
+    def __init__(self, view: ServerView, logs: Logs) -> None:
+        self._view = view
+        self._logs = logs
+        self._main = this_run("main")
+        self._dumping = False
+
+    def serving(
+        self, listener: socket.socket | None, placement: Placement, *, debug_for_all: bool
+    ) -> AbstractAsyncContextManager[None]:
+        """Serve metrics, probes, the status page and /debug for as long as the block lasts.
+
+        Args:
+            listener: of the HTTP side; None where it is off.
+            placement: where its thread runs.
+            debug_for_all: whether /debug answers to other machines too.
+        """
+        if listener is None:
+            return nullcontext()
+        # Here, because a server without an HTTP side needs none of it.
+        from toutates.observe.http.http_thread import serving_http
+        from toutates.observe.http.site import Site
+        from toutates.observe.metrics.exposition import Exposition
+        from toutates.observe.status.app import make_site
+
+        host, port = listener.getsockname()[:2]
+        page = f"http://{Address('localhost' if host in ('0.0.0.0', '::') else host, port)}/"
+        logger.info("status page on %s, metrics on %smetrics", page, page)
+
+        def make() -> Site:
+            exposition = Exposition(self._view)
+            return make_site(
+                self._view,
+                exposition,
+                self._logs.recent.latest,
+                [self._main],
+                beside=[exposition.run],
+                debug_for_all=debug_for_all,
+            )
+
+        return serving_http(listener, make, placement)
+
+    async def log_dump(self) -> None:
+        """Write to the log what the server is doing; nothing while another dump is being made."""
+        if not self._dumping:
+            self._dumping = True
+            try:
+                self._logs.write("monitoring", "SIGUSR2: " + await dump(self._view, [self._main]))
+            finally:
+                self._dumping = False
