@@ -7,7 +7,7 @@ import socket
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from toutates.observe.debug.debug_dump import dump, this_run
-from toutates.observe.status.view import ServerView
+from toutates.observe.view import ServerView
 from toutates.system.address import Address
 from toutates.system.logs.setup import Logs
 from toutates.system.placement import Placement
@@ -54,13 +54,11 @@ class Monitoring:
         logger.info("status page on %s, metrics on %smetrics", page, page)
 
         def make() -> Site:
-            exposition = Exposition(self._view)
             return make_site(
                 self._view,
-                exposition,
+                Exposition(self._view),
                 self._logs.recent.latest,
                 [self._main],
-                beside=[exposition.run],
                 debug_for_all=debug_for_all,
             )
 

@@ -33,7 +33,8 @@ from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
-from toutates.observe.status.view import ServerView
+from toutates.observe.access_log import open_access_log
+from toutates.observe.view import ServerView
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.certificates import ServerCertificate
 from toutates.server.listeners import Listeners, open_listeners
@@ -64,7 +65,7 @@ def run(options: Options) -> int:
     Raises:
         ConfigurationError: the options or the repository cannot be used.
     """
-    with start_logs(options.log_level, options.log_format, with_access_log=options.access_log_rate > 0) as logs:
+    with start_logs(options.log_level, options.log_format) as logs:
         try:
             return trio.run(Server(options, logs).run)
         except BaseExceptionGroup as group:
@@ -123,6 +124,7 @@ class Server:
         )
         self._certificate = ServerCertificate(options.tls, self._placement.processing_cores)
         self._tracing = Tracing(options.tracing)
+        self._access_log = open_access_log(self._logs) if options.access_log_rate else None
         self._identity = ServerIdentity(options.server_id, package_version())
         self._started_s = time.time()
         self._gil_problem = ""
@@ -222,9 +224,16 @@ class Server:
         """Serve what is loaded until the workers have drained."""
         async with trio.open_nursery() as changes:
             queue = await changes.start(self._change_models, control)
-            count = self._placement.processing_cores
             services = Services(
-                self._options, self._identity, count, manager, control, queue, self._logs, self._tracing
+                options=self._options,
+                identity=self._identity,
+                workers=self._placement.processing_cores,
+                manager=manager,
+                control=control,
+                queue=queue,
+                log_control=self._logs.control,
+                tracing=self._tracing,
+                access_log=self._access_log,
             )
             self.workers.make(services, self._certificate.contexts, ready=not readiness.models_reason())
             # What is there stays, by far the most of it: keep the collector from walking it again and again. Versions
@@ -304,7 +313,12 @@ class Server:
         )
 
     def _make_view(self, manager: ModelManager, readiness: ServerReadiness) -> ServerView:
-        workers = self.workers.all
+        workers, access = self.workers.all, self._access_log
+
+        def dropped_log_lines() -> int:
+            of_requests = 0 if access is None else access.left_out
+            return self._logs.lost + of_requests + sum(worker.log_lines_dropped for worker in workers)
+
         return ServerView(
             identity=self._identity,
             started_s=self._started_s,
@@ -313,7 +327,7 @@ class Server:
             get_table=lambda: manager.table,
             repositories=self._load.repositories,
             loading=manager.counters,
-            dropped_log_lines=lambda: self._logs.lost + sum(worker.log_lines_dropped for worker in workers),
+            dropped_log_lines=dropped_log_lines,
             traces=self._tracing.counts,
             is_live=lambda: not self.shutdown.begun.is_set(),
             unready_reason=readiness.reason,

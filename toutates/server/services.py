@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
@@ -17,10 +17,11 @@ from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
 from toutates.net import Worker
+from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.options import Options
 from toutates.server.tracing import Tracing
-from toutates.system.logs.setup import Logs
+from toutates.system.logs.control import LogControl
 
 __all__ = ["Services", "WorkerServices"]
 
@@ -38,40 +39,33 @@ class WorkerServices:
     readiness: Readiness
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Gives workers what they serve.
+    """What all workers serve.
 
-    Args:
+    Attributes:
         options: of the server.
         identity: for ServerMetadata.
-        workers: how many there will be.
+        workers: how many workers there will be.
         manager: has the table of models.
         control: loads and unloads models.
         queue: brings calls of workers to the main thread.
-        logs: of the process.
+        log_control: what the log shows.
         tracing: of the server.
+        access_log: takes a share of the requests; None for none.
+        parameter_notices: says which parameters of requests have no effect.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        identity: ServerIdentity,
-        workers: int,
-        manager: ModelManager,
-        control: ModelControl,
-        queue: ControlQueue,
-        logs: Logs,
-        tracing: Tracing,
-    ) -> None:
-        self._options = options
-        self._identity = identity
-        self._workers = workers
-        self._manager = manager
-        self._control = control
-        self._queue = queue
-        self._logs = logs
-        self._tracing = tracing
-        self._parameter_notices = ParameterNotices()
+    options: Options
+    identity: ServerIdentity
+    workers: int
+    manager: ModelManager
+    control: ModelControl
+    queue: ControlQueue
+    log_control: LogControl
+    tracing: Tracing
+    access_log: AccessLog | None
+    parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
     def attach(self, worker: Worker, number: int, *, ready: bool) -> WorkerServices:
         """Have a worker, which does not run yet, serve everything.
@@ -81,20 +75,20 @@ class Services:
             number: which of the workers it is.
             ready: whether the server is ready now.
         """
-        options, tracing = self._options, self._tracing
+        options, tracing = self.options, self.tracing
 
         def get_table() -> ModelTable:
-            return self._manager.table
+            return self.manager.table
 
         readiness = Readiness(serving=ready)
-        infer = InferService(worker, get_table, STATUSES, self._inflight(number), self._parameter_notices)
-        if self._logs.access is not None:
-            infer.observer.sample(Sampling(self._logs.access.sink()), round(1 / options.access_log_rate))
-        plane = DataPlane(self._identity, get_table, readiness, self._control, self._logs.control, tracing.settings)
+        infer = InferService(worker, get_table, STATUSES, self._inflight(number), self.parameter_notices)
+        if self.access_log is not None:
+            infer.observer.sample(Sampling(self.access_log.sink()), round(1 / options.access_log_rate))
+        plane = DataPlane(self.identity, get_table, readiness, self.control, self.log_control, tracing.settings)
         infer_method = WorkerTraces(worker, tracing.settings, tracing.put).method(infer)
-        worker.methods = build_methods(worker, plane, self._queue, infer_method, options.restricted_protocols)
+        worker.methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
         return WorkerServices(infer, readiness)
 
     def _inflight(self, number: int) -> Inflight | None:
-        total = self._options.max_inflight_requests
-        return None if total is None else Inflight(share(total, self._workers, number), total)
+        total = self.options.max_inflight_requests
+        return None if total is None else Inflight(share(total, self.workers, number), total)

@@ -20,7 +20,7 @@ from toutates.net import Worker
 from toutates.net.listening import bind
 from toutates.observe.http.http_thread import serving_http
 from toutates.observe.status.app import make_site
-from toutates.observe.status.view import ServerView
+from toutates.observe.view import ServerView
 from toutates.system.address import Address
 from toutates.system.placement import Placement
 

@@ -18,17 +18,21 @@ from toutates.h2grpc import Limits
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.net import Worker
 from toutates.observe.http import connections, http_thread
+from toutates.observe.metrics.exposition import Exposition
 from toutates.observe.status.status import MAX_VERSIONS
 
 PAGES: Final = ("/", "/status.json", "/health/live", "/health/ready", "/debug/tasks", "/metrics")
 
 
-class CountingMetrics:
+class CountingMetrics(Exposition):
     """A text of ``pieces`` pieces, and how often it was made."""
 
     def __init__(self, pieces: int = 3, piece: bytes = b"up 1\n", pause_s: float = 0.0) -> None:
         self.made = 0
         self._pieces, self._piece, self._pause_s = pieces, piece, pause_s
+
+    async def run(self) -> None:
+        pass  # there is nothing to keep fresh
 
     def content_type(self, accept: str) -> str:
         return "application/openmetrics-text" if "openmetrics" in accept else "text/plain; version=0.0.4"

@@ -164,7 +164,8 @@ def test_chores_are_done_when_they_are_due_and_at_the_end(tmp_path: Path) -> Non
         calls.append(now_ns)
         return 1_000_000 if len(calls) < 5 else None
 
-    output.start(chore)
+    output.add_chore(chore)
+    output.start()
     wait_until(lambda: len(calls) == 5)
     time.sleep(0.05)
     assert len(calls) == 5

@@ -20,7 +20,7 @@ from toutates.net import Worker
 from toutates.net.connection_state import ConnectionState
 from toutates.observe.debug.task_tree import task_tree
 from toutates.observe.debug.thread_stacks import StackReader, thread_names
-from toutates.observe.status.view import ServerView
+from toutates.observe.view import ServerView
 
 __all__ = ["TrioRun", "dump", "this_run"]
 

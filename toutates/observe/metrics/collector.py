@@ -12,17 +12,14 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from toutates.api.dataplane.plane import ServerIdentity
-from toutates.infer.service import InferService
-from toutates.models.load_counters import LoadCounters
 from toutates.models.table import UNLOADED, ModelState, ModelTable
 from toutates.net import Worker
 from toutates.observe.metrics.catalogue import CATALOGUE
@@ -31,35 +28,12 @@ from toutates.observe.metrics.gpu import GpuGauges
 from toutates.observe.metrics.host import HostGauges
 from toutates.observe.metrics.model_families import ModelSnapshot, executor_families, original_families, triton_families
 from toutates.observe.metrics.snapshot import Retired, VersionSnapshot, read_version
-from toutates.repositories.interface import Repository
+from toutates.observe.view import ServerView
 from toutates.system.interpreter import gil_enabled
 
-__all__ = ["ServerCollector", "View"]
+__all__ = ["ServerCollector"]
 
 _NS: Final = 1_000_000_000
-
-
-class View(Protocol):
-    """What of a server is read: ``toutates.observe.status.view.ServerView``, which says what each is."""
-
-    @property
-    def identity(self) -> ServerIdentity: ...
-    @property
-    def workers(self) -> Sequence[Worker]: ...
-    @property
-    def infer(self) -> Sequence[InferService]: ...
-    @property
-    def get_table(self) -> Callable[[], ModelTable]: ...
-    @property
-    def repositories(self) -> Sequence[Repository]: ...
-    @property
-    def loading(self) -> LoadCounters: ...
-    @property
-    def dropped_log_lines(self) -> Callable[[], int]: ...
-    @property
-    def traces(self) -> Callable[[], tuple[int, int]]: ...
-    @property
-    def is_ready(self) -> Callable[[], bool]: ...
 
 
 class ServerCollector(Collector):
@@ -73,7 +47,7 @@ class ServerCollector(Collector):
     """
 
     def __init__(
-        self, view: View, host: HostGauges, gpus: GpuGauges, clock: Callable[[], float] = time.monotonic
+        self, view: ServerView, host: HostGauges, gpus: GpuGauges, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._view = view
         self._host = host

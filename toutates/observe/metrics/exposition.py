@@ -17,11 +17,12 @@ from typing import Final
 from prometheus_client import exposition as plain
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from toutates.observe.metrics.collector import ServerCollector, View
+from toutates.observe.metrics.collector import ServerCollector
 from toutates.observe.metrics.families import Distribution, Family, Labels, named_labels
 from toutates.observe.metrics.gpu import GpuGauges, load_nvml
 from toutates.observe.metrics.host import HostGauges
 from toutates.observe.metrics.spec import Kind
+from toutates.observe.view import ServerView
 
 __all__ = ["Exposition", "Format", "choose_format", "write_family"]
 
@@ -61,7 +62,7 @@ class Exposition:
         gpus: None for those that NVML knows.
     """
 
-    def __init__(self, view: View, *, gpus: GpuGauges | None = None) -> None:
+    def __init__(self, view: ServerView, *, gpus: GpuGauges | None = None) -> None:
         self._gpus = GpuGauges(load_nvml()) if gpus is None else gpus
         self._collector = ServerCollector(view, HostGauges(), self._gpus)
 

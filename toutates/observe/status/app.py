@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import trio
 
@@ -17,13 +17,14 @@ from toutates.observe.http.http_thread import THREAD_NAME
 from toutates.observe.http.responses import Response, page_response, refusal, text_response
 from toutates.observe.http.reuse import ReusedText
 from toutates.observe.http.site import Asked, Endpoint, Site
+from toutates.observe.metrics.exposition import Exposition
 from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
 from toutates.observe.status.status import Status, unready_reason
-from toutates.observe.status.view import ServerView
+from toutates.observe.view import ServerView
 from toutates.system.logs.recent import RecentWarning
 
-__all__ = ["Metrics", "make_site"]
+__all__ = ["make_site"]
 
 #: Points of a history that a page which has the others asks for: it may have missed some.
 RECENT_POINTS: Final = 10
@@ -33,26 +34,15 @@ _NOTHING_HERE: Final = (
 )
 
 
-class Metrics(Protocol):
-    """What /metrics shows."""
-
-    def content_type(self, accept: str) -> str:
-        """The media type to answer a request's Accept header with; one of a few, whatever the header is."""
-
-    def render(self, content_type: str) -> Iterable[bytes]:
-        """The text of that type, in pieces."""
-
-
 _BY_ACCEPT: Final = encode_fields({"vary": "accept"})
 
 
 def make_site(
     view: ServerView,
-    metrics: Metrics | None = None,
+    metrics: Exposition | None = None,
     warnings: Callable[[], Iterable[RecentWarning]] = tuple,
     runs: Sequence[TrioRun] = (),
     *,
-    beside: Sequence[Callable[[], Awaitable[None]]] = (),
     debug_for_all: bool = False,
 ) -> Site:
     """The endpoints, and what has to run beside them. Made in the thread and the Trio run that serve them.
@@ -62,7 +52,6 @@ def make_site(
         metrics: for /metrics; None for no such path.
         warnings: the last ones of the log, the oldest first.
         runs: other Trio runs than those of the workers, for /debug/tasks.
-        beside: what has to run too.
         debug_for_all: whether /debug is not for this machine's users alone (``--debug-endpoints``).
     """
     sampler = Sampler(view)
@@ -80,9 +69,11 @@ def make_site(
         "/debug/tasks": _not_for_foreign_pages(guarded(debug.tasks)),
         "/debug/profile": _not_for_foreign_pages(guarded(debug.profile)),
     }
+    beside = [sampler.run]
     if metrics is not None:
         endpoints["/metrics"] = _MetricsText(metrics).get
-    return Site(endpoints, _NOTHING_HERE, (sampler.run, *beside))
+        beside.append(metrics.run)
+    return Site(endpoints, _NOTHING_HERE, beside)
 
 
 async def _page(asked: Asked) -> Response:
@@ -111,7 +102,7 @@ class _StatusJson:
 class _MetricsText:
     """/metrics, a text per format."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Exposition) -> None:
         self._metrics = metrics
         self._texts: dict[str, ReusedText] = {}
         self._turn = trio.Lock()

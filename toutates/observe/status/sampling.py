@@ -21,7 +21,7 @@ from toutates.engine.counters import BUCKET_NS, BUCKETS, size_bucket
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.models.table import ServedVersion
 from toutates.observe.status.history import NOTHING, Series
-from toutates.observe.status.view import ServerView
+from toutates.observe.view import ServerView
 
 __all__ = [
     "ERROR_KINDS",

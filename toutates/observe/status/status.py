@@ -22,7 +22,7 @@ from toutates.observe.status.sampling import (
     VersionSample,
     percentile_ms,
 )
-from toutates.observe.status.view import ServerView
+from toutates.observe.view import ServerView
 from toutates.system.interpreter import describe_interpreter
 from toutates.system.logs.recent import RecentWarning
 

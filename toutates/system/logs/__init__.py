@@ -7,7 +7,7 @@
       ─▶ LogFormatter    text or JSON
       ─▶ LogOutput       a bounded queue; one thread writes, and counts what did not fit or could not be written
 
-    Observation, on a worker's thread ─▶ AccessLog, a bounded queue per worker ─▶ the same thread formats and writes
+The access log (``toutates.observe.access_log``) is a chore of the thread of ``LogOutput``.
 
 Code that has something to say calls ``logging.getLogger(__name__)``, and knows nothing of this package; fields for
 machines go into ``extra``.

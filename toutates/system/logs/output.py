@@ -85,14 +85,15 @@ class LogOutput:
         # A daemon: a write that hangs must not keep the process. Otherwise it ends with ``close``.
         self._thread = Thread(target=self._run, name="log", daemon=True)
 
-    def start(self, *chores: Chore) -> None:
-        """Begin to write.
-
-        Args:
-            chores: called by the thread, see ``Chore``. They must not raise.
-        """
-        self._chores = list(chores)
+    def start(self) -> None:
+        """Begin to write."""
         self._thread.start()
+
+    def add_chore(self, chore: Chore) -> None:
+        """Have the thread call ``chore``, which must not raise, from now on."""
+        with self._changed:
+            self._chores.append(chore)
+        self.wake()
 
     def put(self, line: str, fd: int | None = None) -> None:
         """Have text written, which ends with a newline; or lose it, if too much waits. Takes constant time.

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toutates.system.logs.access_log import AccessLog
 from toutates.system.logs.captured import CapturedStream
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.handler import LogHandler
@@ -38,7 +37,6 @@ class Logs:
     Attributes:
         control: what is shown.
         recent: the last warnings.
-        access: the access log; None without one.
         output: the thread that writes; None where the log is somebody else's, as in a test.
         formatter: makes lines of it; None likewise.
         handler: takes lines from ``logging``; None likewise.
@@ -46,7 +44,6 @@ class Logs:
 
     control: LogControl
     recent: RecentWarnings
-    access: AccessLog | None = None
     output: LogOutput | None = None
     formatter: LogFormatter | None = None
     handler: LogHandler | None = None
@@ -89,20 +86,16 @@ class Logs:
     @property
     def lost(self) -> int:
         """Lines of all times that were not written: they came too often, or nobody took them."""
-        parts = (self.output and self.output.lost, self.handler and self.handler.left_out)
-        return sum(lines or 0 for lines in (*parts, self.access and self.access.left_out))
+        return (self.output.lost if self.output else 0) + (self.handler.left_out if self.handler else 0)
 
 
 @contextmanager
-def start_logs(
-    levels: str, log_format: LogFormat = "text", *, with_access_log: bool = False, fd: int = STANDARD_ERROR
-) -> Iterator[Logs]:
+def start_logs(levels: str, log_format: LogFormat = "text", *, fd: int = STANDARD_ERROR) -> Iterator[Logs]:
     """The log of the process, to standard error, as long as the block runs; then what is left is written.
 
     Args:
         levels: in the form of ``--log-level``.
         log_format: text or json.
-        with_access_log: whether there is one.
         fd: where it goes.
 
     Raises:
@@ -124,11 +117,11 @@ def start_logs(
     root = logging.getLogger()
     control.apply()
     root.addHandler(handler)
-    access = AccessLog(formatter, output.put) if with_access_log else None
-    output.start(handler.flush_repeats, *([] if access is None else [access.drain]))
+    output.add_chore(handler.flush_repeats)
+    output.start()
     try:
         with _what_python_says():
-            yield Logs(control, recent, access, output, formatter, handler)
+            yield Logs(control, recent, output, formatter, handler)
     finally:
         if captured is not None:
             captured.end()

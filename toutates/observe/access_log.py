@@ -1,7 +1,8 @@
 """The access log: a line for each of the inference requests that were chosen for it.
 
-A worker only puts what it knows of a request into a bounded queue of its own; the log's thread makes lines of it, some
-at a time, and stands back as long as that took. What does not fit is counted, and told.
+A worker puts its observation of a request into a bounded queue of its own, and does no more. The log's thread makes
+lines of the observations, some at a time, and pauses after each turn for as long as the turn took. Requests that find
+the queue full are counted, and the log says how many there were.
 """
 
 from __future__ import annotations
@@ -10,85 +11,63 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final
 
+from toutates.infer.observing import Observation
 from toutates.system.logs.levels import PACKAGE
 from toutates.system.logs.limit import LineLimit
 from toutates.system.logs.output import LAST
 from toutates.system.logs.rendering import LogFormatter
+from toutates.system.logs.setup import Logs
 
-__all__ = ["AccessLog", "AccessSink", "Observed"]
+__all__ = ["AccessLog", "AccessSink", "open_access_log"]
 
 AREA: Final = "access"
-#: Requests of one worker that wait for their lines.
+#: Observations of one worker that wait for their lines, at most.
 MAX_WAITING: Final = 4_096
-#: Lines made before other threads get the interpreter.
+#: Lines made in one turn of the log's thread; then other threads get the interpreter.
 AT_ONCE: Final = 20
-#: How often the thread looks for more where there was none, and how long it pauses at least where there is.
+#: Pause after a turn that has emptied the queues, and the shortest pause after one that has not.
 LOOK_NS: Final = 100_000_000
 PAUSE_NS: Final = 1_000_000
 
 logger = logging.getLogger(f"{PACKAGE}.{AREA}")
 
 
-class Version(Protocol):
-    """The model version that answers."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-
-class Observed(Protocol):
-    """What is known of one request: ``toutates.infer.observing.Observation``, where it says what all of it is."""
-
-    arrival_ns: int
-    taken_ns: int
-    done_ns: int
-    answered_ns: int
-    rows: int
-    batch_rows: int
-    text: str
-    peer: str
-
-    @property
-    def version(self) -> Version | None: ...
-
-    @property
-    def status(self) -> IntEnum: ...
-
-    @property
-    def request_id(self) -> str: ...
-
-
 class AccessSink:
-    """Takes requests of one worker. Called on the worker's thread, so it does next to nothing."""
+    """The queue of one worker, whose thread calls it: so it only appends, or counts what finds no room."""
 
     __slots__ = ("left_out", "waiting")
 
     def __init__(self) -> None:
         #: one thread appends, another takes
-        self.waiting: deque[Observed] = deque()
+        self.waiting: deque[Observation] = deque()
         #: requests that found no room; written by the worker alone
         self.left_out = 0
 
-    def __call__(self, request: Observed) -> None:
-        """Have a line made of it."""
+    def __call__(self, request: Observation) -> None:
+        """Have a line made of the request."""
         if len(self.waiting) < MAX_WAITING:
             self.waiting.append(request)
         else:
             self.left_out += 1
 
 
+def open_access_log(logs: Logs) -> AccessLog | None:
+    """An access log that is written with the log of the process; None where that belongs to somebody else."""
+    if logs.output is None or logs.formatter is None:
+        return None
+    access = AccessLog(logs.formatter, logs.output.put)
+    logs.output.add_chore(access.drain)
+    return access
+
+
 class AccessLog:
-    """See the module.
+    """Makes lines of observations. ``drain`` runs on the log's thread, everything else on the main thread.
 
     Args:
-        formatter: makes lines.
-        put: takes them.
+        formatter: makes a line of fields.
+        put: takes the lines.
     """
 
     def __init__(self, formatter: LogFormatter, put: Callable[[str], None]) -> None:
@@ -99,7 +78,7 @@ class AccessLog:
         self._limit: LineLimit[str] = LineLimit()
 
     def sink(self) -> AccessSink:
-        """A new one, for a worker that has none yet."""
+        """A new queue, for one worker."""
         sink = AccessSink()
         self._sinks.append(sink)
         return sink
@@ -110,7 +89,7 @@ class AccessLog:
         return sum(sink.left_out for sink in self._sinks)
 
     def drain(self, now_ns: int) -> int | None:
-        """Make lines of what waits; a chore of the log's thread."""
+        """Make lines of the observations that wait. A ``Chore`` of the log's thread."""
         is_last = now_ns == LAST
         # Steps of the clock come in, as with every other line.
         offset_ns = time.time_ns() - time.monotonic_ns()
@@ -128,7 +107,7 @@ class AccessLog:
             return LOOK_NS
         return max(PAUSE_NS, time.monotonic_ns() - began_ns)
 
-    def _line_of(self, request: Observed, offset_ns: int) -> str:
+    def _line_of(self, request: Observation, offset_ns: int) -> str:
         fields: dict[str, object] = {}
         if request.version is not None:
             fields.update(model=request.version.model, version=request.version.number, rows=request.rows)
@@ -158,7 +137,7 @@ def _milliseconds(ns: int) -> float:
     return round(ns / 1e6, 3)
 
 
-def _request_id(request: Observed) -> str:
+def _request_id(request: Observation) -> str:
     try:
         return request.request_id
     except Exception:  # what the client sent is no text

@@ -4,45 +4,32 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from enum import IntEnum
 from typing import Any
 
 import pytest
 
-from toutates.system.logs.access_log import AT_ONCE, LOOK_NS, MAX_WAITING, AccessLog
+from tests.engine.support import shown_version
+from toutates.h2grpc import Status
+from toutates.infer.observing import Observation
+from toutates.observe.access_log import AT_ONCE, LOOK_NS, MAX_WAITING, AccessLog
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.signature import Signature
 from toutates.system.logs.levels import LogLevels
 from toutates.system.logs.output import LAST
 from toutates.system.logs.rendering import LogFormatter
 
-
-class Ending(IntEnum):
-    OK = 0
-    UNAVAILABLE = 14
+VERSION = shown_version("m", 3, Signature((), (), batched=True))
 
 
-@dataclass
-class Served:
-    model: str = "m"
-    number: int = 3
-
-
-@dataclass
-class Request:
-    """As ``observing.Observation`` has it."""
-
-    arrival_ns: int = 1_000_000
-    taken_ns: int = 2_000_000
-    done_ns: int = 4_000_000
-    answered_ns: int = 4_500_000
-    rows: int = 2
-    batch_rows: int = 8
-    text: str = ""
-    peer: str = "10.0.0.1:5"
-    version: Served | None = None
-    status: Ending = Ending.OK
-    request_id: str = "r1"
+def request(*, request_id: str = "r1", **fields: Any) -> Observation:
+    """An observation that is complete."""
+    one = Observation(1_000_000, "10.0.0.1:5", ())
+    one.id_field = ModelInferRequest(id=request_id).SerializeToString()
+    given = {"taken_ns": 2_000_000, "done_ns": 4_000_000, "answered_ns": 4_500_000, "rows": 2, "batch_rows": 8}
+    for name, value in (given | fields).items():
+        setattr(one, name, value)
+    return one
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +48,7 @@ def made() -> tuple[AccessLog, list[str]]:
 
 def line_of(**fields: Any) -> dict[str, Any]:
     log, lines = made()
-    log.sink()(Request(**fields))
+    log.sink()(request(**fields))
     assert log.drain(time.monotonic_ns()) == LOOK_NS
     [line] = lines
     found: dict[str, Any] = json.loads(line)
@@ -70,7 +57,7 @@ def line_of(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_request_is_a_line_with_its_times_in_milliseconds() -> None:
-    assert line_of(version=Served()) == {
+    assert line_of(version=VERSION) == {
         "level": "info",
         "area": "access",
         "event": "ModelInfer",
@@ -88,7 +75,7 @@ def test_a_request_is_a_line_with_its_times_in_milliseconds() -> None:
 
 
 def test_a_request_that_was_refused_has_only_what_is_known() -> None:
-    line = line_of(taken_ns=0, done_ns=0, batch_rows=0, request_id="", status=Ending.UNAVAILABLE, text="no\nmodel")
+    line = line_of(taken_ns=0, done_ns=0, batch_rows=0, request_id="", status=Status.UNAVAILABLE, text="no\nmodel")
     assert {key: line[key] for key in line if key not in ("level", "area", "event")} == {
         "status": "UNAVAILABLE",
         "total_ms": 3.5,
@@ -99,7 +86,7 @@ def test_a_request_that_was_refused_has_only_what_is_known() -> None:
 
 def test_its_time_is_that_of_the_answer() -> None:
     log, lines = made()
-    log.sink()(Request(answered_ns=time.monotonic_ns()))
+    log.sink()(request(answered_ns=time.monotonic_ns()))
     log.drain(time.monotonic_ns())
     stamp = json.loads(lines[0])["timestamp"]
     assert abs(time.time() - datetime.fromisoformat(stamp).timestamp()) < 10
@@ -109,7 +96,7 @@ def test_some_lines_are_made_at_a_time() -> None:
     log, lines = made()
     sink = log.sink()
     for _ in range(3 * AT_ONCE):
-        sink(Request())
+        sink(request())
     pause_ns = log.drain(time.monotonic_ns())
     assert len(lines) == AT_ONCE
     assert pause_ns is not None
@@ -123,11 +110,11 @@ def test_what_does_not_fit_is_counted_and_told(caplog: pytest.LogCaptureFixture)
     sinks = [log.sink(), log.sink()]
     for sink in sinks:
         for _ in range(MAX_WAITING + 7):
-            sink(Request())
+            sink(request())
         assert len(sink.waiting) == MAX_WAITING
     log.drain(1)
     assert caplog.messages == ["14 requests have no line in the access log: they came faster than lines are made"]
-    sinks[0](Request())
+    sinks[0](request())
     log.drain(2)
     assert len(caplog.messages) == 1, "told now and then"
     sinks[1].left_out += 1
@@ -140,7 +127,7 @@ def test_its_level_switches_it_off() -> None:
     logging.getLogger("toutates.access").setLevel(logging.WARNING)
     sink = log.sink()
     for _ in range(10 * AT_ONCE):
-        sink(Request())
+        sink(request())
     log.drain(1)
     assert not lines
     assert not sink.waiting
