@@ -268,7 +268,10 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     "log level": ([*REQUIRED, "--log-level", "loud"], ["--log-level", "'loud'", "warning"]),
     "compression": ([*REQUIRED, "--grpc-compression", "br"], ["--grpc-compression", "'br'", "deflate"]),
     "provider": ([*REQUIRED, "--execution-providers", "cpu,rocm"], ["--execution-providers", "'rocm'", "tensorrt"]),
-    "auto and more": ([*REQUIRED, "--execution-providers", "auto,cpu"], ["--execution-providers", "auto stands alone"]),
+    "auto and more": (
+        [*REQUIRED, "--execution-providers", "auto,cpu"],
+        ["--execution-providers", "names auto and others"],
+    ),
     "empty model name": ([*REQUIRED, "--load-models", "a,,b"], ["--load-models", "'a,,b'", "single commas"]),
     "no model name": ([*REQUIRED, "--load-models", ""], ["--load-models", "empty name"]),
     "no such library": (

@@ -1,4 +1,4 @@
-"""``toutates check REPOSITORY``: everything that is wrong with a repository, without serving it.
+"""``toutates check REPOSITORY``: finds everything that is wrong with a repository, without serving it.
 
 Models are read one after the other, on the CPU and without optimising their graphs, so that a check needs no more
 memory than the largest of them. Where a model asks for a GPU, a graph of one operator is loaded there.
@@ -40,9 +40,10 @@ class Report:
     """What a check has found.
 
     Attributes:
-        problems: one line each: file, key, value and remedy; with any of them the repository is not served whole.
-        warnings: what may not be meant so, likewise.
+        problems: one line each, with file, key, value and remedy. With any of them some model is not served.
+        warnings: what may be a mistake, in lines of the same form.
         facts: one line for each version that can be served.
+        buffer_bytes: what the buffers of all models take when they are full.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -93,10 +94,10 @@ def check_repository(
         root: the directory, or the location on S3, whose models are downloaded one after the other.
         custom_op_libraries: as for the server.
         providers: execution providers of the server that the models are for.
-        device_problem: tells why there can be no session with some of them; "" if there can.
-        has_gpu_build: whether this ONNX Runtime could run on a GPU what it cannot on the CPU.
-        memory: tells the bytes that a server may use.
-        cache_root: directory for downloads; None for the user's.
+        device_problem: tells why there can be no session with given providers; "" if there can.
+        has_gpu_build: whether this build of ONNX Runtime has CUDA.
+        memory: returns the bytes of memory that a server may use.
+        cache_root: directory for downloads; None for the user's cache directory.
         asked_by: what the command line calls ``root``, for errors.
 
     Raises:
@@ -154,7 +155,7 @@ class _Checks:
 
 
 def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, report: Report) -> None:
-    """Check one model, with what is said of it in the words of the place where it comes from."""
+    """Check one model; lines name its files by the place where it comes from, not by that of the download."""
     own = Report()
     folder = found
     try:
@@ -179,11 +180,11 @@ def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, re
 
 
 def _check_links(folder: Path, report: Report) -> None:
-    """Links that lead nowhere, to themselves, or back to a directory that holds them."""
+    """Report links to what does not exist, to themselves, and back to a directory that holds them."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return  # which the scan has noted
+        return  # the scan has reported it
     for name in names:
         path = folder / name
         if not path.is_symlink():
@@ -218,7 +219,7 @@ def _check_version(folder: ModelFolder, version: VersionFolder, checks: _Checks,
 
 
 def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersion, report: Report) -> None:
-    """What a version that can be served is, and what of it may not be meant so."""
+    """Report a version that can be served, with warnings of what may be a mistake."""
     configuration, signature = inspected.configuration, inspected.signature
     settings, source = configuration.settings, configuration.source
     report.warnings += [one_line(text) for text in (configuration.notice, *inspected.warnings) if text]
@@ -244,7 +245,7 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
         report.facts.append(f"{folder.name} {version.number}: {inspected.advice}")
 
 
-#: What ONNX Runtime's reasons mean, and what to do.
+#: What to do, by a pattern in ONNX Runtime's error.
 _REMEDIES = (
     (r"opset|IR version", "export the model for an older opset, or install a newer onnxruntime"),
     (
@@ -266,11 +267,11 @@ def _remedy(said: str, path: Path) -> str:
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, said):
             return remedy
-    return f"see what it says, and correct the model in '{path}'"
+    return f"correct the model in '{path}'"
 
 
 def _lines(path: Path, problem: str, remedy: str) -> list[str]:
-    """Problems that may have several lines, each complete with a path and a remedy."""
+    """A problem of one or several lines, each with a path and a remedy."""
     lines = [line for line in problem.splitlines() if line.strip()]
     return [one_line(line if str(path) in line and "; " in line else f"{path}: {line}; {remedy}") for line in lines]
 

@@ -1,4 +1,4 @@
-"""``toutates config MODEL_DIR``: what a model's files and graph come to, as config.yaml and as config.pbtxt."""
+"""``toutates config MODEL_DIR``: the complete configuration of a model, as config.yaml and as config.pbtxt."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["effective_configuration", "require_model_dir"]
 
 
 def require_model_dir(model_dir: Path) -> None:
-    """See that a path may be a model's directory.
+    """Check that a path is a directory.
 
     Raises:
-        ConfigurationError: it is no directory; with the one that may have been meant.
+        ConfigurationError: it is no directory; the remedy names one that may have been meant.
     """
     if not model_dir.is_dir():
         near = near_directory(model_dir)
@@ -33,7 +33,7 @@ def require_model_dir(model_dir: Path) -> None:
 def effective_configuration(
     model_dir: Path, version: int | None, form: str, custom_op_libraries: tuple[Path, ...] = ()
 ) -> str:
-    """The text to print; each of its formats gives the same configuration again when it is put in place.
+    """The text to print. Saved as the file that it names, each format gives the same configuration again.
 
     Args:
         model_dir: the model's directory.
@@ -45,7 +45,7 @@ def effective_configuration(
         ConfigurationError: there is no such version, or the files cannot be used.
         ModelLoadError: the graph cannot be read.
     """
-    # With its own name: config.pbtxt must agree with it, and "." has none.
+    # An absolute path has the model's name, which config.pbtxt must agree with; "." has none.
     folder = scan_model(model_dir.absolute())
     chosen = _version(folder, version)
     inspected = inspect_version(folder.name, chosen, SessionOptions(ALL_DEVICES, custom_op_libraries))

@@ -1,8 +1,7 @@
-"""Every setting of the server, in one table: it gives the parser, ``--help``, environment variables and configuration
-files their names, and docs/flags.md its rows.
+"""Every setting of the server, in one table. The parser, ``--help``, environment variables, configuration files and
+docs/flags.md are made from it.
 
-A new flag is an entry here. Where the server's ``Options`` have a field of the same name, nothing else is to be done to
-hand its value on.
+A new flag is an entry here. Its value gets to the server without further code if ``Options`` has a field of its name.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ class Flag:
     """One setting.
 
     Attributes:
-        name: the flag's without its dashes, which is the key in a file; of a limit, the NAME in ``--limit NAME=VALUE``.
-        metavar: what stands for its value in texts.
-        help: what it does, in one line.
-        default: what holds where nobody sets it, as it would be written; None for nothing.
+        name: the flag without its dashes, which is also the key in a file; for a limit, NAME in ``--limit NAME=VALUE``.
+        metavar: the word for its value in ``--help``.
+        help: what it does, a verb first; for a limit, what is limited.
+        default: the value of a flag that nobody sets, as text; None if there is none.
         read: turns the text of a value into the value.
-        unset: what it means that nobody sets it, where there is no default.
-        option: the field of ``Options``, or for a limit of ``Limits``, that takes the value; "" for that of its name.
+        unset: shown as the default where ``default`` is None.
+        option: the field that takes the value, of ``Options``, or of ``Limits``; "" for the field of the flag's name.
         repeatable: whether it may be given several times; then its value is a tuple.
-        bare: the value of the flag without one; None if it needs one.
-        shown: the value as others may see it.
-        old: the flag that sets a limit too.
+        bare: the text of the value if the flag is given without one; None if it needs one.
+        shown: makes a text without secrets of the value's text.
+        old: of a limit, the former flag that sets it too.
     """
 
     name: str
@@ -74,12 +73,12 @@ class Flag:
 
     @property
     def default_text(self) -> str:
-        """What holds where nobody sets it, for people."""
+        """The default as ``--help`` shows it."""
         return self.unset if self.default is None else self.default
 
     @property
     def default_value(self) -> Any:
-        """The same as a value."""
+        """The value of a flag that nobody sets."""
         if self.default is None:
             return () if self.repeatable else None
         return self.read(self.default)
@@ -99,13 +98,13 @@ def _resets(text: str) -> Allowance:
     return Allowance(5 * per_second, per_second, per_call=0.5)
 
 
-#: By the titles of ``--help``.
+#: All flags, by the title of their group in ``--help``.
 GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "models": (
         Flag(
             "model-repository",
             "DIR",
-            "serve the models in this folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX; repeatable",
+            "serve the models in this folder (MODEL/VERSION/model.onnx) or in s3://BUCKET/PREFIX; repeatable",
             unset="required",
             repeatable=True,
         ),
@@ -120,7 +119,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "repository-poll-secs",
             "SECONDS",
-            "look for changes this often, with poll",
+            "look for changed files every SECONDS seconds, with --model-control-mode poll",
             "15",
             positive,
             option="repository_poll_s",
@@ -128,42 +127,44 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "load-model",
             "NAME",
-            "load this model at the start, with explicit; '*' alone is all; repeatable",
+            "load this model at the start, with --model-control-mode explicit; '*' loads all; repeatable",
             repeatable=True,
         ),
         Flag(
             "model-load-thread-count",
             "N",
-            "load so many models at the same time",
+            "load up to N models at the same time",
             "1",
             positive,
             option="parallel_loads",
         ),
-        Flag("strict-readiness", "BOOL", "be not ready while a model cannot be served", "true", boolean),
+        Flag(
+            "strict-readiness", "BOOL", "report the server as not ready while a model cannot be served", "true", boolean
+        ),
         Flag(
             "exit-on-error",
             "BOOL",
-            "end where a model cannot be loaded or a repository cannot be read at the start",
+            "exit if a model cannot be loaded or a repository cannot be read at the start",
             "false",
             boolean,
         ),
     ),
     "models on S3": (
-        Flag("s3-bucket", "NAME", "serve the models in this bucket, like s3://NAME"),
-        Flag("s3-prefix", "PREFIX", "look for them below this prefix of --s3-bucket"),
-        Flag("s3-endpoint", "URL", "ask this S3 service, for all repositories on S3", unset="boto3's"),
-        Flag("s3-region", "NAME", "look for the buckets in this region", unset="boto3's"),
+        Flag("s3-bucket", "NAME", "serve the models in this bucket, as --model-repository s3://NAME does"),
+        Flag("s3-prefix", "PREFIX", "serve only the models below this prefix of --s3-bucket"),
+        Flag("s3-endpoint", "URL", "use this S3 service for all repositories on S3", unset="what boto3 finds"),
+        Flag("s3-region", "NAME", "use this region for all repositories on S3", unset="what boto3 finds"),
         Flag(
             "model-cache-dir",
             "DIR",
-            "keep downloads here",
+            "keep models downloaded from S3 in this folder",
             read=_path,
             unset="$XDG_CACHE_HOME/toutates, or ~/.cache/toutates",
         ),
         Flag(
             "model-cache-size",
             "BYTES",
-            "keep so many bytes of downloads; the least recently used go first",
+            "keep at most this many bytes of downloaded models; the least recently used are removed first",
             "68719476736",
             positive,
         ),
@@ -172,7 +173,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "execution-providers",
             "LIST",
-            "run models on cpu, cuda, tensorrt: by priority, separated by commas",
+            "run models on these providers, by priority and separated by commas: cpu, cuda, tensorrt",
             "auto",
             providers,
         ),
@@ -182,50 +183,50 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "load these libraries of custom operators, separated by commas",
             read=libraries,
         ),
-        Flag("trt-op-types-to-exclude", "OPS", "keep these operator types from TensorRT, separated by commas"),
-        Flag("trt-min-subgraph-size", "N", "leave smaller subgraphs to others than TensorRT", read=positive),
-        Flag("ort-intra-threads", "N", "run each operator on so many threads, per session", "1", positive),
-        Flag("ort-inter-threads", "N", "run so many operators at the same time, per session", "1", positive),
+        Flag("trt-op-types-to-exclude", "OPS", "do not run these operator types on TensorRT, separated by commas"),
+        Flag("trt-min-subgraph-size", "N", "run only subgraphs of at least N nodes on TensorRT", read=positive),
+        Flag("ort-intra-threads", "N", "use N threads within one operator, per session", "1", positive),
+        Flag("ort-inter-threads", "N", "run up to N operators at the same time, per session", "1", positive),
     ),
-    "cores": (
+    "CPUs and threads": (
         Flag(
             "processing-cores",
             "N",
-            "run so many worker threads, which read, batch and answer requests",
+            "start N worker threads, which read, batch and answer requests",
             read=positive,
-            unset="1 with the GIL, else what others leave",
+            unset="1 with the GIL, else one per CPU that executors leave",
         ),
-        Flag("executor-cpus", "N", "keep so many CPUs for executors, which share them", "1", positive),
+        Flag("executor-cpus", "N", "reserve N CPUs for executors, which share them", "1", positive),
         Flag(
             "cpu-pinning",
             "CPUS",
-            "pin each thread to a CPU: of all that the process may use, or of CPUS, such as 0-3,8",
+            "pin each thread to one of these CPUs, such as 0-3,8; without CPUS to one of all that the process may use",
             read=cpus,
             unset="off",
             bare="all",
         ),
     ),
     "gRPC": (
-        Flag("grpc-addr", "ADDR", "listen on HOST:PORT", "0.0.0.0:8001", address),
+        Flag("grpc-addr", "ADDR", "serve gRPC on this HOST:PORT", "0.0.0.0:8001", address),
         Flag(
             "limit",
             "NAME=VALUE",
-            "bound connections, requests, memory or time: --help-limits lists the names; repeatable",
+            "limit connections, requests, memory or time; --help-limits lists the names; repeatable",
             unset="",
             repeatable=True,
         ),
         Flag(
             "max-inflight-requests",
             "N",
-            "refuse inference requests while so many are accepted and not answered",
+            "refuse inference requests while N are accepted and not yet answered",
             read=positive,
             unset="no limit",
         ),
         Flag(
             "grpc-restricted-protocol",
             "PROTOCOLS:KEY=VALUE",
-            "let only calls with the metadata triton-grpc-protocol-KEY: VALUE use PROTOCOLS; repeatable",
-            unset="everybody may",
+            "allow PROTOCOLS only to calls with the metadata triton-grpc-protocol-KEY: VALUE; repeatable",
+            unset="no restriction",
             repeatable=True,
             shown=without_secret,
         ),
@@ -240,20 +241,20 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "shutdown-grace",
             "SECONDS",
-            "let calls end for so long after SIGTERM; a second signal ends them",
+            "after SIGTERM wait up to SECONDS seconds for calls to end; a second signal ends them at once",
             "30",
             seconds,
             option="shutdown_grace_s",
         ),
     ),
     "TLS": (
-        Flag("tls-cert", "FILE", "serve TLS with this certificate and its intermediates, PEM", unset="no TLS"),
-        Flag("tls-key", "FILE", "use this private key of the certificate, PEM, not encrypted", unset="no TLS"),
+        Flag("tls-cert", "FILE", "serve TLS with this certificate and its intermediates (PEM)", unset="no TLS"),
+        Flag("tls-key", "FILE", "use this private key of the certificate (PEM, not encrypted)", unset="no TLS"),
         Flag(
             "tls-client-ca",
             "FILE",
-            "take only clients with a certificate of these authorities, PEM",
-            unset="all may connect",
+            "accept only clients with a certificate of these authorities (PEM)",
+            unset="clients need none",
         ),
     ),
     "traces": (
@@ -266,38 +267,38 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "trace-level",
             "LEVEL",
-            "trace OFF, TIMESTAMPS or TENSORS; repeatable",
+            "record traces (TIMESTAMPS, or TENSORS, which is the same) or none (OFF); repeatable",
             read=choice(*LEVEL_NAMES),
-            unset="TIMESTAMPS with another of these flags, else OFF",
+            unset="TIMESTAMPS with another trace flag, else OFF",
             repeatable=True,
         ),
         Flag(
             "trace-rate",
             "N",
-            "trace one of N requests, and those whose callers record the trace",
+            "trace one of N requests, and every request whose caller records the trace",
             read=whole(0, 2**32 - 1),
             unset="1000",
         ),
         Flag(
             "trace-count",
             "N",
-            "stop after so many requests traced by the rate; -1 is never",
+            "stop after N requests that --trace-rate has chosen; -1 for no end",
             read=whole(-1, 2**31 - 1),
             unset="-1",
         ),
     ),
-    "watching the server": (
+    "monitoring": (
         Flag(
             "metrics-addr",
             "ADDR",
-            "listen there for metrics, the status page and probes; off for none",
+            "serve metrics, the status page and health probes on this HOST:PORT; off for none",
             "0.0.0.0:9090",
             address_or_off,
         ),
         Flag(
             "debug-endpoints",
             "BOOL",
-            "let other machines than this one use /debug there",
+            "allow /debug on --metrics-addr to other machines than this one",
             "false",
             boolean,
             bare="true",
@@ -305,19 +306,31 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "log-level",
             "LEVELS",
-            "log from debug, info, warning or error on; of an area by AREA=LEVEL: info,h2grpc=debug",
+            "log from this level on: debug, info, warning or error; AREA=LEVEL sets one area: info,h2grpc=debug",
             "info",
             levels,
         ),
-        Flag("log-format", "FORMAT", "log as text, or as json: one object per line", "text", choice("text", "json")),
-        Flag("access-log-rate", "SHARE", "log this share of inference requests, such as 0.01; 1 for all", "0", share),
+        Flag(
+            "log-format",
+            "FORMAT",
+            "write the log as text, or as json with one object per line",
+            "text",
+            choice("text", "json"),
+        ),
+        Flag(
+            "access-log-rate",
+            "SHARE",
+            "log this share of inference requests: 0.01 for one of 100",
+            "0",
+            share,
+        ),
     ),
-    "files": (
-        Flag("config", "FILE", "read settings from this YAML file; flags and environment variables go before it"),
+    "configuration file": (
+        Flag("config", "FILE", "read settings from this YAML file; flags and environment variables override it"),
     ),
 }
 
-#: All flags, by name.
+#: The same flags, by name.
 FLAGS: Final[Mapping[str, Flag]] = MappingProxyType({flag.name: flag for group in GROUPS.values() for flag in group})
 
 #: Values of ``--limit``, by name. The names are those of the metric ``toutates_limit_hits_total``.
@@ -327,7 +340,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "connections",
             "N",
-            "connections open at once",
+            "connections open at the same time",
             "100000",
             positive,
             option="max_concurrent_connections",
@@ -336,7 +349,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "streams",
             "N",
-            "calls open at once on one connection",
+            "calls open at the same time on one connection",
             "100000",
             positive,
             option="max_concurrent_streams",
@@ -345,7 +358,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "frame_size",
             "BYTES",
-            "an HTTP/2 frame that a client may send, 16384 to 16777215",
+            "size of an HTTP/2 frame that a client may send, from 16384 to 16777215",
             "32768",
             positive,
             option="max_frame_size",
@@ -354,7 +367,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "message_size",
             "BYTES",
-            "a request, as sent",
+            "size of a request as it is sent",
             "2147483647",
             positive,
             option="max_message_size",
@@ -363,7 +376,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "decompressed_size",
             "BYTES",
-            "a compressed request, once decompressed",
+            "size of a compressed request after its decompression",
             "67108864",
             positive,
             option="max_decompressed_size",
@@ -372,7 +385,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "connection_buffer",
             "BYTES",
-            "requests under way that are held for one connection",
+            "memory for the requests under way of one connection",
             "2147483647",
             positive,
             option="max_buffered_bytes",
@@ -381,7 +394,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "server_buffer",
             "BYTES",
-            "requests under way and unread responses that are held for all clients",
+            "memory for the requests under way and the unread responses of all connections",
             read=positive,
             unset="half of the memory that the process may use",
             option="max_buffered_bytes",
@@ -390,7 +403,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "resets",
             "N",
-            "calls that a connection may cancel a second, beyond one of two; five times as many at once",
+            "calls that one connection may cancel per second, beyond every second call; five times as many in a burst",
             "200",
             _resets,
             option="resets",
@@ -399,7 +412,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "handshake_timeout",
             "SECONDS",
-            "from accepting a connection to the end of its handshakes; 0 is no limit",
+            "time from accepting a connection to the end of its handshakes; 0 for no limit",
             "20",
             seconds_or_never,
             option="handshake_timeout_s",
@@ -408,7 +421,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "stall_timeout",
             "SECONDS",
-            "without progress of a request that has begun, or of unread responses; 0 is no limit",
+            "time without progress of a request that has begun or of an unread response; 0 for no limit",
             "60",
             seconds_or_never,
             option="stall_timeout_s",
@@ -417,7 +430,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "connection_idle",
             "SECONDS",
-            "without a call, until the client is told to leave; 0 is never",
+            "time without a call after which a client is told to leave; 0 for never",
             "0",
             seconds_or_never,
             option="max_idle_s",
@@ -426,7 +439,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "connection_age",
             "SECONDS",
-            "until a client is told to leave, 10 % more or less; 0 is never",
+            "age of a connection at which its client is told to leave, 10 % more or less; 0 for never",
             "0",
             seconds_or_never,
             option="max_age_s",
@@ -435,7 +448,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "connection_age_grace",
             "SECONDS",
-            "for calls of a client that was told to leave; 0 is no limit",
+            "time that the calls of a client get after it was told to leave; 0 for no limit",
             "0",
             seconds_or_never,
             option="max_age_grace_s",
@@ -444,7 +457,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "keepalive_time",
             "SECONDS",
-            "of silence, until the client is asked whether it is there; 0 is never",
+            "silence after which a client is asked whether it is still there; 0 for never",
             "300",
             seconds_or_never,
             option="keepalive_time_s",
@@ -453,7 +466,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "keepalive_timeout",
             "SECONDS",
-            "for its answer, until the connection is closed; 0 is no limit",
+            "time for the answer to that, before the connection is closed; 0 for no limit",
             "20",
             seconds_or_never,
             option="keepalive_timeout_s",
@@ -461,13 +474,13 @@ LIMITS: Final[Mapping[str, Flag]] = {
         ),
     )
 }
-#: What a limit is called beside the flags.
+#: Begins the name of a limit where limits and flags are in one mapping: ``limit.connections``.
 LIMIT: Final = "limit."
 
-#: Flags of before, which set a limit.
+#: Former flags, each with the setting of the limit that it still sets.
 OLD_LIMITS: Final[Mapping[str, str]] = MappingProxyType({limit.old: LIMIT + name for name, limit in LIMITS.items()})
 
-#: Names of before, and what they set. Where the settings themselves are given, these hold.
+#: Former names, and the settings that they still set. A setting that is given by its own name overrides them.
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"executor-cores": ("model-load-thread-count", "executor-cpus")}
     | {old: (setting,) for old, setting in OLD_LIMITS.items()}

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_error(error: ToutatesError, *, as_json: bool = False) -> None:
-    """A line to standard error for each problem: an object for a server whose log is JSON."""
+    """Write a line for each problem to standard error; as a JSON object if ``as_json``."""
     lines = str(error).splitlines()
     if as_json:
         from toutates.system.logs.rendering import LogFormatter
@@ -63,7 +63,7 @@ def _print_error(error: ToutatesError, *, as_json: bool = False) -> None:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether --log-format says so, on a command line, or in an environment or a file, that may be wrong elsewhere."""
+    """Whether --log-format is json, by a command line, environment or file that may be wrong in other settings."""
     parser = Parser("toutates", add_help=False)
     add_flags(parser, [FLAGS["log-format"], FLAGS["config"]])
     try:
@@ -83,14 +83,14 @@ def _serve(options: Options) -> int:
 
 
 def _prepare_onnxruntime() -> None:
-    """Import it: only now, because it takes a while, and neither --help nor a mistake should."""
+    """Import ONNX Runtime. It takes a while, so --help and wrong command lines do without it."""
     # ONNX Runtime's builds for Linux report models and runs to Microsoft, in threads of their own, unless told not to.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     _require_onnxruntime()
 
 
 def _require_onnxruntime() -> None:
-    """ONNX Runtime is no plain dependency, because its two packages exclude each other.
+    """See that ONNX Runtime is installed, which is an extra because its two packages exclude each other.
 
     Raises:
         ConfigurationError: neither is installed, or not so that it works.
@@ -117,22 +117,24 @@ def _probe(arguments: list[str]) -> int:
 
     parser = Parser(
         prog="toutates probe",
-        description="Ask a gRPC server for its health (grpc.health.v1). Exit codes: 0 it is serving, 1 it is not or "
-        "does not answer, 2 usage.",
+        description="Ask a gRPC server for its health (grpc.health.v1). Exit codes: 0 it is serving, 1 it is not "
+        "serving or does not answer, 2 the command line cannot be used.",
     )
     parser.add_argument("address", metavar="ADDR", help="HOST:PORT, such as 127.0.0.1:8001")
     parser.add_argument(
-        "--timeout", type=seconds, default=3.0, metavar="SECONDS", help="for the whole exchange (default: 3)"
+        "--timeout", type=seconds, default=3.0, metavar="SECONDS", help="give up after so many seconds (default: 3)"
     )
-    parser.add_argument("--tls", action="store_true", help="speak TLS; the other --tls flags imply it")
+    parser.add_argument("--tls", action="store_true", help="use TLS; each of the other --tls flags implies it")
     parser.add_argument(
         "--tls-ca",
         metavar="FILE",
-        help="authorities to trust, or the server's very certificate, PEM (default: those of the system)",
+        help="trust these authorities, or this certificate of the server (PEM; default: the system's authorities)",
     )
-    parser.add_argument("--tls-server-name", metavar="NAME", help="name in the certificate (default: ADDR's host)")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate to show to the server, PEM (default: none)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM, not encrypted")
+    parser.add_argument(
+        "--tls-server-name", metavar="NAME", help="name in the server's certificate (default: the host of ADDR)"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="show this certificate to the server (PEM; default: none)")
+    parser.add_argument("--tls-key", metavar="FILE", help="use this private key of --tls-cert (PEM, not encrypted)")
     parsed = parser.parse_args(arguments)
     address = parse_address(parsed.address, "ADDR")
     ca, cert, key = (None if name is None else Path(name) for name in (parsed.tls_ca, parsed.tls_cert, parsed.tls_key))
@@ -152,9 +154,9 @@ def _probe(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     parser = Parser(
         prog="toutates check",
-        description="Read every model and configuration of a repository, and print everything for which a server on "
-        "this machine would refuse to serve it, one line each. Models are loaded on the CPU. Exit codes: 0 all is "
-        "well, 1 something is wrong, 2 usage, or REPOSITORY is none.",
+        description="Read every model and configuration of a repository, and print a line for each reason why a "
+        "server on this machine would refuse to serve it. Models are loaded on the CPU. Exit codes: 0 no errors, 1 "
+        "errors, 2 the command line cannot be used or REPOSITORY is not a repository.",
     )
     parser.add_argument(
         "repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX"
@@ -163,10 +165,10 @@ def _check(arguments: list[str]) -> int:
     parser.add_argument(
         "--assume-gpu",
         action="store_true",
-        help="do not look for the GPUs that models ask for: the server that they are for has them",
+        help="assume that the server has the GPUs that models ask for",
     )
     add_flags(parser, [FLAGS["s3-endpoint"], FLAGS["s3-region"], FLAGS["model-cache-dir"]])
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 also if there are only warnings")
     parsed = parser.parse_args(arguments)
     settings = settings_of(parsed)
     options = Options(
@@ -196,18 +198,23 @@ def _check(arguments: list[str]) -> int:
 def _config(arguments: list[str]) -> int:
     parser = Parser(
         prog="toutates config",
-        description="Print what the files and the graph of a model come to: the configuration that it is served with, "
-        "complete. Exit codes: 0, 1 the model cannot be served, 2 usage. 'toutates config show' prints the settings of "
-        "the server instead.",
+        description="Print the complete configuration that a model is served with, from its files and its graph. Exit "
+        "codes: 0 clean end, 1 the model cannot be served, 2 the command line cannot be used. 'toutates config show' "
+        "prints the settings of the server instead.",
     )
     parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of VERSION/model.onnx")
-    parser.add_argument("--version", type=positive, metavar="N", help="of the model (default: the newest served)")
+    parser.add_argument(
+        "--version",
+        type=positive,
+        metavar="N",
+        help="print this version (default: the newest that is served)",
+    )
     parser.add_argument(
         "--format",
         choices=["yaml", "pbtxt", "both"],
         default="both",
         metavar="FORMAT",
-        help="yaml, pbtxt or both (default: both)",
+        help="print yaml, pbtxt or both (default: both)",
     )
     add_flags(parser, [FLAGS["custom-op-libraries"]])
     parsed = parser.parse_args(arguments)
@@ -228,7 +235,7 @@ def _config(arguments: list[str]) -> int:
 def _config_show(arguments: list[str]) -> int:
     settings = _settings(arguments, "toutates config show")
     print(table(settings))
-    make_options(settings)  # which says what does not go together
+    make_options(settings)  # raises where settings do not go together
     return EXIT_OK
 
 

@@ -1,4 +1,4 @@
-"""From settings to the server's options: what concerns several of them at once."""
+"""Makes the server's ``Options`` of settings, and checks settings that depend on each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["make_options", "repositories"]
 
 
 def make_options(settings: Settings) -> Options:
-    """The options that settings come to.
+    """Make the options.
 
     Raises:
         ConfigurationError: settings do not go together.
@@ -55,10 +55,10 @@ def make_options(settings: Settings) -> Options:
 
 
 def repositories(settings: Settings, places: tuple[str, ...], flag: str = "") -> tuple[Specification, ...]:
-    """The repositories that are asked for.
+    """The repositories to serve.
 
     Args:
-        settings: those of S3.
+        settings: which have those of S3.
         places: directories and locations on S3.
         flag: what the command line calls ``places``, for errors; "" for --model-repository.
 
@@ -76,7 +76,7 @@ def repositories(settings: Settings, places: tuple[str, ...], flag: str = "") ->
 
 
 def _limits(settings: Settings) -> Limits:
-    """The limits of a connection; those of the whole server are options of their own."""
+    """The limits of a connection; limits of the whole server are fields of ``Options``."""
     by_field = {
         limit.option: LIMIT + name for name, limit in LIMITS.items() if name not in ("connections", "server_buffer")
     }
@@ -106,7 +106,9 @@ def _models_to_load(settings: Settings) -> tuple[str, ...] | None:
     if "*" in named:
         if set(named) != {"*"} or listed is not None:
             raise ConfigurationError(
-                "'*' is all models, and stands alone", key="--load-model", remedy="leave out the others, or it"
+                "'*' means all models, so no other may be named",
+                key="--load-model",
+                remedy="leave out '*', or the others",
             )
         return None
     return tuple(dict.fromkeys((*(listed or ()), *named)))

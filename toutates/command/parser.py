@@ -1,4 +1,4 @@
-"""The parser of the command line: argparse finds the flags and their texts, which ``settings`` reads."""
+"""The parser of the command line: argparse finds the flags and their texts; ``settings`` turns these into values."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["COMMANDS", "Parser", "add_flags", "server_parser"]
 #: Subcommands, each of which has a parser of its own.
 COMMANDS: Final = ("probe", "check", "config")
 
-#: How like a name has to be to be suggested, as ``difflib`` counts it.
+#: Least similarity of a name that is suggested, from 0 to 1 (``difflib.get_close_matches``).
 _LIKENESS: Final = 0.7
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, like every other wrong setting, instead of under the whole usage.
+    """An ``ArgumentParser`` that reports a mistake as a ConfigurationError of one line, without the usage.
 
     Args:
         prog: the command.
-        more: what ``argparse.ArgumentParser`` takes.
+        more: further arguments of ``argparse.ArgumentParser``.
 
     Attributes:
-        commands: names of subcommands, one of which an unknown argument may have meant.
+        commands: names of subcommands, which are suggested for an unknown argument like one of them.
     """
 
     commands: Sequence[str] = ()
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigurationError(message, remedy=f"see '{self.prog} --help'")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """As ever, but what is unknown is shown without its value: it may be a secret under a misspelt flag."""
+        """Parse as ``ArgumentParser`` does; unknown flags are shown without their values, which may be secrets."""
         flags: argparse.Namespace
         flags, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return flags
 
     def _remedy(self, names: Sequence[str]) -> str:
-        """What may have been meant, by the first name that is like one that there is."""
+        """What to do about unknown arguments: the known name that one of them resembles, or the help."""
         known = [name for name in self._option_string_actions if name.startswith("--")]
         for name in names:
             near = get_close_matches(name, known if name.startswith("-") else self.commands, n=1, cutoff=_LIKENESS)
@@ -64,18 +64,18 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Texts in a column of their own, beside most flags."""
+    """A formatter whose column of help texts begins far enough to the right for most flags."""
 
     def __init__(self, prog: str, **more: Any) -> None:
         super().__init__(prog, **{"max_help_position": 30, **more})
 
 
 class _HelpLimits(argparse.Action):
-    """Prints the names of --limit."""
+    """The action of --help-limits: prints the names of --limit and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         width = max(map(len, LIMITS))
-        print("--limit NAME=VALUE, where NAME is one of\n")
+        print("--limit NAME=VALUE sets one of these limits:\n")
         for name, limit in LIMITS.items():
             print(f"  {name:{width}}  {limit.metavar:7}  {limit.help} (default: {limit.default_text})")
         print("\nThe metric toutates_limit_hits_total counts by the same names how often clients met a limit.")
@@ -83,19 +83,19 @@ class _HelpLimits(argparse.Action):
 
 
 def server_parser(prog: str = "toutates") -> Parser:
-    """The parser of the server's flags, for a command that takes them."""
+    """The parser of all flags of the server."""
     parser = Parser(
         prog,
         usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
         "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]\n"
         "       toutates config show [options]",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
-        epilog="Each setting may also be given by an environment variable, such as TOUTATES_GRPC_ADDR for --grpc-addr, "
-        "or by a key of the file that --config names, such as grpc-addr; a flag goes before a variable, and a variable "
-        "before the file. "
-        "'toutates config show' prints every setting and where it comes from, 'toutates config MODEL_DIR' a model's "
-        "configuration; 'toutates probe' checks a running server's health, 'toutates check' a repository; see their "
-        "--help. Exit codes: 0 clean end, 1 failure, 2 a setting, the repository or the installation cannot be used.",
+        epilog="Each flag can also be given by an environment variable, such as TOUTATES_GRPC_ADDR for --grpc-addr, or "
+        "by a key of the file that --config names, such as grpc-addr. A flag overrides a variable, and a variable "
+        "overrides the file. 'toutates config show' prints every setting and where it comes from; 'toutates config "
+        "MODEL_DIR' prints a model's configuration; 'toutates check' checks a repository; 'toutates probe' checks the "
+        "health of a running server. Each of them has a --help. Exit codes: 0 clean end, 1 failure, 2 a setting, the "
+        "repository or the installation cannot be used.",
     )
     parser.commands = COMMANDS
     parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
@@ -110,7 +110,7 @@ def server_parser(prog: str = "toutates") -> Parser:
 
 
 def add_flags(parser: argparse._ActionsContainer, flags: Iterable[Flag]) -> None:
-    """Give a parser flags of the table; it keeps their texts, as lists."""
+    """Add flags of the table to a parser, which keeps the texts of their values as lists."""
     for flag in flags:
         default = f" (default: {flag.default_text})" if flag.default_text else ""
         parser.add_argument(

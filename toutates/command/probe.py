@@ -33,23 +33,23 @@ _SETTINGS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to speak TLS with the server.
+    """How to connect by TLS.
 
     Attributes:
-        context: whom to trust, and as whom.
-        server_name: the name that its certificate has to have.
+        context: has the authorities to trust, and the client's own certificate.
+        server_name: the name that the server's certificate has to have.
     """
 
     context: ssl.SSLContext
     server_name: str
 
     def wrap(self, sock: socket.socket) -> ssl.SSLSocket:
-        """Shake hands, within the socket's timeout."""
+        """Do the TLS handshake, within the socket's timeout."""
         return self.context.wrap_socket(sock, server_hostname=self.server_name)
 
 
 class _Answer:
-    """What has come back so far."""
+    """The part of the response that has come so far."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -72,15 +72,15 @@ def _text(value: bytes | str) -> str:
 
 
 def probe(address: Address, timeout_s: float, tls: Tls | None = None) -> tuple[bool, str]:
-    """Ask for the server's health.
+    """Ask a server for its health.
 
     Args:
-        address: of its gRPC port.
+        address: of the server's gRPC port.
         timeout_s: for the whole exchange.
-        tls: None is plaintext.
+        tls: None for plaintext.
 
     Returns:
-        Whether it is serving, and a sentence for people.
+        Whether it is serving, and a line that says so.
     """
     try:
         answer = _call(address, time.monotonic() + timeout_s, tls)
@@ -90,7 +90,7 @@ def probe(address: Address, timeout_s: float, tls: Tls | None = None) -> tuple[b
         return False, f"{address}: TLS failed: {describe_tls_error(error)}"
     except OSError as error:
         return False, f"{address}: {error.strerror or error}"
-    except UnicodeError:  # of the codec for the names of hosts
+    except UnicodeError:  # raised by the codec for host names
         name = address.host if tls is None else tls.server_name
         return False, f"{address}: {name!r} cannot be the name of a host"
     except ProtocolError:

@@ -1,7 +1,7 @@
-"""What the server is told, by whom: flags go before environment variables, these before a file, and it before defaults.
+"""The values of all settings, and where each comes from: a flag, an environment variable, a file, or the default.
 
-A setting that several of them give is that of the first; lists such as ``--model-repository`` are replaced as a whole,
-while each name of ``--limit`` is a setting of its own.
+A flag overrides a variable, a variable overrides the file, and the file overrides the default. Lists such as those of
+``--model-repository`` are replaced as a whole; each name of ``--limit`` is a setting of its own.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from toutates.system.text import printable, shown
 
 __all__ = ["Settings", "read_settings", "settings_of", "table", "text_of"]
 
-#: The user and password of a URL.
+#: User and password in a URL.
 _PASSWORD: Final = re.compile(r"//[^/\s]*@")
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What one source says of a setting.
+    """A setting as one source gives it.
 
     Attributes:
-        texts: as they are written; several only of settings that may be repeated.
-        key: what the source calls the setting: ``--grpc-addr``, ``TOUTATES_GRPC_ADDR``, ``grpc-addr``.
-        kind: "flag", "environment" or "file".
-        file: of the kind "file".
+        texts: the values as they are written; several only of settings that may be repeated.
+        key: the name of the setting in that source: ``--grpc-addr``, ``TOUTATES_GRPC_ADDR``, ``grpc-addr``.
+        kind: of the source: "flag", "environment" or "file".
+        file: the file's path; None for other sources.
     """
 
     texts: tuple[str, ...]
@@ -44,11 +44,11 @@ class _Given:
     file: Path | None = None
 
     def error(self, problem: str, value: object = None, remedy: str = "") -> ConfigurationError:
-        """That something is wrong with it."""
+        """An error that names the setting as its source does."""
         return ConfigurationError(problem, source=self.file, key=self.key, value=value, remedy=remedy)
 
     def unreadable(self, text: str) -> ConfigurationError:
-        """That its text cannot be read."""
+        """The error for a text that is not of the setting's form."""
         if self.kind == "flag":
             return ConfigurationError(f"argument {self.key}: {text}", remedy="see 'toutates --help'")
         return self.error(text, remedy="correct it there" if self.file else "correct or unset it")
@@ -61,13 +61,14 @@ _Source = dict[str, _Given]
 
 
 class Settings:
-    """Values by the names of flags; those of limits by ``limit.NAME``.
+    """The value of every setting, by the name of its flag; of limits by ``limit.NAME``.
 
     Args:
-        given: what all sources say of a setting, put together.
+        given: the settings that a source gives, by name.
+        problems: what is wrong with the sources themselves.
 
     Raises:
-        ConfigurationError: values cannot be read; with a line for each.
+        ConfigurationError: there are problems, or values cannot be read; with a line for each.
     """
 
     def __init__(self, given: Mapping[str, _Given], problems: Iterable[ConfigurationError] = ()) -> None:
@@ -81,22 +82,22 @@ class Settings:
             except ConfigurationError as error:
                 wrong.append(error)
         if wrong:
-            # One wrong value may be that of two settings.
+            # A value that sets two settings may be wrong in both.
             raise ConfigurationError("\n".join(dict.fromkeys(map(str, wrong))))
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
     def origin(self, name: str) -> _Given | None:
-        """What has given the setting; None for its default."""
+        """The setting as its source gives it; None if it has its default."""
         return self._given.get(name)
 
     def refused(self, name: str, problem: str) -> ConfigurationError:
-        """That the value of a setting, which is not its default, cannot be used."""
+        """The error for a given setting whose value cannot be used."""
         return self._given[name].error(problem)
 
     def located(self, error: ConfigurationError) -> ConfigurationError:
-        """An error that names a flag, with what has given the setting in the flag's place."""
+        """``error``, which names a flag, with the name that the setting has in its source."""
         name = error.key.removeprefix("--")
         given = self._given.get(name)
         if given is None or given.key == error.key:
@@ -105,7 +106,7 @@ class Settings:
 
 
 def read_settings(flags: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Put together what flags, environment and the file that they name say.
+    """Read the settings that flags, environment variables and the file of ``--config`` give.
 
     Raises:
         ConfigurationError: values cannot be used; with a line for each.
@@ -115,7 +116,7 @@ def read_settings(flags: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def text_of(name: str, flags: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    """What a setting is told to be, whatever is wrong with it or the others; "" where nobody says."""
+    """The text that is given for a setting, whatever is wrong with any of them; "" if there is none."""
     given = _gathered(flags, environment, []).get(name)
     return given.texts[-1] if given else ""
 
@@ -128,20 +129,20 @@ def _gathered(
 
 
 def settings_of(flags: argparse.Namespace) -> Settings:
-    """What the flags alone say."""
+    """The settings that the command line alone gives."""
     problems: list[ConfigurationError] = []
     return Settings(_from_command_line(flags, problems), problems)
 
 
 def _from_command_line(flags: argparse.Namespace, problems: list[ConfigurationError]) -> _Source:
-    """What a parsed command line says, by settings."""
+    """The settings that a parsed command line gives."""
     found = {name.replace("_", "-"): values for name, values in vars(flags).items() if isinstance(values, list)}
     given = {name: _Given(tuple(values), f"--{name}", "flag") for name, values in found.items()}
     return _resolved(given, problems)
 
 
 def _from_environment(environment: Mapping[str, str], problems: list[ConfigurationError]) -> _Source:
-    """What environment variables say, by settings. One that is empty says nothing."""
+    """The settings that environment variables give. An empty variable counts as unset."""
     given: _Source = {}
     for name in (*FLAGS, *ALIASES):
         text = environment.get(variable(name), "")
@@ -153,7 +154,7 @@ def _from_environment(environment: Mapping[str, str], problems: list[Configurati
 
 
 def _from_file(config: _Given, problems: list[ConfigurationError]) -> _Source:
-    """What a file says, by settings: its keys are names of flags, and values are written as on the command line."""
+    """The settings that a file gives: keys are names of flags, and values are written as on the command line."""
     source = Path(config.texts[-1])
     try:
         nodes = read_nodes(source)
@@ -181,7 +182,7 @@ def _entries(
     known: Sequence[str],
     problems: list[ConfigurationError],
 ) -> Iterator[tuple[str, yaml.Node]]:
-    """Keys and values of a mapping: those keys that there are, each once."""
+    """The keys of a mapping that are known, each once, and their values; the others become problems."""
     seen: dict[str, int] = {}
     for key_node, value in nodes:
         line = key_node.start_mark.line + 1
@@ -209,7 +210,7 @@ def _entries(
 def _texts(
     nodes: Mapping[str, yaml.Node], source: Path, problems: list[ConfigurationError]
 ) -> Iterator[tuple[str, _Given]]:
-    """What values of a file are as texts."""
+    """The values of a file as texts."""
     for name, node in nodes.items():
         items = node.value if isinstance(node, yaml.SequenceNode) else [node]
         repeatable = name in FLAGS and FLAGS[name].repeatable
@@ -232,7 +233,7 @@ def _says_something(node: yaml.ScalarNode) -> bool:
 
 
 def _resolved(given: _Source, problems: list[ConfigurationError]) -> _Source:
-    """What one source says, with limits apart, and with settings in the place of names of before."""
+    """The settings of one source, with each limit as a setting, and settings by their present names."""
     limits = given.pop("limit", None)
     for text in limits.texts if limits else ():
         assert limits is not None
@@ -264,7 +265,7 @@ def _all_settings() -> Iterator[tuple[str, Flag]]:
 
 
 def _read(flag: Flag, given: _Given) -> Any:
-    """The value that the texts stand for.
+    """Read the value of a setting.
 
     Raises:
         ConfigurationError: they cannot be read.
@@ -280,7 +281,7 @@ def _read(flag: Flag, given: _Given) -> Any:
 
 
 def table(settings: Settings) -> str:
-    """Every setting, its value and where it comes from, without secrets."""
+    """A table of every setting, its value and its source, without secrets."""
     rows = [("SETTING", "VALUE", "FROM")]
     for name, flag in _all_settings():
         given = settings.origin(name)

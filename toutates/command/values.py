@@ -1,7 +1,7 @@
-"""Readers of the values that flags take: each turns a text into a value, or says what is wrong with it.
+"""Readers of the values that flags take: each turns a text into a value.
 
-A reader raises ``argparse.ArgumentTypeError`` or ``ConfigurationError``. Neither names the flag: who reads the text
-knows whether it came from the command line, the environment or a file.
+A reader raises ``argparse.ArgumentTypeError`` or ``ConfigurationError`` for a text that it cannot read. Neither names
+the flag: the caller knows whether the text came from the command line, the environment or a file, and names that.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def _number(text: str, most: float, said: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A length of time, up to a day."""
+    """A time in seconds, from 0 to a day."""
     return _number(text, 86_400, "of seconds ")
 
 
 def seconds_or_never(text: str) -> float:
-    """A length of time, up to a day; infinity for 0."""
+    """A time in seconds, up to a day; 0 gives infinity."""
     return seconds(text) or math.inf
 
 
@@ -95,7 +95,7 @@ def share(text: str) -> float:
 
 
 def boolean(text: str) -> bool:
-    """Whether something is so, in the words that Triton takes."""
+    """True or false, in the words that Triton takes."""
     word = text.lower()
     if word in ("true", "1", "on"):
         return True
@@ -105,7 +105,7 @@ def boolean(text: str) -> bool:
 
 
 def levels(text: str) -> str:
-    """Levels of the log, see ``toutates.system.logs.levels``."""
+    """Levels of the log, checked (``toutates.system.logs.levels``)."""
     try:
         parse_levels(text)
     except ValueError as error:
@@ -149,7 +149,7 @@ def providers(text: str) -> tuple[str, ...]:
             "unknown execution provider", value=unknown[0], remedy="choose from auto, cpu, cuda, tensorrt"
         )
     if "auto" in found and len(found) > 1:
-        raise ConfigurationError("auto stands alone", value=text, remedy="write auto, or the list you want")
+        raise ConfigurationError("names auto and others", value=text, remedy="write auto alone, or the list without it")
     return tuple(dict.fromkeys(_PROVIDERS[name] for name in found))
 
 
