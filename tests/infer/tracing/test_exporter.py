@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
 import threading
 import time
@@ -114,13 +115,17 @@ def test_who_sends_is_told_and_can_be_said_by_environment(monkeypatch: pytest.Mo
         monkeypatch.setenv("OTEL_SERVICE_NAME", "scores")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test,service.version=9")
         export(collector.url, make_request())
-    first, second = [attributes_of(request.resource_spans[0].resource) for request in collector.requests]
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=a")
+        export(collector.url, make_request())
+    first, second, third = [attributes_of(request.resource_spans[0].resource) for request in collector.requests]
     assert first["service.name"] == "toutates"
     assert first["service.version"] == "1.2.3"
     assert first["host.name"] == socket.gethostname()
     assert second["service.name"] == "scores"
     assert second["service.version"] == "9"
     assert second["deployment.environment"] == "test"
+    instance = f"{socket.gethostname()}:{os.getpid()}"
+    assert [one["service.instance.id"] for one in (first, second, third)] == [instance, instance, "a"]
     assert collector.headers[0]["authorization"] == "Bearer token"
     assert collector.headers[0]["x-tenant"] == "me"
 

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from tests.observe.metrics.support import PARSERS
 from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.exposition import PIECE_SERIES, Format, choose_format, write_family
-from toutates.observe.metrics.families import Distribution, Family, bucket_bounds
+from toutates.observe.metrics.families import Distribution, Family, bucket_bounds, named_labels
 
 #: prometheus_client's, one of which has no annotations.
 WRITERS: dict[Format, Callable[[Any], bytes]] = {
@@ -45,7 +45,24 @@ class Registry:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        return [family.as_metric() for family in self._families]
+        return [as_metric(family) for family in self._families]
+
+
+def as_metric(family: Family) -> Metric:
+    """A family as prometheus_client has it."""
+    name = family.spec.name
+    metric = Metric(family.openmetrics_name, family.spec.help, family.openmetrics_type)
+    for values, value in family.series:
+        labels = dict(named_labels(family.spec.labels, values))
+        if isinstance(value, Distribution):
+            cumulated = value.cumulated()
+            for bound, count in zip(value.bounds, cumulated, strict=True):
+                metric.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
+            metric.add_sample(f"{name}_count", labels, cumulated[-1])
+            metric.add_sample(f"{name}_sum", labels, value.total)
+        else:
+            metric.add_sample(name, labels, value)
+    return metric
 
 
 def text_of(families: Iterable[Family], form: Format) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import trio
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 
 from toutates.infer.tracing.encoding import SpanEncoder
 from toutates.infer.tracing.record import TracedRequest
@@ -218,16 +218,17 @@ class _Losses:
 
 
 def _resource(version: str) -> Resource:
-    """Who sends: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and of the rest what we know."""
+    """What sends the traces. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override our attributes.
+
+    OpenTelemetry's detectors come first, because their ``service.instance.id`` is another in each process.
+    """
     ours = Resource(
         {
+            SERVICE_NAME: "toutates",
             "service.version": version,
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
             "host.name": socket.gethostname(),
             "process.pid": os.getpid(),
         }
     )
-    resource = ours.merge(Resource.create())
-    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
-        resource = resource.merge(Resource({SERVICE_NAME: "toutates"}))
-    return resource
+    return Resource.create().merge(ours).merge(OTELResourceDetector().detect())

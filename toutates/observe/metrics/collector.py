@@ -17,8 +17,6 @@ from itertools import chain
 from typing import Final
 
 from prometheus_client import ProcessCollector
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from toutates.models.table import UNLOADED, ModelState, ModelTable
 from toutates.net import Worker
@@ -36,7 +34,7 @@ __all__ = ["ServerCollector"]
 _NS: Final = 1_000_000_000
 
 
-class ServerCollector(Collector):
+class ServerCollector:
     """See the module. One scrape at a time.
 
     Args:
@@ -59,12 +57,6 @@ class ServerCollector(Collector):
         self._plan_hits = 0
         #: how long the last text took; known to whoever makes it
         self.render_s = 0.0
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family, as prometheus_client's registries want it."""
-        for family in self.scrape():
-            if family is not None:
-                yield family.as_metric()
 
     def scrape(self) -> Iterator[Family | None]:
         """Every family that has series, once; and None while models are read."""

@@ -1,4 +1,4 @@
-"""Families of series, as they are read, and as prometheus_client has them."""
+"""Families of series: metrics with the values that a scrape has read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
-
-from prometheus_client.core import Metric
-from prometheus_client.samples import Sample
 
 from toutates.observe.metrics.spec import Kind, MetricSpec
 
@@ -85,21 +82,3 @@ class Family:
     def openmetrics_name(self) -> str:
         """The family's name there, to which the samples add what their type demands."""
         return self.spec.name.removesuffix(_SUFFIXES.get(self.spec.kind, ""))
-
-    def as_metric(self) -> Metric:
-        """The same for a registry of prometheus_client's."""
-        metric = Metric(self.openmetrics_name, self.spec.help, self.openmetrics_type)
-        name = self.spec.name
-        for values, value in self.series:
-            labels = dict(named_labels(self.spec.labels, values))
-            if isinstance(value, Distribution):
-                cumulated = value.cumulated()
-                metric.samples += [
-                    Sample(f"{name}_bucket", {**labels, "le": bound}, count)
-                    for bound, count in zip(value.bounds, cumulated, strict=True)
-                ]
-                metric.samples.append(Sample(f"{name}_count", labels, cumulated[-1]))
-                metric.samples.append(Sample(f"{name}_sum", labels, value.total))
-            else:
-                metric.samples.append(Sample(name, labels, value))
-        return metric
