@@ -1,4 +1,4 @@
-"""Where to listen: a host and a TCP port."""
+"""A host and a TCP port to listen on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Address", "parse_address"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen: a host name or IP address, and a TCP port; 0 lets the system choose one."""
+    """A host name or IP address, and a TCP port; port 0 lets the system choose one."""
 
     host: str
     port: int

@@ -1,8 +1,8 @@
-"""What can go wrong in the server's own domain, free of any transport.
+"""The errors that this package raises on purpose. They know no transport.
 
     ToutatesError
     ├── ConfigurationError      a flag, a config.yaml or a repository is wrong; names file, key, value, remedy
-    ├── RepositoryError         a repository or a model's files cannot be had now; what is served goes on
+    ├── RepositoryError         a repository or a model's files cannot be read now; served models go on
     ├── ModelLoadError          one model version cannot be served; the others can
     │   ├── PartlyLoaded        some versions of a model cannot be served; the others are
     │   └── NotPolled           a model's directory or configuration cannot be used, so no version was tried
@@ -14,8 +14,8 @@
         ├── Unavailable         the server does not answer this now: it exits, or its mode forbids it
         ├── Overloaded          the model has as many rows under way as it may have; try again later
         │   └── QueueFull       as many requests wait for the model as its configuration allows
-        ├── TooLate             nobody can be answered before his deadline any more
-        ├── Unsupported         the protocol has it, this server does not
+        ├── TooLate             the answer would come after the caller's deadline
+        ├── Unsupported         the protocol defines it, this server does not offer it
         ├── NotInRepository     the repositories do not give a model that is to be loaded
         └── ExecutionFailed     ONNX Runtime refused or failed
 
@@ -54,7 +54,7 @@ class ToutatesError(Exception):
 
 
 class ConfigurationError(ToutatesError):
-    """A setting cannot be used. The text names where it stands, what is wrong, and what to write instead.
+    """A setting cannot be used. The text says where the setting stands, what is wrong, and what to write instead.
 
     Args:
         problem: what is wrong, one sentence without a full stop.
@@ -75,7 +75,7 @@ class ConfigurationError(ToutatesError):
 
 
 class RepositoryError(ToutatesError):
-    """A repository, or the files of one model, cannot be had at this moment; trying again later may help."""
+    """A repository, or the files of one model, cannot be read at this moment; trying again later may help."""
 
 
 class ModelLoadError(ToutatesError):

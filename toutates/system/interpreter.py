@@ -1,7 +1,7 @@
-"""The interpreter: which one it is, whether it runs with the GIL, and who switched that on.
+"""The interpreter: which one it is, whether it runs with the GIL, and which module switched the GIL on.
 
 On free-threaded Python an extension module that does not declare itself safe switches the GIL on for the whole process,
-from then on. Workers then take turns, which shows only as missing throughput; so the server looks, and says it.
+from then on. Workers then take turns, which shows only as missing throughput; so the server logs a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _culprits: list[str] = []
 
 
 def gil_enabled() -> bool:
-    """Whether only one thread at a time runs Python code, now."""
+    """Whether the GIL is on now, so that only one thread at a time runs Python code."""
     is_gil_enabled = getattr(sys, "_is_gil_enabled", None)  # since 3.13
     return is_gil_enabled is None or bool(is_gil_enabled())
 
@@ -40,10 +40,10 @@ def describe_interpreter() -> str:
 
 
 def watch_gil() -> None:
-    """From now on note which module switches the GIL on. Call it once, before anything large is imported.
+    """Note from now on which module switches the GIL on. Call it once, before anything large is imported.
 
-    CPython tells it in a warning and nowhere else. The warning is shown as before, and even where warnings are turned
-    off or into errors, since it is about the process and not about code; all others are left as they are.
+    CPython names the module only in a RuntimeWarning. That warning is always shown, also where warnings are off or are
+    errors, because it is about the process and not about code. Other warnings are left as they are.
     """
     if gil_enabled():
         return
@@ -67,7 +67,7 @@ def watch_gil() -> None:
 
 
 def gil_problem() -> str:
-    """Why a free-threaded interpreter runs with the GIL, and the remedy; empty if it does not, or is another build."""
+    """Why a free-threaded interpreter runs with the GIL, and the remedy; "" for other builds and without the GIL."""
     if not _free_threaded() or not gil_enabled():
         return ""
     effect = "workers take turns instead of running in parallel"

@@ -1,4 +1,4 @@
-"""How much memory the process may use: the machine's, or what its control group leaves of it."""
+"""How much memory the process may use: the machine's, or less where a control group limits it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Threads that last as long as what they have made, where Trio would keep them for whatever job comes next.
+"""A thread that lives as long as the objects that it has made, unlike the threads of Trio's pool.
 
-On free-threaded Python an object belongs to the thread that made it. Where another thread drops the last reference, it
-is the owner that frees the object, when it next runs Python code; or, once the owner has ended, whoever drops it (PEP
-703, "Biased Reference Counting"). A thread that Trio keeps sleeps for ten seconds, and of one that has ended the next
-thread may inherit the identifier, and with it the objects. A model that was unloaded or replaced held its memory for as
-long.
+On free-threaded Python an object belongs to the thread that made it. If another thread drops the last reference, the
+owner frees the object when it next runs Python code; once the owner has ended, the thread that drops the reference
+frees it (PEP 703, "Biased Reference Counting"). An idle thread of Trio's pool sleeps for ten seconds, and when it has
+ended, a new thread may get its identifier, and with it its objects. For so long a model that was unloaded or replaced
+would hold its memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["OwnThread"]
 T = TypeVar("T")
 
 _SYSTEM_NAME: Final = Path("/proc/thread-self/comm")
-#: What Linux takes of a thread's name.
+#: Longest name of a thread on Linux, bytes.
 _SYSTEM_NAME_BYTES: Final = 15
 
 
 class OwnThread:
-    """A thread for one job, whose result it outlasts: it ends in ``end``, or with a job that fails.
+    """A thread for one job. It ends when ``end`` is called, or when the job fails.
 
     Args:
         name: of the thread.
@@ -39,7 +39,7 @@ class OwnThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Run ``job``, and return or raise what it does. To be called once. Cancelled, it waits for the job as well.
+        """Run ``job``; returns its result, or raises its error. Call it once. If cancelled, it still waits for the job.
 
         Raises:
             RuntimeError: the system has no thread left.
@@ -57,7 +57,7 @@ class OwnThread:
             except BaseException as error:
                 result.set_exception(error)
             results.append(result)
-            del result  # or an error would refer to itself by its traceback
+            del result  # otherwise an error would refer to itself through its traceback
             _name_for_the_system(f"after {self._name}")
             token.run_sync_soon(done.set)
             self._may_end.wait()
@@ -74,14 +74,14 @@ class OwnThread:
             raise
 
     def end(self) -> None:
-        """Wait for the thread to end, and with it for all that it has made and that nobody needs any more."""
+        """End the thread and wait for it. What it has made and nothing refers to any more is then freed."""
         self._may_end.set()
         if self._thread is not None:
             self._thread.join()
 
 
 def _name_for_the_system(name: str) -> None:
-    """For ``top`` and debuggers; Python does so itself from 3.14 on."""
+    """Name the calling thread as ``top`` and debuggers see it. Python 3.14 does that itself."""
     try:
         _SYSTEM_NAME.write_bytes(name.encode("ascii", "replace")[:_SYSTEM_NAME_BYTES])
     except OSError:

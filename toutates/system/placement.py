@@ -1,6 +1,6 @@
-"""Which CPU every thread runs on: the plan, made before anything starts, and how a thread follows it.
+"""Which CPUs each thread runs on: a plan that is made before any thread starts, and the functions that pin threads.
 
-    manager     1 CPU, the least valuable one, because it idles while others serve
+    manager     1 CPU, the last in the order below, because it idles while others serve
     executors   N CPUs (--executor-cpus), which the executors of all models share in turn
     workers     M CPUs (--processing-cores), one each
     intra-op    the rest, which the pools of ONNX Runtime's sessions share in turn
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who runs where. Without pinning every tuple of CPUs is empty, and the system decides.
+    """The CPUs of each role. Without pinning every tuple of CPUs is empty, and the system decides.
 
     Attributes:
         executor_cpus: how many CPUs are kept for executors, pinned or not.
@@ -55,15 +55,16 @@ class Placement:
 
     @property
     def anywhere(self) -> tuple[int, ...]:
-        """Where threads without a role run: on every CPU that may be used. Empty, like the others, without pinning."""
+        """The CPUs of threads without a role: all that may be used. Empty without pinning."""
         return self.topology.cpus if self.pinned else ()
 
 
 def default_processing_cores(cpus: int, *, executor_cpus: int, intra_threads: int, pinned: bool, gil: bool) -> int:
-    """How many workers there are unless the user says so.
+    """The number of workers where the user gives none.
 
-    With the GIL one: only one thread runs Python at a time, so that further workers only add to the cost of a request.
-    Without it one per CPU that nobody else needs: executors, and when pinned the manager and one session's pool.
+    With the GIL it is one: only one thread runs Python at a time, so further workers only add to the cost of a request.
+    Without the GIL it is one per CPU that is left by the executors and, with pinning, by the manager and one session's
+    pool of threads.
 
     Args:
         cpus: that the process may use.
@@ -84,7 +85,7 @@ def place(
     """Make the plan.
 
     Raises:
-        ConfigurationError: there are fewer CPUs than threads to be pinned ask for.
+        ConfigurationError: there are fewer CPUs than the threads to be pinned need.
     """
     if not pinned:
         return Placement(executor_cpus, processing_cores, topology)
@@ -141,7 +142,7 @@ def _cores_first(node: Node) -> Iterator[int]:
 
 
 def doubts(placement: Placement, *, gil: bool) -> list[str]:
-    """What is allowed but may not do what its user hopes for, a sentence each, for the log."""
+    """Warnings for the log about numbers of workers that are allowed but cost performance, a sentence each."""
     workers, cpus = placement.processing_cores, placement.topology.cpus
     found = []
     if gil and workers > 1:
@@ -159,10 +160,10 @@ def doubts(placement: Placement, *, gil: bool) -> list[str]:
 
 
 class Turns:
-    """Hands out CPUs one after the other, and begins anew after the last. Any thread may take some.
+    """Hands out CPUs in turn, beginning again after the last. Any thread may call it.
 
     Args:
-        cpus: one role's; if there are none, none are handed out.
+        cpus: of one role; without any, none are handed out.
     """
 
     def __init__(self, cpus: Sequence[int]) -> None:
@@ -183,8 +184,8 @@ class Turns:
 def running_on(cpus: Collection[int], afterwards: Collection[int]) -> Iterator[None]:
     """The calling thread runs on ``cpus`` within the block; does nothing if there are none.
 
-    A thread inherits the CPUs of the one that starts it, and Trio keeps threads for whatever job comes next. So every
-    job says where it runs, and leaves its thread on ``afterwards``.
+    A thread inherits the CPUs of the thread that starts it, and Trio uses its threads again for other jobs. So every
+    job in a thread says where it runs, and leaves the thread on ``afterwards``.
     """
     if not cpus:
         yield

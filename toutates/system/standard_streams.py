@@ -1,7 +1,7 @@
-"""Standard output and standard error where they cannot be trusted: closed, a pipe that nobody reads, a full disk.
+"""Standard output and standard error that may be closed, a pipe that nobody reads, or a file on a full disk.
 
-The server writes its tables to the one and its log to the other (``toutates.system.logs.output``). Neither is worth a
-request, nor an exit code: what cannot be written is lost, and the next line is tried again.
+The server writes its tables to standard output and its log to standard error (``toutates.system.logs.output``). A
+failure to write costs no request and changes no exit code: the line is lost, and the next one is tried.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["standard_streams"]
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """For the life of the process: something is open under the numbers 0 to 2, and the end does not fail for them.
+    """Keep descriptors 0 to 2 open within the block, and the exit code free of failures to flush at its end.
 
-    Without the first, a socket would get the number, and what libraries print there would go to a client. Without the
-    second, what is still in a buffer at the end would turn exit code 0 into Python's 120.
+    If one of these descriptors were closed, a socket could get its number, and a client what libraries print there. If
+    flushing failed at the end of the process, Python would turn exit code 0 into 120.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # which takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     try:
         yield
     finally:
@@ -39,7 +39,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Let a stream's buffer drain into nothing."""
+    """Discard what is in a stream's buffer."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         try:

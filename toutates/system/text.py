@@ -1,7 +1,7 @@
-"""Text that others wrote, made fit to stand in a line of ours: names, keys, values, and errors of libraries.
+"""Makes foreign text safe to show on one line: names, keys and values of clients and files, errors of libraries.
 
-Such text may hold anything: new lines, commands to a terminal, a megabyte. Whatever shows it in a log, an error or a
-table passes it through here. `h2grpc` and `http1`, which import nothing of ours, use ``repr`` of a few characters.
+Such text may hold new lines, commands to a terminal, or a megabyte. Code that shows it in a log, an error or a table
+passes it through these functions. `h2grpc` and `http1`, which import nothing of ours, use ``repr`` of a few characters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def printable(text: str, limit: int | None = None) -> str:
     r"""A name or a value as it is, with each character that cannot be printed escaped as in Python (``\n``, ``\x1b``).
 
     Args:
-        text: it.
-        limit: characters that are shown; behind them stands how many more there were. None for all.
+        text: the name or value.
+        limit: characters that are shown, followed by the number of those left out; None for all.
     """
     if limit is not None and len(text) > limit:
         text = f"{text[:limit]}... ({len(text) - limit} more characters)"
@@ -29,15 +29,15 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def shown(text: str) -> str:
-    """The beginning of a name or a value that a client or a file gives, for an error that names it."""
+    """The first MAX_SHOWN characters of a name or a value that a client or a file gives, for errors."""
     return printable(text, MAX_SHOWN)
 
 
 def one_line(text: object, limit: int | None = None) -> str:
-    """A sentence or several, such as an error of a library, on one line: each run of white space becomes one blank.
+    """Text such as an error of a library, on one line: each run of white space becomes one blank.
 
     Args:
-        text: it, or an error or a message whose ``str`` it is.
+        text: a string, or an error or a message, whose ``str`` is taken.
         limit: as for ``printable``.
     """
     return printable(" ".join(str(text).split()), limit)

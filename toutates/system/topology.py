@@ -1,7 +1,7 @@
 """The machine's CPUs as Linux describes them: NUMA nodes, sockets, physical cores, and the SMT siblings of each.
 
-Only the CPUs that the process may use are there, so a cgroup's cpuset is a small machine. What /sys does not tell, as
-in some containers, is taken to be the simplest: one node, one socket, one CPU per core.
+Only the CPUs that the process may use count, so a cgroup's cpuset looks like a small machine. What /sys does not show,
+as in some containers, is taken as one node, one socket and one CPU per core.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def read_topology(allowed: Collection[int], root: Path = Path("/sys")) -> Topology:
-    """How ``allowed`` CPUs lie.
+    """Read the nodes, sockets and cores of the ``allowed`` CPUs.
 
     Args:
         allowed: logical CPUs, at least one; those that are offline are left out.
@@ -101,7 +101,7 @@ def _nodes_by_cpu(folder: Path) -> dict[int, int]:
 
 
 def _read_list(path: Path) -> set[int]:
-    """The CPUs that a file of sysfs lists; none where there is no such file, or nothing of use in it."""
+    """The CPUs that a file of sysfs lists; none if it is missing or has another form."""
     try:
         return parse_cpu_list(path.read_text())
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def _read_list(path: Path) -> set[int]:
 
 
 def _read_socket(path: Path) -> int:
-    """Machines that know of no sockets say -1, or have no such file."""
+    """The number of a CPU's socket; 0 where the file is missing or says -1, as on machines without sockets."""
     try:
         return max(0, int(path.read_text()))
     except (OSError, ValueError):
@@ -120,7 +120,7 @@ def parse_cpu_list(text: str) -> set[int]:
     """Numbers from Linux's form of a CPU list: ``0-3,8-11`` is 0, 1, 2, 3, 8, 9, 10 and 11.
 
     Raises:
-        ValueError: it is none; the text names the part at fault.
+        ValueError: the text has another form; the error names the wrong part.
     """
     cpus: set[int] = set()
     for part in text.strip().split(","):
