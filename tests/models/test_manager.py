@@ -27,9 +27,9 @@ from toutates.engine.lane import PackedLane
 from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
-from toutates.models import manager as manager_module
+from toutates.models import current_table as current_table_module
 from toutates.models.manager import LoadOptions, ModelManager
-from toutates.models.repository import scan, scan_model
+from toutates.models.repository import ModelFolder, scan, scan_model
 from toutates.models.table import ModelState, ServedVersion
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ModelLoadError, ModelNotReady
@@ -48,10 +48,17 @@ def put(root: Path, name: str, content: bytes = DOUBLE, version: int = 1, config
     return folder
 
 
-def manager_in(nursery: trio.Nursery, **more: Any) -> ModelManager:
-    kind = OnnxKind(more.pop("sessions", SessionOptions()), more.get("placement"))
-    options = LoadOptions([kind], **more)
-    return ModelManager(options, nursery)
+def manager_in(
+    nursery: trio.Nursery,
+    *,
+    sessions: SessionOptions | None = None,
+    placement: Placement | None = None,
+    parallel_loads: int = 1,
+    **more: Any,
+) -> ModelManager:
+    placement = placement or Placement()
+    kind = OnnxKind(sessions or SessionOptions(), placement)
+    return ModelManager(LoadOptions([kind], placement, parallel_loads), nursery, **more)
 
 
 def load(root: Path) -> tuple[ModelManager, list[tuple[int, int, str]]]:
@@ -382,10 +389,20 @@ def supertensor_of(version: ServedVersion) -> SuperTensor:
     return version.servable.supertensor
 
 
-async def gone(manager: ModelManager) -> None:
-    """Wait until no version is left that is not in the table."""
-    served = set(manager.table.served())
-    await trio.to_thread.run_sync(wait_until, lambda: not set(manager._lives) - served and not manager._turns)
+async def gone(manager: ModelManager, name: str = "m") -> None:
+    """Wait until no version of the model is left that is not in the table: before that, nobody gets a turn."""
+    async with manager.turn(name):
+        pass
+
+
+async def load_model(manager: ModelManager, folder: ModelFolder, **more: Any) -> None:
+    async with manager.turn(folder.name) as turn:
+        await turn.load(folder, **more)
+
+
+async def unload_model(manager: ModelManager, name: str = "m", **more: Any) -> None:
+    async with manager.turn(name) as turn:
+        turn.unload(**more)
 
 
 def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Path) -> None:
@@ -399,7 +416,7 @@ def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Pat
                 gc.collect()
                 gc.disable()
                 try:
-                    await manager.load(folder_of(tmp_path))
+                    await load_model(manager, folder_of(tmp_path))
                     gc.freeze()
                     for number in range(3):
                         [version] = manager.table.served()
@@ -409,7 +426,7 @@ def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Pat
                         known = [weakref.ref(one) for one in (supertensor, lane, lane.spare[0].arrays[0])]
                         del version, supertensor, lane
                         (tmp_path / "m" / "1" / "config.yaml").write_text(CONFIG.format(2) + f"# {number}\n")
-                        await manager.load(folder_of(tmp_path))
+                        await load_model(manager, folder_of(tmp_path))
                         await gone(manager)
                         assert [one() for one in known] == [None] * 3
                 finally:
@@ -436,9 +453,9 @@ def test_sessions_of_a_version_that_is_unloaded_are_freed(tmp_path: Path, monkey
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
-                await manager.load(folder_of(tmp_path))
+                await load_model(manager, folder_of(tmp_path))
                 assert [one() is None for one in known] == [False] * 3
-                await manager.unload("m")
+                await unload_model(manager, "m")
                 await gone(manager)
                 left = [one() for one in known]
                 manager.stop()
@@ -472,11 +489,10 @@ def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                options = LoadOptions([OnnxKind(SessionOptions())])
-                manager = ModelManager(options, nursery, settle=settled.wait)
-                await manager.load(folder_of(tmp_path))
+                manager = manager_in(nursery, settle=settled.wait)
+                await load_model(manager, folder_of(tmp_path))
                 [version] = manager.table.served()
-                await manager.unload("m")
+                await unload_model(manager, "m")
                 assert repository_state(manager) == (ModelState.UNLOADING, "")
                 assert manager.table.ready
                 await trio.testing.wait_all_tasks_blocked()
@@ -486,7 +502,7 @@ def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -
                 assert repository_state(manager) == (ModelState.UNAVAILABLE, "unloaded")
                 with pytest.raises(ModelNotReady):
                     await double_once(supertensor_of(version))
-                await manager.load(folder_of(tmp_path))
+                await load_model(manager, folder_of(tmp_path))
                 assert repository_state(manager) == (ModelState.READY, "")
                 manager.stop()
 
@@ -499,10 +515,9 @@ def test_a_server_that_stops_does_not_wait_for_workers_that_will_not_let_go(tmp_
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                options = LoadOptions([OnnxKind(SessionOptions())])
-                manager = ModelManager(options, nursery, settle=trio.sleep_forever)
-                await manager.load(folder_of(tmp_path))
-                await manager.unload("m")
+                manager = manager_in(nursery, settle=trio.sleep_forever)
+                await load_model(manager, folder_of(tmp_path))
+                await unload_model(manager, "m")
                 manager.stop()
 
     trio.run(main)
@@ -517,11 +532,11 @@ def test_versions_of_a_new_model_are_all_served_or_none_unless_each_is_by_itself
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 with pytest.raises(ModelLoadError, match="version 2 is at UNAVAILABLE state: Internal: onnxruntime"):
-                    await manager.load(folder_of(tmp_path))
+                    await load_model(manager, folder_of(tmp_path))
                 assert not manager.table.served()
                 await gone(manager)
                 with pytest.raises(ModelLoadError):
-                    await manager.load(folder_of(tmp_path), all_or_none=False)
+                    await load_model(manager, folder_of(tmp_path), all_or_none=False)
                 assert [version.number for version in manager.table.served()] == [1]
                 manager.stop()
 
@@ -540,16 +555,15 @@ def test_a_model_that_could_not_be_served_leaves_the_server_unready_until_it_can
                     states = [version.state for version in manager.table.models["m"].versions.values()]
                     seen.append((manager.table.ready, states[0] if states else None))
 
-                manager = manager_in(nursery)
-                manager._on_change = note
+                manager = manager_in(nursery, on_change=note)
                 graph = put(tmp_path, "m", b"nonsense") / "model.onnx"
                 if failure == "the files":
                     manager.refuse("m", "its files are not in the cache")
                 for _ in range(2):
                     with pytest.raises(ModelLoadError):
-                        await manager.load(folder_of(tmp_path))
+                        await load_model(manager, folder_of(tmp_path))
                 graph.write_bytes(DOUBLE)
-                await manager.load(folder_of(tmp_path))
+                await load_model(manager, folder_of(tmp_path))
                 manager.stop()
 
     trio.run(main)
@@ -561,8 +575,8 @@ def test_a_model_that_could_not_be_served_leaves_the_server_unready_until_it_can
 
 
 def test_of_what_was_removed_the_latest_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_module, "MAX_GONE", 2)
-    monkeypatch.setattr(manager_module, "MAX_REMOVED", 2)
+    monkeypatch.setattr(current_table_module, "MAX_GONE", 2)
+    monkeypatch.setattr(current_table_module, "MAX_REMOVED", 2)
 
     async def main() -> None:
         with trio.fail_after(60):
@@ -571,21 +585,21 @@ def test_of_what_was_removed_the_latest_is_remembered(tmp_path: Path, monkeypatc
                 for number in (1, 2, 3, 4):
                     shutil.rmtree(tmp_path / "m", ignore_errors=True)
                     put(tmp_path, "m", version=number)
-                    await manager.load(scan_model(tmp_path / "m"))
+                    await load_model(manager, scan_model(tmp_path / "m"))
                 assert (list(manager.table.models["m"].versions), manager.table.models["m"].gone) == ([4], (2, 3))
                 put(tmp_path, "m", b"nonsense", version=5)
                 with pytest.raises(ModelLoadError):
-                    await manager.load(scan_model(tmp_path / "m"))
+                    await load_model(manager, scan_model(tmp_path / "m"))
                 assert (list(manager.table.models["m"].versions), manager.table.models["m"].gone) == ([4, 5], (2, 3))
                 for name in ("a", "b", "m"):
                     if name != "m":
                         put(tmp_path, name)
-                        await manager.load(scan_model(tmp_path / name))
-                    await manager.unload(name, forget=True)
-                    while name in manager.table.models:  # noqa: ASYNC110  # no event
-                        await trio.sleep(0.001)
+                        await load_model(manager, scan_model(tmp_path / name))
+                    await unload_model(manager, name, forget=True)
+                    await gone(manager, name)
+                    assert name not in manager.table.models
                 assert manager.table.removed == {"b": (1,), "m": (4, 5)}
-                await manager.load(scan_model(tmp_path / "b"))
+                await load_model(manager, scan_model(tmp_path / "b"))
                 assert list(manager.table.removed) == ["m"]
                 manager.stop()
 
@@ -609,8 +623,8 @@ def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 with pytest.raises(ModelLoadError, match="cannot load"):
-                    await manager.load(folder_of(tmp_path))
-                await manager.unload("m", forget=True)
+                    await load_model(manager, folder_of(tmp_path))
+                await unload_model(manager, "m", forget=True)
                 assert not manager.table.models
                 manager.stop()
 
@@ -633,3 +647,42 @@ def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
     timed, warmed = runs[:-4], runs[-4:]
     assert timed in ([(1, 4)], [(1, 4), (1, 4)])  # a run that was slow is timed once more
     assert warmed == [(1, 4), (1, 4), (4, 4), (4, 4)]
+
+
+def test_changes_of_one_model_wait_for_each_other_and_for_what_the_last_one_replaced(tmp_path: Path) -> None:
+    for name in ("m", "other"):
+        put(tmp_path, name)
+    settled, order = trio.Event(), list[str]()
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery, settle=settled.wait)
+
+                async def change(name: str, text: str, stay: trio.Event | None = None) -> None:
+                    async with manager.turn(name):
+                        order.append(text)
+                        if stay is not None:
+                            await stay.wait()
+
+                await load_model(manager, folder_of(tmp_path))
+                leave = trio.Event()
+                for name, text, stay in (("m", "first", leave), ("m", "second", None), ("other", "other", None)):
+                    nursery.start_soon(change, name, text, stay)
+                    await trio.testing.wait_all_tasks_blocked()
+                with trio.move_on_after(0):
+                    await change("m", "cancelled")
+                assert order == ["first", "other"]
+                leave.set()
+                await trio.testing.wait_all_tasks_blocked()
+                assert order == ["first", "other", "second"]
+                await unload_model(manager)
+                nursery.start_soon(change, "m", "after the end")
+                await trio.testing.wait_all_tasks_blocked()
+                assert order == ["first", "other", "second"]
+                settled.set()
+                await gone(manager)
+                assert order[3:] == ["after the end"]
+                manager.stop()
+
+    trio.run(main)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from toutates.models.repository import ModelFolder, VersionFolder
-from toutates.repositories.control.fetching import DownloadLine, fetch_all
+from toutates.repositories.control.fetching import fetch_all
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics
 from toutates.system.errors import RepositoryError
 
@@ -85,17 +85,40 @@ def test_fetching_that_is_cancelled_stops_the_repository() -> None:
     assert repository.stopped.is_set()
 
 
+class Counting(Stubborn):
+    """A repository of models whose bytes come at certain times."""
+
+    def __init__(self, steps: list[tuple[float, str, int, int]]) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self._steps = steps
+        self._together = threading.Barrier(len({name for _, name, _, _ in steps}))
+        self._told: dict[str, Progress] = {}
+
+    def fetch(
+        self,
+        folder: ModelFolder,
+        on_progress: Progress,
+        versions: Collection[int] | None = None,
+        beside: Collection[str] = (),
+    ) -> ModelFolder:
+        self._told[folder.name] = on_progress
+        if self._together.wait(30) == 0:
+            for now_s, name, done, total in self._steps:
+                self.now_s = now_s
+                self._told[name](done, total)
+        return folder
+
+
 def test_progress_of_all_models_is_shown_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    now = 0.0
-    line = DownloadLine(lambda: now)
-    one, other = line.of("one"), line.of("other")
-    one(1_000_000, 2_000_000)
-    assert not caplog.messages
-    now = 6.0
-    other(0, 3_000_000)
-    one(2_000_000, 2_000_000)
-    assert caplog.messages == ["fetched 1.0 of 5.0 MB: other"]
-    now = 12.0
-    other(1_500_000, 3_000_000)
-    assert caplog.messages[1:] == ["fetched 3.5 of 5.0 MB: other"]
+    steps = [
+        (0.0, "one", 1_000_000, 2_000_000),
+        (6.0, "other", 0, 3_000_000),
+        (6.0, "one", 2_000_000, 2_000_000),
+        (12.0, "other", 1_500_000, 3_000_000),
+    ]
+    repository = Counting(steps)
+    found = [(repository, folder(name)) for name in ("one", "other")]
+    trio.run(fetch_all, found, (), lambda: repository.now_s)
+    assert caplog.messages == ["fetched 1.0 of 5.0 MB: other", "fetched 3.5 of 5.0 MB: other"]

@@ -21,6 +21,7 @@ from toutates.server.options import Options
 from toutates.server.shutdown import Shutdown
 from toutates.server.startup_table import placement_records, placement_table, startup_records, startup_table
 from toutates.system.errors import ToutatesError
+from toutates.system.logs.progress import ProgressLine
 from toutates.system.logs.setup import Logs
 from toutates.system.placement import Placement
 
@@ -73,7 +74,7 @@ class FirstLoad:
             nursery.start_soon(cancel_when_stopping)
             seen = await self._look()
             folders = await fetch_all(seen.found, self._placement.anywhere)
-            await manager.load_all(folders, _log_progress)
+            await manager.load_all(folders, ProgressLine(logger, "loaded %d of %d: %s").show)
             control.begin(seen.found, folders, seen.late)
             nursery.cancel_scope.cancel()
         if self._shutdown.begun.is_set():
@@ -130,9 +131,3 @@ class FirstLoad:
                 advice = ""  # it was listed a moment ago, and what is wrong now is told elsewhere
             advice = f": {advice}" if advice else ""
             logger.warning("the model repository %s has no models%s%s", repository.name, until, advice)
-
-
-def _log_progress(loaded: int, total: int, name: str) -> None:
-    """Log a version that was loaded; one that was not has a line of its own."""
-    if name:
-        logger.info("loaded %d of %d: %s", loaded, total, name)

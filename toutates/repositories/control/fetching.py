@@ -15,17 +15,23 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Progress, Repository
 from toutates.repositories.obtaining import obtain
 from toutates.system.errors import ToutatesError
+from toutates.system.logs.progress import ProgressLine
 from toutates.system.placement import running_on
 
-__all__ = ["DownloadLine", "fetch_all"]
+__all__ = ["fetch_all"]
 
 logger = logging.getLogger(__name__)
 
 _MODELS_AT_ONCE: Final = 4
+#: Until the first line, so that a start from the cache has none, and between two lines. Seconds.
 _PERIOD_S: Final = 5.0
 
 
-async def fetch_all(found: Sequence[tuple[Repository, ModelFolder]], cpus: tuple[int, ...] = ()) -> list[ModelFolder]:
+async def fetch_all(
+    found: Sequence[tuple[Repository, ModelFolder]],
+    cpus: tuple[int, ...] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> list[ModelFolder]:
     """Fetch models, in the order given. One that cannot be had keeps its place, with the reason as its problem.
 
     Cancelled, it stops the repositories, and waits for the threads to notice.
@@ -33,16 +39,17 @@ async def fetch_all(found: Sequence[tuple[Repository, ModelFolder]], cpus: tuple
     Args:
         found: from ``find_models``.
         cpus: where threads run, see ``placement.running_on``.
+        clock: seconds.
     """
     folders = [folder for _, folder in found]
     limiter = trio.CapacityLimiter(_MODELS_AT_ONCE)
-    line = DownloadLine()
+    fetched = _FetchedBytes(ProgressLine(logger, "fetched %.1f of %.1f MB: %s", _PERIOD_S, clock))
     all_there = False
 
     def fetch_anywhere(repository: Repository, folder: ModelFolder) -> ModelFolder:
         # The repository's own threads inherit the CPUs of the one that starts them.
         with running_on(cpus, cpus):
-            return obtain(repository, folder, line.of(folder.name))
+            return obtain(repository, folder, fetched.of(folder.name))
 
     async def fetch(number: int, repository: Repository, folder: ModelFolder) -> None:
         try:
@@ -70,34 +77,28 @@ async def fetch_all(found: Sequence[tuple[Repository, ModelFolder]], cpus: tuple
     return folders
 
 
-class DownloadLine:
-    """Shows downloads of several models together, by a line in the log every few seconds.
-
-    Nothing is shown before the first one has taken some time, so that a start from the cache is silent.
+class _FetchedBytes:
+    """Adds up what has come of several models.
 
     Args:
-        clock: seconds.
+        line: shows the sum, in MB.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, line: ProgressLine) -> None:
+        self._line = line
         self._lock = threading.Lock()
         self._models: dict[str, tuple[int, int]] = {}
-        self._next = clock() + _PERIOD_S
+        self._done = self._total = 0
 
     def of(self, model: str) -> Progress:
         """What is to be called with one model's progress, in any thread."""
 
         def on_progress(done: int, total: int) -> None:
             with self._lock:
+                old_done, old_total = self._models.get(model, (0, 0))
                 self._models[model] = (done, total)
-                if self._clock() >= self._next:
-                    self._next = self._clock() + _PERIOD_S
-                    self._show(model)
+                self._done += done - old_done
+                self._total += total - old_total
+                self._line.show(self._done / 1e6, self._total / 1e6, model)
 
         return on_progress
-
-    def _show(self, model: str) -> None:
-        done = sum(done for done, _ in self._models.values()) / 1e6
-        total = sum(total for _, total in self._models.values()) / 1e6
-        logger.info("fetched %.1f of %.1f MB: %s", done, total, model)

@@ -17,17 +17,17 @@ All methods are for the thread of the manager; whatever blocks is done in others
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
 from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.manager import ModelManager
 from toutates.models.repository import ModelFolder
+from toutates.models.turn import ModelTurn
 from toutates.repositories.control.first_look import Late
 from toutates.repositories.control.load_request import failed, override_of
 from toutates.repositories.control.modes import ControlMode
@@ -51,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 #: Between the two looks of a poll.
 MAX_SETTLE_S: Final = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -111,7 +109,6 @@ class ModelControl:
         self._poll_s = poll_s
         self._cpus = cpus
         self._known: dict[str, _Known] = {}
-        self._turns: dict[str, trio.Lock] = {}
         self._index_turn = trio.Lock()
         self._names: list[str] = []
         self._names_seen = 0.0
@@ -236,13 +233,13 @@ class ModelControl:
         return name not in view.models and (tried is None or tried[0] not in view.unreadable)
 
     async def _apply(self, name: str, found: Found) -> None:
-        async with self._alone(name):
+        async with self._manager.turn(name) as turn:
             if name in self._requested:  # while this one waited
                 return
             known = self._known.setdefault(name, _Known())
             known.tried = found.identity
             try:
-                await self._load_found(name, found, known, None, all_or_none=False)
+                await self._load_found(turn, name, found, known, None, all_or_none=False)
             except ModelLoadError:
                 pass  # which the manager has logged, and shows
             except ToutatesError as error:  # its repository could not be read
@@ -255,7 +252,7 @@ class ModelControl:
                 logger.info("model '%s' has been loaded as '%s' has it now", name, source, extra={"model": name})
 
     async def _remove(self, name: str) -> None:
-        async with self._alone(name):
+        async with self._manager.turn(name) as turn:
             known = self._known.pop(name, None)
             if known is None:  # somebody has unloaded it on request meanwhile
                 return
@@ -263,7 +260,7 @@ class ModelControl:
                 self._manager.refuse(name, "no model repository has it")  # and somebody has asked for it
                 return
             logger.info("model '%s' is no longer in its repository, and is unloaded", name, extra={"model": name})
-            await self._manager.unload(name, forget=True)
+            turn.unload(forget=True)
             self._release(known)
 
     # --- on request --------------------------------------------------------------------------------------------------
@@ -287,14 +284,14 @@ class ModelControl:
         if problem:
             raise InvalidRequest(f"{failed(name)}: {problem}")
         override = None if config is None else await in_thread(self._cpus, partial(override_of, name, config))
-        async with self._alone(name):
+        async with self._manager.turn(name) as turn:
             known = self._known.setdefault(name, _Known())
             try:
                 if files:
                     assert override is not None
-                    await self._load_files(name, known, override, files)
+                    await self._load_files(turn, name, known, override, files)
                 elif override is not None or not known.uploaded:
-                    await self._load_named(name, known, override)
+                    await self._load_named(turn, name, known, override)
             except NotPolled as error:
                 raise NotInRepository(f"{failed(name)}: {error}") from error
             finally:
@@ -304,7 +301,7 @@ class ModelControl:
             logger.info("model '%s' is loaded, as was asked for", name, extra={"model": name})
 
     async def _load_files(
-        self, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
+        self, turn: ModelTurn, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
     ) -> None:
         upload = uploaded(name, files, override)
         try:
@@ -312,28 +309,30 @@ class ModelControl:
         except NotInRepository as error:
             raise NotInRepository(f"{failed(name)}: {error}") from error
         try:
-            await self._manager.load(folder, overridden=True)
+            await turn.load(folder, overridden=True)
         finally:
             with trio.CancelScope(shield=True):
                 await in_thread(self._cpus, partial(upload.__exit__, None, None, None))
         self._release(known)
         known.held, known.override, known.uploaded = None, None, True
 
-    async def _load_named(self, name: str, known: _Known, override: TritonConfiguration | None) -> None:
+    async def _load_named(
+        self, turn: ModelTurn, name: str, known: _Known, override: TritonConfiguration | None
+    ) -> None:
         found = await self._find(name)
         if override is None and known.override is not None and known.override[1] == found.identity:
             override = known.override[0]
-        await self._load_found(name, found, known, override, all_or_none=True)
+        await self._load_found(turn, name, found, known, override, all_or_none=True)
         known.tried = found.identity
         known.override = None if override is None else (override, found.identity)
         known.uploaded = False
 
     async def unload(self, name: str) -> None:
         """Stop serving a model; see RepositoryModelUnload. One that is not served is no error."""
-        async with self._alone(name):
+        async with self._manager.turn(name) as turn:
             if name in self._known:
                 logger.info("model '%s' is unloaded, as was asked for", name, extra={"model": name})
-            await self._manager.unload(name)
+            turn.unload()
             known = self._known.pop(name, None)
             if known is not None:
                 self._note_request(name)
@@ -370,7 +369,14 @@ class ModelControl:
     # --- both --------------------------------------------------------------------------------------------------------
 
     async def _load_found(
-        self, name: str, found: Found, known: _Known, override: TritonConfiguration | None, *, all_or_none: bool
+        self,
+        turn: ModelTurn,
+        name: str,
+        found: Found,
+        known: _Known,
+        override: TritonConfiguration | None,
+        *,
+        all_or_none: bool,
     ) -> None:
         """Fetch a model and have it loaded; the files are kept if any of it is served, those from before released."""
         fetch = partial(obtain, found.repository, found.folder, lambda done, total: None, override)
@@ -380,7 +386,7 @@ class ModelControl:
             raise NotInRepository(f"{failed(name)}: {error}") from error
         is_served = False
         try:
-            await self._manager.load(folder, overridden=override is not None, all_or_none=all_or_none)
+            await turn.load(folder, overridden=override is not None, all_or_none=all_or_none)
             is_served = True
         except PartlyLoaded:
             is_served = True
@@ -400,14 +406,3 @@ class ModelControl:
         if known.held is not None:
             known.held.repository.release(known.held.folder)
             known.held = None
-
-    @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """One change of a model at a time, in the order in which they were asked for."""
-        turn = self._turns.setdefault(name, trio.Lock())
-        try:
-            async with turn:
-                yield
-        finally:
-            if not turn.statistics().tasks_waiting and not turn.locked() and self._turns.get(name) is turn:
-                del self._turns[name]

@@ -1,0 +1,212 @@
+"""Versions that run: loaded in threads of their own, with their executors in a nursery, and ended.
+
+Loading a version blocks in ONNX Runtime, so it happens in a thread. That thread outlasts the version and frees it, see
+``system.own_thread``. Ending a version needs no garbage collector, which never looks at frozen objects.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from toutates.engine.servable import Host
+from toutates.models.freed_memory import give_back_freed_memory
+from toutates.models.kinds import Kind, load_version
+from toutates.models.load_counters import LoadCounters
+from toutates.models.repository import VersionFolder
+from toutates.models.table import ModelState, ServedVersion, VersionEntry
+from toutates.system.errors import ToutatesError
+from toutates.system.own_thread import OwnThread
+from toutates.system.placement import Placement, Turns
+
+__all__ = ["LoadOptions", "RunningVersions", "identity_of"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What every model is loaded with.
+
+    Attributes:
+        kinds: of models; see ``kinds.load_version``.
+        placement: where threads run.
+        parallel_loads: how many versions are loaded at the same time.
+    """
+
+    kinds: Sequence[Kind]
+    placement: Placement = field(default_factory=Placement)
+    parallel_loads: int = 1
+
+
+class RunningVersions:
+    """Every version that runs, whether the table of models shows it or not. It belongs to the manager's thread.
+
+    Args:
+        options: see LoadOptions.
+        nursery: where the executors' threads live.
+        counters: of loads, failures and dead executors.
+        on_ready_change: called when a version has lost its executors, or has some again.
+
+    Attributes:
+        stopped: set by ``stop``.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        nursery: trio.Nursery,
+        counters: LoadCounters,
+        on_ready_change: Callable[[], None],
+    ) -> None:
+        self.stopped = trio.Event()
+        self._options = options
+        self._nursery = nursery
+        self._counters = counters
+        #: set once the version has ended
+        self._ended: dict[ServedVersion, trio.Event] = {}
+        #: the thread that has loaded the version
+        self._threads: dict[ServedVersion, OwnThread] = {}
+        self._loading = trio.CapacityLimiter(options.parallel_loads)
+        self._executor_turns = Turns(options.placement.executors)
+        self._host = Host(self._take_cpus, options.placement.anywhere, self._count_death, on_ready_change)
+
+    async def load(
+        self,
+        model: str,
+        versions: Sequence[VersionFolder],
+        on_version: Callable[[str], None] = lambda name: None,
+        *,
+        overridden: bool = False,
+    ) -> dict[int, VersionEntry]:
+        """Load versions of a model side by side, and start their executors.
+
+        Args:
+            model: its name.
+            versions: with their files at hand.
+            on_version: called after each version, with its name, or with "" if it could not be loaded.
+            overridden: see ``kinds.load_version``.
+
+        Returns:
+            An entry for each version, by number, ascending. Those that failed have the reason.
+        """
+        entries: dict[int, VersionEntry] = {}
+
+        async def load_one(version: VersionFolder) -> None:
+            entries[version.number] = await self._load(model, version, overridden)
+            on_version(f"{model} {version.number}" if entries[version.number].served is not None else "")
+
+        async with trio.open_nursery() as nursery:
+            for version in versions:
+                nursery.start_soon(load_one, version)
+        return dict(sorted(entries.items()))
+
+    async def end(
+        self, versions: list[ServedVersion], settle: Callable[[], Awaitable[None]], on_ended: Callable[[], None]
+    ) -> None:
+        """End versions once everybody who waits for them has been answered, and free their memory.
+
+        Args:
+            versions: not in the table any more. The list is emptied, so that nobody holds the versions afterwards.
+            settle: see ModelManager. After ``stop`` it is not waited for.
+            on_ended: called once all have ended, before their memory is given back.
+        """
+        async with trio.open_nursery() as nursery:
+
+            async def give_up_when_stopped() -> None:
+                await self.stopped.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up_when_stopped)
+            await settle()
+            nursery.cancel_scope.cancel()
+        for version in versions:
+            version.servable.close(workers_ended=self.stopped.is_set())
+        del version
+        threads = [self._threads.pop(version) for version in versions if version in self._threads]  # see `stop`
+        while versions:
+            await self._free(versions.pop())  # which is the last to hold it
+        on_ended()
+
+        def free() -> None:
+            for thread in threads:
+                thread.end()
+            # Without it, what a version leaves behind depends on which threads have loaded and run it.
+            give_back_freed_memory()
+
+        await trio.to_thread.run_sync(free)
+
+    def stop(self) -> None:
+        """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
+        self.stopped.set()
+        for version in list(self._ended):
+            version.servable.close(workers_ended=True)
+
+    async def _free(self, version: ServedVersion) -> None:
+        ended = self._ended.get(version)
+        if ended is not None:
+            await ended.wait()
+        version.servable.free()
+
+    async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
+        def load() -> ServedVersion:
+            options = self._options
+            return load_version(options.kinds, model, version, overridden=overridden, placement=options.placement)
+
+        # The threads of ONNX Runtime's pools inherit the name.
+        thread = OwnThread(f"ort {model}")
+        began_ns = time.monotonic_ns()
+        try:
+            async with self._loading:
+                served = await thread.run(load)
+            self._counters.loads += 1
+        except ToutatesError as error:
+            return self._failed(model, version, str(error))
+        except Exception as error:
+            fields = {"model": model, "version": version.number}
+            logger.exception("loading model '%s' version %d failed unexpectedly", *fields.values(), extra=fields)
+            return self._failed(model, version, f"{type(error).__name__}: {error}")
+        finally:
+            self._counters.load_ns += time.monotonic_ns() - began_ns
+        self._ended[served] = trio.Event()
+        self._threads[served] = thread
+        if self.stopped.is_set():
+            served.servable.close(workers_ended=True)
+        self._nursery.start_soon(self._keep_running, served)
+        return VersionEntry(version.number, ModelState.READY, served=served, identity=identity_of(version, overridden))
+
+    def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
+        self._counters.failures += 1
+        for line in reason.splitlines():
+            fields = {"model": model, "version": version.number, "reason": line}
+            logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
+        return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
+
+    async def _keep_running(self, served: ServedVersion) -> None:
+        """A version's own threads, until it is closed."""
+        try:
+            await served.servable.run(self._host)
+        finally:
+            self._ended.pop(served).set()
+            if self.stopped.is_set() and (thread := self._threads.pop(served, None)) is not None:
+                thread.end()
+
+    def _take_cpus(self) -> tuple[int, ...]:
+        return self._executor_turns.take(1)
+
+    def _count_death(self) -> None:
+        self._counters.executor_deaths += 1
+
+
+def identity_of(version: VersionFolder, overridden: bool) -> object:
+    """Equal for versions of the same files and the same configuration; None where nobody has looked at the files."""
+    if not version.fingerprint:
+        return None
+    if version.triton is None:
+        return version.fingerprint
+    # Whole: clients are shown all of it.
+    return (version.fingerprint, overridden, version.triton.given.SerializeToString(deterministic=True))

@@ -1,0 +1,168 @@
+"""One change of one model: what is loaded, what replaces what in the table, and what is to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from toutates.models.current_table import CurrentTable, latest
+from toutates.models.load_counters import LoadCounters
+from toutates.models.repository import ModelFolder
+from toutates.models.running import RunningVersions, identity_of
+from toutates.models.table import UNLOADED, ModelEntry, ModelState, ServedVersion, VersionEntry
+from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded
+
+__all__ = ["ModelTurn"]
+
+
+class ModelTurn:
+    """The right to change one model; see ``ModelManager.turn``.
+
+    Attributes:
+        retiring: versions that have left the table, and are to end after the turn.
+        on_ended: to be called when these have ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        table: CurrentTable,
+        running: RunningVersions,
+        counters: LoadCounters,
+        note_findings: Callable[[ModelFolder], None],
+    ) -> None:
+        self.retiring: list[ServedVersion] = []
+        self.on_ended: Callable[[], None] = lambda: None
+        self._name = name
+        self._table = table
+        self._running = running
+        self._counters = counters
+        self._note_findings = note_findings
+
+    async def load(self, folder: ModelFolder, *, overridden: bool = False, all_or_none: bool = True) -> None:
+        """Serve the model as ``folder`` has it. Versions that are served already, and would come out the same, stay.
+
+        Returns once the table has been replaced; what was served before may still have requests then.
+
+        Args:
+            folder: with all versions that are to be served, their files at hand until this returns.
+            overridden: whether the configuration that the folder has holds even beside a config.yaml.
+            all_or_none: whether all of it is to be served or nothing of it. A model of which something is served
+                already is replaced only by a whole one in any case.
+
+        Raises:
+            ModelLoadError: what is wrong, a clause per version. What was served before is served still.
+            NotPolled: likewise, before any version was tried.
+            PartlyLoaded: likewise, where the other versions are served now.
+        """
+        self._note_findings(folder)
+        before = self._table.get(self._name) or ModelEntry(self._name)
+        if folder.problem:
+            self._refuse(folder, before)
+        identities = {version.number: identity_of(version, overridden) for version in folder.versions}
+        kept = {
+            number: replace(before.versions[number], reason="")
+            for number, identity in identities.items()
+            if number in before.versions and _is_the_same(before.versions[number], identity)
+        }
+        new = [version for version in folder.versions if version.number not in kept]
+        if new:
+            loading = {one.number: VersionEntry(one.number, ModelState.LOADING) for one in new}
+            self._table.enter(replace(_after(before, loading | _served(before)), retried=before.fails))
+        loaded: dict[int, VersionEntry] = {}
+        try:
+            loaded = await self._running.load(self._name, new, overridden=overridden)
+        finally:
+            if len(loaded) < len(new):  # cancelled, or a bug of ours
+                self._table.enter(before)
+        failed = {number: entry for number, entry in loaded.items() if entry.served is None}
+        if failed and (all_or_none or before.served()):
+            self._keep(before, loaded, failed)
+        else:
+            self._replace(before, kept, loaded, failed)
+        if failed:
+            text = "\n".join(f"version {n} is at UNAVAILABLE state: {entry.reason};" for n, entry in failed.items())
+            is_partly_served = not (all_or_none or before.served()) and len(failed) < len(loaded)
+            raise (PartlyLoaded if is_partly_served else ModelLoadError)(text)
+
+    def _refuse(self, folder: ModelFolder, before: ModelEntry) -> None:
+        """Nothing of the model is known by its number: it has a problem as a whole."""
+        self._table.enter(before if before.served() else ModelEntry(self._name, problem=folder.problem))
+        if folder.has_no_version:
+            raise ModelLoadError(
+                f"at least one version must be available under the version policy of model '{self._name}': "
+                f"{folder.problem}"
+            )
+        raise NotPolled(folder.problem)
+
+    def _keep(self, before: ModelEntry, loaded: Mapping[int, VersionEntry], failed: Mapping[int, VersionEntry]) -> None:
+        """Go on serving what was served before; versions that could not be replaced have the reason."""
+        self.retiring += [entry.served for entry in loaded.values() if entry.served is not None]
+        still = {
+            number: replace(entry, reason=failed[number].reason if number in failed else entry.reason)
+            for number, entry in _served(before).items()
+        }
+        self._table.enter(_after(before, {**failed, **still}))
+
+    def _replace(
+        self,
+        before: ModelEntry,
+        kept: Mapping[int, VersionEntry],
+        loaded: Mapping[int, VersionEntry],
+        failed: Mapping[int, VersionEntry],
+    ) -> None:
+        """Serve what was loaded, in place of what was served before and is not kept."""
+        self._table.enter(_after(before, {**kept, **loaded}))
+        gone = {number: served for number, served in _served(before).items() if number not in kept}
+        self.retiring += [entry.served for entry in gone.values() if entry.served is not None]
+        self._counters.unloads += len(gone)
+        self._counters.reloads += len(gone.keys() & loaded.keys() - failed.keys())
+
+    def unload(self, *, forget: bool = False) -> None:
+        """Stop serving the model. Its new requests are refused from now on, those that are queued are answered.
+
+        A model that is not known is no error.
+
+        Args:
+            forget: whether it is in no repository any more, so that the table is not to list it as unloaded.
+        """
+        before = self._table.get(self._name)
+        if before is None:
+            return
+        gone = before.served()
+        self.retiring += gone
+        self._counters.unloads += len(gone)
+        if gone:
+            self._table.enter(_all_at(before, ModelState.UNLOADING))
+            # It must not hold the versions themselves, which are to be freed before.
+            self.on_ended = lambda: self._end_unloading(forget)
+        else:
+            self._end_unloading(forget)
+
+    def _end_unloading(self, forget: bool) -> None:
+        model = self._table.get(self._name)
+        assert model is not None
+        if forget:
+            self._table.remove(self._name)
+        else:
+            self._table.enter(_all_at(model, ModelState.UNAVAILABLE, UNLOADED))
+
+
+def _all_at(model: ModelEntry, state: ModelState, reason: str = "") -> ModelEntry:
+    """A model that serves nothing, with all of its versions in one state."""
+    return ModelEntry(model.name, {n: VersionEntry(n, state, reason) for n in model.versions}, gone=model.gone)
+
+
+def _after(before: ModelEntry, versions: Mapping[int, VersionEntry]) -> ModelEntry:
+    """A model with these versions; those that were served before are remembered, so that callers are told of them."""
+    gone = {number for number, one in before.versions.items() if one.served or one.reason == UNLOADED}
+    return ModelEntry(before.name, dict(sorted(versions.items())), gone=latest({*before.gone, *gone} - versions.keys()))
+
+
+def _served(model: ModelEntry) -> dict[int, VersionEntry]:
+    """The entries of versions that are served."""
+    return {number: entry for number, entry in model.versions.items() if entry.served is not None}
+
+
+def _is_the_same(entry: VersionEntry, identity: object) -> bool:
+    return entry.served is not None and identity is not None and entry.identity == identity
