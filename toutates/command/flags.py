@@ -200,7 +200,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "cpu-pinning",
             "CPUS",
-            "pin each thread to one of these CPUs, such as 0-3,8; without CPUS to one of all that the process may use",
+            "pin each thread to a CPU: of these, such as 0-3,8, or of all that the process may use",
             read=cpus,
             unset="off",
             bare="all",
@@ -403,7 +403,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
         Flag(
             "resets",
             "N",
-            "calls that one connection may cancel per second, beyond every second call; five times as many in a burst",
+            "calls that a connection may cancel per second, beyond one of two; five times as many in a burst",
             "200",
             _resets,
             option="resets",

@@ -1,7 +1,7 @@
-"""What native code writes to standard error, made lines of the log; for JSON, where every line has to be an object.
+"""Makes lines of the log of what native code writes to standard error. For JSON, where every line is an object.
 
-ONNX Runtime and CUDA write there themselves. The descriptor becomes a pipe, which a thread reads. It never blocks
-whoever writes: what finds no room is lost. A crash of native code may lose its last words, too.
+ONNX Runtime and CUDA write to the descriptor themselves. It becomes a pipe, which a thread reads. Writing to it never
+blocks: what does not fit into the pipe is lost. If native code crashes, its last lines may be lost too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_LINE: Final = 8_192
 _READ: Final = 65_536
 _JOIN_S: Final = 2.0
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-#: How ONNX Runtime begins its lines: a time, and the letter of the level.
+#: The beginning of ONNX Runtime's lines: a time and the letter of the level.
 _ONNX_RUNTIME: Final = re.compile(r"^[0-9: .-]*\[([VIWEF]):onnxruntime:")
 _LEVELS: Final = {
     "V": logging.DEBUG,
@@ -31,13 +31,13 @@ _LEVELS: Final = {
 
 
 class CapturedStream:
-    """Has what is written to a descriptor logged, until ``end``.
+    """Logs what is written to a descriptor, until ``end``.
 
     Args:
         fd: the descriptor.
 
     Attributes:
-        real: a descriptor for what ``fd`` was, until ``close``.
+        real: a descriptor of the file that ``fd`` was before; open until ``close``.
     """
 
     def __init__(self, fd: int) -> None:
@@ -51,8 +51,8 @@ class CapturedStream:
         self._thread.start()
 
     def end(self) -> None:
-        """Make the descriptor what it was, and log what is left."""
-        os.dup2(self.real, self._fd)  # which closes the pipe's only writer
+        """Restore the descriptor, and log what is left in the pipe."""
+        os.dup2(self.real, self._fd)  # closes the pipe's only writer
         self._thread.join(_JOIN_S)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Levels while the server runs: changed by the LogSettings RPC and SIGUSR1, heeded by ``logging``."""
+"""The levels of the log while the server runs. LogSettings and SIGUSR1 change them, and ``logging`` follows."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ logger = logging.getLogger(__name__)
 
 
 class LogControl:
-    """Any thread may use it. One per process, because the levels of ``logging`` are.
+    """Holds the levels. Any thread may use it. There is one per process, because ``logging`` is one per process.
 
     Args:
-        levels: what is shown at first, from ``apply`` on.
+        levels: the first ones, which ``apply`` puts into force.
     """
 
     def __init__(self, levels: LogLevels) -> None:
         self._lock = RLock()
         self._levels = levels
-        #: what was shown before SIGUSR1, while that lasts
+        #: the levels before SIGUSR1, until the next one
         self._before: LogLevels | None = None
 
     @property
     def levels(self) -> LogLevels:
-        """What is shown now."""
+        """The levels in force."""
         return self._levels
 
     def apply(self) -> None:
-        """Tell ``logging``, whose loggers then make no lines that would not be shown."""
+        """Set the levels of ``logging``, so that its loggers make no records that would not be shown."""
         with self._lock:
             self._apply(self._levels)
 
     def change(self, levels: LogLevels, text: str) -> LogLevels:
-        """Show something else from now on; ends what SIGUSR1 began.
+        """Put other levels into force, also in place of those of SIGUSR1.
 
         Args:
-            levels: what.
+            levels: the new ones.
             text: for the log, what has changed.
 
         Returns:
-            What is shown now.
+            The levels in force.
         """
         with self._lock:
             self._before = None
-            # Where the line is seen: whoever turns the log off is in it, and who turns it on too.
+            # Before or after, wherever it is shown: the log then has who switched it off, and who switched it on.
             seen_before = self._levels.shows("logs", logging.INFO)
             if seen_before:
                 logger.info("log settings: %s", text)
@@ -58,7 +58,7 @@ class LogControl:
             return levels
 
     def toggle_debug(self) -> None:
-        """Show everything, or what was shown before that."""
+        """Show every line; the next call restores the levels."""
         with self._lock:
             before, self._before = self._before, None
             if before is None:
@@ -71,7 +71,7 @@ class LogControl:
 
     def _apply(self, levels: LogLevels) -> None:
         self._levels = levels
-        logging.getLogger().setLevel(levels.lowest(""))  # which is no area: other libraries
+        logging.getLogger().setLevel(levels.lowest(""))  # of other libraries, which "" stands for
         # An area without a level of its own has the package's.
         logging.getLogger(PACKAGE).setLevel(replace(levels, areas={}).lowest(AREAS[0]))
         for area, parts in PARTS.items():

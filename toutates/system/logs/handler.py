@@ -1,4 +1,4 @@
-"""Where ``logging`` hands every line in."""
+"""The handler that ``logging`` gives every record to."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["LogHandler"]
 
 
 class LogHandler(logging.Handler):
-    """Makes a line in the thread that has something to say, and never waits: writing is another's.
+    """Makes a line of a record in the thread that logs, and never waits, because another thread writes the line.
 
     Args:
-        control: what is shown.
+        control: has the levels.
         formatter: makes lines.
-        recent: gets warnings and worse.
+        recent: gets warnings, errors and critical lines.
         put: takes lines.
         wake: called when there will be something to ``flush_repeats``.
     """
@@ -43,7 +43,7 @@ class LogHandler(logging.Handler):
         self._repeats = Repeats(self.emit, wake)
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """As of ``logging.Handler``, but without its lock: everything here has its own, or needs none."""
+        """Do as ``logging.Handler`` does, without its lock: each part has a lock of its own or needs none."""
         if not self._control.levels.shows(area_of(record.name), record.levelno):
             return False
         if not self._repeats.admit(record, time.monotonic_ns()):
@@ -52,7 +52,7 @@ class LogHandler(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have a line written, whatever ``handle`` would say."""
+        """Have a line written, without asking for levels and repetitions."""
         if record.levelno >= logging.WARNING:
             self._recent.add(
                 RecentWarning(
@@ -66,7 +66,7 @@ class LogHandler(logging.Handler):
 
     @property
     def left_out(self) -> int:
-        """Lines that came too often to be written."""
+        """Number of lines that were not written because they came too often."""
         return self._repeats.left_out
 
     def flush_repeats(self, now_ns: int) -> int | None:
@@ -75,7 +75,7 @@ class LogHandler(logging.Handler):
 
 
 def _event(record: logging.LogRecord) -> str:
-    """What happened, in a sentence; the last line of a traceback says why."""
+    """The text of a record, with its exception behind it."""
     try:
         text = record.getMessage()
     except Exception:

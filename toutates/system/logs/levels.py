@@ -1,7 +1,7 @@
-"""What is shown, by area and level: ``--log-level`` and the LogSettings RPC in one record.
+"""Which lines are shown, by area and level, as ``--log-level`` and the LogSettings RPC set it.
 
-An *area* is one or some parts of the package: a line of ``toutates.net.worker`` is of the area ``h2grpc``. A line of
-another library has that library's name for its area.
+An *area* is one or several parts of the package: a line of ``toutates.net.worker`` has the area ``h2grpc``. The area of
+a line of another library is the name of that library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 AREAS: Final = tuple(PARTS)
-#: By the names that users write.
+#: Levels by the names that users write.
 LEVELS: Final[Mapping[str, int]] = MappingProxyType(
     {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 )
@@ -59,18 +59,18 @@ def area_of(logger: str) -> str:
 
 
 def level_name(level: int) -> str:
-    """In lower case; a level between two is called like the lower one."""
+    """The name of a level in lower case. A level between two has the name of the lower one."""
     return _NAMES[max((known for known in _NAMES if known <= level), default=logging.DEBUG)]
 
 
 @dataclass(frozen=True, slots=True)
 class LogLevels:
-    """What is shown. The first four are Triton's switches, for every area without a level of its own.
+    """Which lines are shown. The first four are Triton's switches, for every area without a level of its own.
 
     Attributes:
         info, warning, error: whether lines of this level are shown.
         verbose: above 0 lines of the level debug are shown.
-        areas: levels from which on an area's lines are shown, whatever the switches say.
+        areas: by area, the lowest level that is shown, whatever the switches say.
         iso8601: whether lines of text have their time in ISO 8601 and UTC, not in the machine's own.
     """
 
@@ -82,9 +82,8 @@ class LogLevels:
     iso8601: bool = False
 
     def shows(self, area: str, level: int) -> bool:
-        """Whether a line is shown. Critical ones always are; of other libraries none below info is.
-
-        What other libraries have to say there may hold headers and signatures.
+        """Whether a line is shown. Critical lines always are. Debug lines of other libraries never are, because they
+        may hold headers and signatures.
         """
         if level >= logging.CRITICAL:
             return True

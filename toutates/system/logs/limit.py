@@ -1,4 +1,4 @@
-"""Limits on lines of the log that are alike: by how often they come, and by whether they say anything new."""
+"""Limits on lines of the log that are alike: how often they may come, and whether they say anything new."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 
 class LineLimit(Generic[Kind]):
-    """Lets the first lines of each kind in a period pass, and counts the others. Without a lock, and without a clock.
+    """Lets the first lines of each kind in a period pass, and counts the others. It has no lock and no clock.
 
     Args:
-        on_end: called with the kind and the number of lines when a period is over in which lines were left out.
+        on_end: called at the end of a period in which lines were left out, with their kind and number.
         period_ns: how long a period is. It begins with the first line of its kind.
-        max_kinds: kinds that are told apart, see ``has_room``.
+        max_kinds: how many kinds are counted apart, see ``has_room``.
 
     Attributes:
         left_out: lines of all kinds and periods that did not pass; other threads may read it.
@@ -44,7 +44,7 @@ class LineLimit(Generic[Kind]):
         """Count a line.
 
         Args:
-            kind: what lines that are alike have in common.
+            kind: the same for lines that are alike.
             now_ns: monotonic.
             most: lines of this kind that may be written in a period.
 
@@ -64,7 +64,7 @@ class LineLimit(Generic[Kind]):
         return left_out
 
     def has_room(self, kind: Kind, now_ns: int) -> bool:
-        """Whether a kind is known, or can be told apart from those that are, which bounds what they take of memory."""
+        """Whether a kind is being counted, or can be beside the others. This bounds the memory for kinds."""
         if kind in self._kinds or len(self._kinds) < self._max_kinds:
             return True
         # What was left out waits for ``flush``.
@@ -74,7 +74,7 @@ class LineLimit(Generic[Kind]):
         return len(self._kinds) < self._max_kinds
 
     def flush(self, now_ns: int) -> None:
-        """Forget the periods that are over, and report what was left out in them."""
+        """Forget periods that are over, and report the lines that were left out in them."""
         for kind, (end_ns, _, left_out) in list(self._kinds.items()):
             if now_ns >= end_ns:
                 del self._kinds[kind]
@@ -83,26 +83,26 @@ class LineLimit(Generic[Kind]):
 
     @property
     def next_ns(self) -> int | None:
-        """When ``flush`` will next have something to report; None if nothing was left out."""
+        """The time at which ``flush`` will have something to report; None if nothing was left out."""
         return min((end_ns for end_ns, _, left_out in self._kinds.values() if left_out), default=None)
 
 
 class Told:
-    """What the log has been told of each subject, so that it is told again only what is new, or after a while.
+    """Remembers what was logged about each subject, so that only what is new is logged, or the same after a while.
 
     Args:
-        again_s: seconds after which the same is new again.
+        again_s: seconds after which the same text counts as new.
         clock: seconds.
     """
 
     def __init__(self, again_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self._again_s = again_s
         self._clock = clock
-        #: by subject: the texts as of the last time, and when each was told
+        #: by subject: the texts of the last call, and when each was logged
         self._subjects: dict[str, dict[str, float]] = {}
 
     def news(self, subject: str, texts: Sequence[str]) -> list[str]:
-        """Those of all texts about a subject that the log has to be told now. Those that are gone are forgotten."""
+        """Those of all texts about a subject that are to be logged now. Texts that are gone are forgotten."""
         now_s = self._clock()
         before = self._subjects.get(subject, {})
         new = [text for text in texts if text not in before or now_s - before[text] >= self._again_s]
@@ -110,15 +110,15 @@ class Told:
         return new
 
     def last(self, subject: str) -> str:
-        """The first text about a subject; "" if there was none."""
+        """The first of the last texts about a subject; "" if there were none."""
         return next(iter(self._subjects.get(subject, ())), "")
 
     def forget(self, subject: str) -> bool:
-        """Have everything about a subject be new again. Returns whether there was anything."""
+        """Forget a subject, whose texts are then new. Returns whether there were any."""
         return bool(self._subjects.pop(subject, None))
 
 
-#: Texts that are shown of many.
+#: How many of many texts are shown.
 _FEW: Final = 10
 
 

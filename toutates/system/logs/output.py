@@ -1,14 +1,14 @@
-"""Gets lines out: a bounded queue, and one thread that writes them in the order in which they came.
+"""Writes lines: a bounded queue, and one thread that writes them in the order in which they came.
 
-A log may go to a pipe that nobody reads, a disk that is full, a terminal that is stopped, a file system that hangs.
-None of that is worth a request, so nobody but this thread ever waits for it. What does not fit into the queue is lost,
-as is what the destination refuses; both are counted, and told as soon as there is a way to.
+A log may go to a pipe that nobody reads, a full disk, a stopped terminal, or a file system that hangs. No request may
+wait for that, so this thread alone does. Lines that do not fit into the queue are lost, and so are lines that the
+destination refuses. Both are counted, and a line says how many as soon as one can be written.
 
-The tables of standard output go the same way, so that they and the log do not run into each other where both streams
-are one terminal or file.
+The tables of standard output go through the same queue, so that they do not mix with the log where both streams are one
+terminal or file.
 
-The thread looks before it writes (``poll``), so that it can end while nobody reads: a pipe that is ready takes PIPE_BUF
-bytes. Where that does not help, a hung file system, the process ends without it.
+The thread polls before it writes, so that it can end while nobody reads: a pipe that is ready takes PIPE_BUF bytes. If
+the thread hangs all the same, in a file system, the process ends without it.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ __all__ = ["LAST", "Chore", "LogOutput"]
 
 MAX_LINES: Final = 20_000
 MAX_BYTES: Final = 8 * 2**20
-#: What is written at once: PIPE_BUF, so that lines of two writers on one pipe do not mix; more into files.
+#: Bytes per write: PIPE_BUF, so that lines of two writers on one pipe do not mix; more for files.
 PIECE: Final = 4_096
 FILE_PIECE: Final = 65_536
-#: How often the thread looks whether it has to end while nobody takes what it writes.
+#: Pause between two looks whether the thread has to end, while nobody reads what it writes.
 LOOK_MS: Final = 100
-#: How long what is not the log waits for its reader, and the log behind it.
+#: How long text for another destination may wait for its reader, and the log behind it.
 OTHERS_WAIT_S: Final = 1.0
 
-#: Work of the log's that has a time: gets the time, monotonic nanoseconds, and says how much later it has to be called
-#: again; None for when it asks for it by ``wake``.
+#: Periodic work on the log's thread. It gets the time, monotonic nanoseconds, and returns after how many nanoseconds it
+#: is to be called again; None for not before ``wake``.
 Chore = Callable[[int], int | None]
-#: The time that a chore gets when it is called for the last time.
+#: The time that a chore gets in its last call.
 LAST: Final = 2**63 - 1
 
 
 class _Destination:
-    """A file descriptor that lines are written to; for the thread alone."""
+    """A file descriptor that lines are written to. Used by the thread alone."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.piece_size = FILE_PIECE if _is_file(fd) else PIECE
         self.poller = select.poll()
         self.poller.register(fd, select.POLLOUT)
-        #: whether some of the last line was written, and not all of it
+        #: whether only a part of the last line was written
         self.torn = False
 
 
 class LogOutput:
-    """See the module. ``put`` and ``wake`` may be called by any thread.
+    """The queue and its thread. ``put`` and ``wake`` may be called by any thread.
 
     Args:
         fd: where the log goes.
-        tell_loss: makes the line that tells of others: how many were lost, and why.
+        tell_loss: makes the line that says how many lines were lost, and why.
 
     Attributes:
-        lost: lines that were, of all times.
+        lost: number of lost lines since the start.
     """
 
     def __init__(self, fd: int, tell_loss: Callable[[int, str], str]) -> None:
@@ -96,11 +96,11 @@ class LogOutput:
         self.wake()
 
     def put(self, line: str, fd: int | None = None) -> None:
-        """Have text written, which ends with a newline; or lose it, if too much waits. Takes constant time.
+        """Queue text, which ends with a newline; or lose it, if too much waits. Takes constant time.
 
         Args:
-            line: of the log; elsewhere it may be a whole table.
-            fd: where it goes; None for where the log goes.
+            line: a line of the log; for another ``fd`` it may be a whole table.
+            fd: where it goes; None for the log.
         """
         data = line.encode("utf-8", "backslashreplace")
         with self._changed:
@@ -112,27 +112,27 @@ class LogOutput:
             self._changed.notify()
 
     def wake(self) -> None:
-        """Have the chores done."""
+        """Have the chores called now."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def place(self, cpus: set[int]) -> None:
-        """Have the thread, which runs, run on these CPUs."""
+        """Pin the running thread to these CPUs."""
         assert self._thread.native_id is not None
         try:
             os.sched_setaffinity(self._thread.native_id, cpus)
         except (OSError, ValueError):
-            pass  # it runs where it may
+            pass  # it stays where it is
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is left, and end the thread.
+        """Write the rest, and end the thread.
 
         Args:
-            timeout_s: what is not written by then is lost.
+            timeout_s: lines that are not written by then are lost.
 
         Returns:
-            Whether the thread has ended. One that hangs in a write uses its descriptor still.
+            Whether the thread has ended. If not, it still uses its descriptor.
         """
         if not self._thread.is_alive():
             return True
@@ -165,7 +165,7 @@ class LogOutput:
                 return
 
     def _do_chores(self, *, last: bool = False) -> float | None:
-        """Returns seconds until the next one is due; None if none is."""
+        """Call the chores; returns seconds until the next one is due, None if none is."""
         now_ns = LAST if last else time.monotonic_ns()
         waits_ns = [wait_ns for chore in self._chores if (wait_ns := chore(now_ns)) is not None]
         return min(waits_ns) / 1e9 if waits_ns else None
@@ -189,7 +189,7 @@ class LogOutput:
                 taken.append(line)
                 self._lines.popleft()
             self._bytes -= length
-            if not taken and self._has_loss_to_tell:  # behind the lines that came before
+            if not taken and self._has_loss_to_tell:  # after the lines that came before the loss
                 taken.append(self._tell_loss(self._untold, self._why).encode("utf-8", "backslashreplace"))
                 self._telling, self._untold = self._untold, 0
         return (fd, taken) if taken else None
@@ -212,7 +212,7 @@ class LogOutput:
                 try:
                     data = data[os.write(destination.fd, data[: destination.piece_size]) :]
                     is_begun = True
-                except BlockingIOError:  # not ours to set, but others share the file: ready, and yet not for so much
+                except BlockingIOError:  # another process made the shared file non-blocking, and less fits than polled
                     time.sleep(LOOK_MS / 1_000)
         except OSError as error:
             why = error.strerror or "it could not be written"

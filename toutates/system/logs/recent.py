@@ -1,4 +1,4 @@
-"""The last warnings and errors, for the status page."""
+"""Keeps the last warnings and errors for the status page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class RecentWarning:
     """One line of the log.
 
     Attributes:
-        time_s: when, seconds of the Unix epoch.
+        time_s: Unix time, seconds.
         level: warning, error or critical.
         area: see ``toutates.system.logs.levels``.
-        text: one line without control characters, at most MAX_CHARACTERS and a mark that there were more.
+        text: one line without control characters; of more than MAX_CHARACTERS the first, and how many more there were.
     """
 
     time_s: float
@@ -31,18 +31,18 @@ class RecentWarning:
 
 
 class RecentWarnings:
-    """The last KEPT of them. Any thread may use it."""
+    """The last KEPT warnings and errors. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._kept: deque[RecentWarning] = deque(maxlen=KEPT)
 
     def add(self, warning: RecentWarning) -> None:
-        """The oldest goes, if there are too many."""
+        """Add one, in place of the oldest if there are too many."""
         with self._lock:
             self._kept.append(warning)
 
     def latest(self) -> tuple[RecentWarning, ...]:
-        """All that are kept, the oldest first."""
+        """All of them, the oldest first."""
         with self._lock:
             return tuple(self._kept)

@@ -1,11 +1,11 @@
-"""How a line looks: text for people, or JSON for programs.
+"""Renders lines of the log: text for people, or JSON for programs.
 
     2026-11-21 12:00:00.123 INFO    server: triton: toutates 0.1.0 on CPython ... serving gRPC on 0.0.0.0:8001
     {"timestamp": "2026-11-21T11:00:00.123456Z", "level": "info", "area": "server", "event": "triton: toutates ..."}
 
-What a line says may come from a client: model names, reasons of connections that ended, texts of errors. So nothing in
-it begins a new line, moves a terminal's cursor or runs on for ever: what cannot be printed is escaped, and what is long
-is cut. A traceback has lines of its own, in text all of them indented.
+Parts of a line may come from a client: model names, reasons of connections that ended, texts of errors. So that they
+cannot begin a new line or move a terminal's cursor, what cannot be printed is escaped; what is long is cut. A traceback
+has lines of its own, which are indented in text.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _COLOURS: Final = {
     "critical": "\x1b[1;31m",
 }
 _DIM: Final = "\x1b[2m"
-#: What a line begins with, and the traceback, which ends it.
+#: Keys that every line has, and that of the traceback; the other keys are fields.
 _OWN_KEYS: Final = frozenset({"time_s", "level", "area", "event", "exception"})
-#: Those, what every record has, and what formatters of other handlers add; the rest of a record was given as ``extra``.
+#: Attributes of a record that are not fields: those that every record has, or formatters of other handlers add.
 _NOT_FIELDS: Final = _OWN_KEYS | vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
 _TRACEBACKS: Final = logging.Formatter()
 
@@ -51,7 +51,7 @@ class LogFormatter:
 
     Args:
         log_format: text or json.
-        levels: as they are now; they say how text has its time.
+        levels: returns the levels in force, which set the form of the time in text.
         colours: whether levels and areas are coloured. Text only.
     """
 
@@ -65,7 +65,7 @@ class LogFormatter:
         """A record's line, which ends with a newline. Never fails."""
         try:
             line = _cleaned(_described(record))
-            # A sentence of ``logging`` holds most of its fields already; people need not read them twice.
+            # In text, fields whose values are part of the sentence are left out.
             return self._render(line, line["event"])
         except Exception as error:  # arguments that do not fit, a __str__ that raises
             text = f"a line of the log could not be made ({type(error).__name__}): {record.msg!r}"
@@ -86,7 +86,7 @@ class LogFormatter:
 
 
 def _described(record: logging.LogRecord) -> LogLine:
-    """What a record says: its sentence, what was given as ``extra``, and its traceback."""
+    """A record as a line: its sentence, the fields of ``extra``, and its traceback."""
     line = {
         "time_s": record.created,
         "level": level_name(record.levelno),
@@ -100,13 +100,13 @@ def _described(record: logging.LogRecord) -> LogLine:
 
 
 def _cleaned(line: LogLine) -> LogLine:
-    """Values that harm nobody, whoever they come from."""
+    """The line with values that are safe to show, wherever they come from."""
     cleaned: dict[str, Any] = {}
     for key, value in line.items():
         if key == "exception":
             text = str(value)
             cut = len(text) - MAX_TRACEBACK
-            # Its end says what it is.
+            # The end is kept, which names the exception.
             text = text if cut <= 0 else f"({cut} characters left out)\n{text[cut:]}"
             cleaned[key] = "\n".join(printable(one, MAX_EVENT) for one in text.split("\n"))
         elif isinstance(value, bool | int | float) or value is None:
@@ -122,7 +122,7 @@ def _as_json(line: LogLine, said: str | None) -> str:
 
 
 class _Text:
-    """One line, and the traceback below it; without fields whose values stand in what was ``said``."""
+    """Renders text: one line, and the traceback below it; without fields whose values are part of ``said``."""
 
     def __init__(self, levels: Callable[[], LogLevels], colours: bool) -> None:
         self._levels = levels
@@ -152,7 +152,7 @@ class _Text:
 
 
 def _word(value: Any) -> str:
-    """A value behind its key, in quotes where it would not be one word."""
+    """The value of a field, in quotes if it would not be one word."""
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)

@@ -1,8 +1,8 @@
-"""The last of the limits on repeated lines: whatever happens how often, the log grows slowly.
+"""Limits repeated lines, so that the log grows slowly whatever happens.
 
-Lines are alike if one logger made them of one template. What comes from peers is cut shorter still where it is made
-(``net.quiet_log``), because a worker has better things to do than to make lines for nobody; here is everything else,
-and what many workers say together.
+Lines are alike if one logger made them of one template. Lines about peers are limited before, by each worker
+(``net.quiet_log``), which saves it the work of making them. This limit is for all other lines, and for what many
+workers log together.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from toutates.system.logs.limit import PERIOD_NS, LineLimit
 
 __all__ = ["FEW_PER_PERIOD", "LINES_PER_PERIOD", "MAX_KINDS", "Repeats"]
 
-#: Enough for the models of a repository, each of which is a line at the start.
+#: Lines of a kind in a period: enough for the models of a repository, of which each has a line at the start.
 LINES_PER_PERIOD: Final = 50
-#: Of lines with a traceback, which is most of their size.
+#: Lines with a traceback, which are larger, in a period.
 FEW_PER_PERIOD: Final = 5
-#: Kinds that are told apart; a library that writes values into its templates makes a kind of every line.
+#: Kinds that are counted apart. A library that writes values into its templates makes a kind of every line.
 MAX_KINDS: Final = 1_000
 
 _Kind = tuple[str, int, str]
 
 
 class Repeats:
-    """Any thread may use it.
+    """Decides which lines are written. Any thread may use it.
 
     Args:
-        report: takes a line that tells of others that were left out. Called without the lock.
-        wake: called when there is something to ``flush`` later.
+        report: takes a record that says how many lines were left out. Called without the lock.
+        wake: called when ``flush`` will have something to report.
     """
 
     def __init__(self, report: Callable[[logging.LogRecord], None], wake: Callable[[], None]) -> None:
@@ -46,14 +46,14 @@ class Repeats:
 
     @property
     def left_out(self) -> int:
-        """Lines of all times that were not admitted."""
+        """Number of lines since the start that were not admitted."""
         return self._limit.left_out
 
     def admit(self, record: logging.LogRecord, now_ns: int) -> bool:
         """Whether a line is to be written.
 
         Args:
-            record: it.
+            record: the line's.
             now_ns: monotonic.
         """
         kind = (record.name, record.levelno, str(record.msg))
@@ -72,10 +72,10 @@ class Repeats:
         return not left_out
 
     def flush(self, now_ns: int) -> int | None:
-        """Tell what was left out in the periods that are over.
+        """Report the lines that were left out in periods that are over.
 
         Returns:
-            How many nanoseconds later there may be more to tell; None if nothing was left out.
+            After how many nanoseconds there may be more to report; None if nothing was left out.
         """
         with self._lock:
             self._limit.flush(now_ns)

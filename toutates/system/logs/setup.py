@@ -1,4 +1,4 @@
-"""Sets up the log of the process, once, and takes it down again."""
+"""Sets up the log of the process, and takes it down at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STANDARD_OUTPUT: Final = 1
 STANDARD_ERROR: Final = 2
 logger = logging.getLogger(__name__)
 
-#: How long the end waits for whoever should read the log.
+#: How long the end waits for the reader of the log.
 CLOSE_S: Final = 2.0
 
 
@@ -35,11 +35,11 @@ class Logs:
     """The log as the rest of the server knows it.
 
     Attributes:
-        control: what is shown.
-        recent: the last warnings.
-        output: the thread that writes; None where the log is somebody else's, as in a test.
-        formatter: makes lines of it; None likewise.
-        handler: takes lines from ``logging``; None likewise.
+        control: has the levels.
+        recent: has the last warnings.
+        output: the thread that writes; None where the log belongs to somebody else, as in a test.
+        formatter: makes its lines; None likewise.
+        handler: takes records from ``logging``; None likewise.
     """
 
     control: LogControl
@@ -50,11 +50,11 @@ class Logs:
 
     @classmethod
     def without_output(cls, levels: str) -> Logs:
-        """Of a server in a process that has a log of its own, which stays as it is until a request changes levels."""
+        """For a server in a process with a log of its own, which is left as it is until a request changes levels."""
         return cls(LogControl(parse_levels(levels)), RecentWarnings())
 
     def place(self, cpus: tuple[int, ...]) -> None:
-        """Have the log's thread run on these CPUs; without any where it likes."""
+        """Pin the log's thread to these CPUs, if there are any."""
         if self.output is not None and cpus:
             self.output.place(set(cpus))
 
@@ -63,7 +63,7 @@ class Logs:
 
         Args:
             table: lines for people.
-            records: the same for programs; each has the key ``event``.
+            records: the same as fields; each has the key ``event``.
         """
         if self.output is None or self.formatter is None:
             print(table, flush=True)
@@ -76,7 +76,7 @@ class Logs:
         self.output.put(table, STANDARD_OUTPUT)
 
     def write(self, area: str, text: str) -> None:
-        """Write what somebody has asked for: every line of it, whatever the levels are, and however often it comes."""
+        """Write all lines of a text that somebody has asked for, whatever the levels and however often."""
         for line in text.splitlines():
             if self.output is None or self.formatter is None:
                 logging.getLogger(f"{PACKAGE}.{area}").info("%s", line)
@@ -85,18 +85,18 @@ class Logs:
 
     @property
     def lost(self) -> int:
-        """Lines of all times that were not written: they came too often, or nobody took them."""
+        """Number of lines since the start that were not written: they came too often, or could not be written."""
         return (self.output.lost if self.output else 0) + (self.handler.left_out if self.handler else 0)
 
 
 @contextmanager
 def start_logs(levels: str, log_format: LogFormat = "text", *, fd: int = STANDARD_ERROR) -> Iterator[Logs]:
-    """The log of the process, to standard error, as long as the block runs; then what is left is written.
+    """Set up the log of the process for the block, at whose end the rest of the lines is written.
 
     Args:
         levels: in the form of ``--log-level``.
         log_format: text or json.
-        fd: where it goes.
+        fd: where the log goes.
 
     Raises:
         ValueError: the levels are not of that form.
@@ -134,7 +134,7 @@ def start_logs(levels: str, log_format: LogFormat = "text", *, fd: int = STANDAR
 
 @contextmanager
 def _what_python_says() -> Iterator[None]:
-    """Have Python's own words logged within the block: warnings, and exceptions that nobody catches."""
+    """Log Python's warnings, and exceptions that nobody catches, within the block."""
 
     def of_thread(said: threading.ExceptHookArgs) -> None:
         if said.exc_type is not SystemExit and said.exc_value is not None:
@@ -156,7 +156,7 @@ def _what_python_says() -> Iterator[None]:
 
 
 def _takes_colours(fd: int) -> bool:
-    """Whether a terminal shows it, whose user has nothing against them (https://no-color.org)."""
+    """Whether the destination is a terminal whose user allows colours (https://no-color.org)."""
     try:
         return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     except OSError:
