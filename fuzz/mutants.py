@@ -1,22 +1,27 @@
-"""Turn one operator of the product round at a time, and see whether the tests of its package notice.
+"""Replace one operator of the product at a time by its opposite, and see whether the tests of its package fail.
 
     python fuzz/mutants.py --number 40 [--seed N] [--only protocol models] [--jobs 2]
 
-A mutant is the tree with one comparison, one ``and`` or ``or``, or one ``+`` or ``-`` turned round. It is killed if the
-tests of its own package (``tests/protocol`` for ``toutates/protocol``) fail or run for too long, and survives if they
-pass. Each is tried in a copy of the tree. Mutants that nothing could tell from the original are listed, each with the
-reason, in ``equivalent_mutants.toml``; they are shown and not counted. The same seed draws the same mutants of the same
-tree. The end is 1 if less than 95 % were killed.
+A mutant is the tree with one comparison, one ``and`` or ``or``, or one ``+`` or ``-`` replaced by its opposite. It is
+killed if the tests of its own package (``tests/protocol`` for ``toutates/protocol``) fail or run for too long, and
+survives if they pass. Mutants that compute the same as the original are listed, each with the reason, in
+``equivalent_mutants.toml``; they are shown and not counted. The same seed draws the same mutants of the same tree. The
+exit status is 1 if less than 95 % were killed.
+
+Each mutant is tried in a copy of the tree. The tests of a package first run once without a mutant, and ``coverage``
+records which test executes which line. A mutant then needs only the tests that execute its line, the quickest file
+first. Tests run in processes forked from one that has imported pytest and the libraries already.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import multiprocessing
 import os
+import pickle
 import random
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -33,14 +38,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+import coverage
+import pytest
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 EQUIVALENT: Final = Path(__file__).with_name("equivalent_mutants.toml")
 PACKAGES: Final = ("engine", "infer", "h2grpc", "http1", "protocol", "models")
 #: The part of the mutants that tests have to kill.
 ENOUGH: Final = 0.95
 
-#: Operators of the syntax tree: how each is written, and what it is turned into.
-_TURNED: Final[dict[type[ast.AST], tuple[str, str]]] = {
+#: Operators of the syntax tree: how each is written, and its opposite.
+_OPPOSITES: Final[dict[type[ast.AST], tuple[str, str]]] = {
     ast.Lt: ("<", ">="),
     ast.LtE: ("<=", ">"),
     ast.Gt: (">", "<="),
@@ -60,7 +68,7 @@ _TURNED: Final[dict[type[ast.AST], tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One operator that is turned round.
+    """One operator that is replaced by its opposite.
 
     Attributes:
         file: path in the tree.
@@ -69,6 +77,7 @@ class Mutant:
         text: the line, without the white space around it.
         change: such as ``< to >=``.
         at: which of the same change in lines of the same text, from 1.
+        lines: numbers of the first line of the expression and of the line after its last.
         start, end: bytes of the operator in the file.
         new: what stands there instead.
     """
@@ -79,6 +88,7 @@ class Mutant:
     text: str
     change: str
     at: int
+    lines: tuple[int, int]
     start: int
     end: int
     new: str
@@ -98,7 +108,7 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found: list[tuple[int, int, str, str]] = []
+    found: list[tuple[int, int, str, str, tuple[int, int]]] = []
 
     def begin(node: ast.expr) -> int:
         return starts[node.lineno - 1] + node.col_offset
@@ -108,30 +118,34 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
         assert node.end_col_offset is not None
         return starts[node.end_lineno - 1] + node.end_col_offset
 
-    def note(where: str, operator: ast.AST, after: int, before: int, suffix: bytes = b"") -> None:
-        turned = _TURNED.get(type(operator))
-        if turned is None:
+    def note(
+        where: str, node: ast.expr | ast.stmt, operator: ast.AST, after: int, before: int, suffix: bytes = b""
+    ) -> None:
+        opposite = _OPPOSITES.get(type(operator))
+        if opposite is None:
             return
         # Between two operands there are brackets, comments, line breaks and the operator.
         between = re.sub(rb"#[^\n]*", lambda match: b" " * len(match[0]), source[after:before])
-        old = re.escape(turned[0].encode()).replace(rb"\ ", rb"\s+") + suffix
-        match = re.search(rb"\b" + old + rb"\b" if turned[0][0].isalpha() else old, between)
-        assert match is not None, f"{file}: no {turned[0]} between bytes {after} and {before}"
-        found.append((after + match.start(), after + match.end(), where, f"{turned[0]} to {turned[1]}"))
+        old = re.escape(opposite[0].encode()).replace(rb"\ ", rb"\s+") + suffix
+        match = re.search(rb"\b" + old + rb"\b" if opposite[0][0].isalpha() else old, between)
+        assert match is not None, f"{file}: no {opposite[0]} between bytes {after} and {before}"
+        assert node.end_lineno is not None
+        lines = node.lineno, node.end_lineno + 1
+        found.append((after + match.start(), after + match.end(), where, f"{opposite[0]} to {opposite[1]}", lines))
 
     def visit(node: ast.AST, where: str) -> None:
         match node:
             case ast.Compare():
                 operands = [node.left, *node.comparators]
                 for number, operator in enumerate(node.ops):
-                    note(where, operator, end(operands[number]), begin(operands[number + 1]))
+                    note(where, node, operator, end(operands[number]), begin(operands[number + 1]))
             case ast.BoolOp():
                 for left, right in zip(node.values, node.values[1:], strict=False):
-                    note(where, node.op, end(left), begin(right))
+                    note(where, node, node.op, end(left), begin(right))
             case ast.BinOp():
-                note(where, node.op, end(node.left), begin(node.right))
+                note(where, node, node.op, end(node.left), begin(node.right))
             case ast.AugAssign():
-                note(where, node.op, end(node.target), begin(node.value), b"(?==)")
+                note(where, node, node.op, end(node.target), begin(node.value), b"(?==)")
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 where = f"{where}.{node.name}".removeprefix(".")
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
@@ -142,13 +156,13 @@ def mutants_of(file: str, source: bytes) -> list[Mutant]:
     visit(ast.parse(source), "")
     mutants: list[Mutant] = []
     seen: Counter[tuple[str, str, str]] = Counter()
-    for start, stop, where, change in sorted(found):
+    for start, stop, where, change, lines in sorted(found):
         number = source.count(b"\n", 0, start) + 1
         text = source[starts[number - 1] : starts[number]].decode().strip()
         same = where, text, change
         seen[same] += 1
         new = change.partition(" to ")[2]
-        mutants.append(Mutant(file, number, where, text, change, seen[same], start, stop, new))
+        mutants.append(Mutant(file, number, where, text, change, seen[same], lines, start, stop, new))
     return mutants
 
 
@@ -172,17 +186,136 @@ def equivalent_mutants() -> dict[tuple[str, str, str, str, int], str]:
     }
 
 
+#: What tests import, takes long to import, and no mutant changes.
+_LIBRARIES: Final = ["pytest", "hypothesis", "numpy", "trio", "h2.connection", "onnxruntime", "google.protobuf"]
+_CONTEXT: Final = multiprocessing.get_context("forkserver")
+
+
+@dataclass
+class Coverage:
+    """What the tests of a package do without a mutant.
+
+    Attributes:
+        took_s: seconds that each test takes, by its pytest node ID, in the order in which they ran.
+        failed: tests that failed while their lines were recorded, which makes them slower.
+        lines: who executes a line, by file and number: node IDs of tests; the file of a test for all of its tests,
+            because the fixture that executes the line may be one of the file's; "" for whatever imports the module.
+    """
+
+    took_s: dict[str, float]
+    failed: list[str]
+    lines: dict[tuple[str, int], set[str]]
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Node IDs of the tests that execute a mutant, those of its module first. All where none does.
+
+        All, because a test may execute it in a process of its own, whose lines are not recorded.
+        """
+        who = set().union(*(self.lines.get((mutant.file, line), ()) for line in range(*mutant.lines)))
+        chosen = [test for test in self.took_s if {"", test, _file_of(test)} & who] or list(self.took_s)
+        file_s: dict[str, float] = {}
+        for test in chosen:
+            file_s[_file_of(test)] = file_s.get(_file_of(test), 0.0) + self.took_s[test]
+        own = f"test_{Path(mutant.file).stem}"
+        return sorted(
+            chosen,
+            key=lambda test: (
+                not Path(_file_of(test)).stem.startswith(own),
+                file_s[_file_of(test)],
+                _file_of(test),
+                self.took_s[test],
+            ),
+        )
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+class _Recorder:
+    """A plugin of pytest that finds out what ``Coverage`` holds.
+
+    Args:
+        package: of toutates, whose lines are recorded.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._coverage = coverage.Coverage(data_file=None, config_file=False, source=[f"toutates/{package}"])
+        self._took_s: dict[str, float] = {}
+        self._failed: dict[str, None] = {}
+
+    def record(self, arguments: list[str]) -> Coverage:
+        """Run pytest."""
+        self._coverage.start()
+        status = pytest.main(arguments, [self])
+        self._coverage.stop()
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise ChildProcessError(f"pytest ended with {status}")
+        data = self._coverage.get_data()
+        lines: dict[tuple[str, int], set[str]] = {}
+        for path in data.measured_files():
+            file = str(Path(path).relative_to(Path.cwd()))
+            for line, contexts in data.contexts_by_lineno(path).items():
+                lines[file, line] = set(contexts)
+        return Coverage(self._took_s, list(self._failed), lines)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of a test has ended."""
+        self._took_s[report.nodeid] = self._took_s.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self._failed[report.nodeid] = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test's fixtures come next, those of its file among them."""
+        self._coverage.switch_context(_file_of(item.nodeid))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """The test itself comes next."""
+        self._coverage.switch_context(item.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Its fixtures come next again."""
+        self._coverage.switch_context(_file_of(item.nodeid))
+
+
+def _run_pytest(folder: str, arguments: list[str], recorded: str) -> None:
+    """Run tests of the copy in ``folder``, in a process that was forked for it.
+
+    Args:
+        folder: of the copy; what pytest prints goes to the file of the same name with ``.log``.
+        arguments: pytest's.
+        recorded: a package whose ``Coverage`` is written to ``folder`` with ``.coverage``, or "".
+    """
+    os.setsid()
+    os.chdir(folder)
+    with open(f"{folder}.log", "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = folder
+    # pytest cannot rewrite the asserts of its plugins, which are imported already, and fails for trying to.
+    arguments = ["-q", "-p", "no:cacheprovider", "--assert=plain", *arguments]
+    if recorded:
+        Path(f"{folder}.coverage").write_bytes(pickle.dumps(_Recorder(recorded).record(arguments)))
+        status = 0
+    else:
+        status = int(pytest.main(arguments))
+    sys.stdout.flush()
+    os._exit(status)  # whatever threads a mutant has left
+
+
 class Copy:
     """A copy of the tree, in which one mutant at a time is tried.
 
     Args:
         folder: where it is made.
-        under: a command that each run of tests is started with, such as ``nice``.
     """
 
-    def __init__(self, folder: Path, under: Sequence[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._under = under
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         for name in subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0"):
             if name and (ROOT / name).is_file():
@@ -192,46 +325,44 @@ class Copy:
         hashed = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "toutates"]
         subprocess.run([sys.executable, *hashed], cwd=folder, check=True)
 
-    def passes(self, package: str, first: str = "", limit_s: float | None = None) -> tuple[bool, str]:
-        """Whether the tests of a package pass in time, and the end of what they printed.
+    def passes(self, tests: Sequence[str], limit_s: float, recorded: str = "") -> bool:
+        """Whether tests pass in time, up to the first that fails; all run where lines are recorded."""
+        arguments = [*(() if recorded else ("-x",)), *tests]
+        process = _CONTEXT.Process(target=_run_pytest, args=(str(self.folder), arguments, recorded))
+        process.start()
+        assert process.pid is not None
+        process.join(limit_s)
+        passed = process.exitcode == 0
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # what the tests have started goes with them
+        except ProcessLookupError:
+            pass
+        process.join()
+        return passed
 
-        Args:
-            package: of toutates.
-            first: a module, whose own tests run before the others.
-            limit_s: seconds that they may take.
-        """
-        folder = f"tests/{package}"
-        own = sorted(str(path) for path in Path(folder).rglob(f"test_{first}*.py")) if first else []
-        command = [*self._under, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *own, folder]
-        environment = {**os.environ, "PYTHONPATH": str(self.folder)}
-        with subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, _ = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                output = "it ran for too long"
-            finally:
-                # What the tests have started goes with them.
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-        return process.returncode == 0, output[-3_000:]
+    @property
+    def output(self) -> str:
+        """The end of what the last run of tests printed."""
+        return Path(f"{self.folder}.log").read_text(errors="replace")[-3_000:]
 
-    def kills(self, mutant: Mutant, limit_s: float) -> bool:
+    def coverage_of(self, package: str, limit_s: float) -> Coverage:
+        """What the tests of a package execute, after seeing that they pass without a mutant."""
+        if not self.passes([f"tests/{package}"], limit_s, package):
+            sys.exit(f"the tests of {package} do not run:\n{self.output}")
+        found: Coverage = pickle.loads(Path(f"{self.folder}.coverage").read_bytes())
+        if found.failed and not self.passes(found.failed, limit_s):
+            sys.exit(f"the tests of {package} fail without a mutant:\n{self.output}")
+        return found
+
+    def kills(self, mutant: Mutant, coverage: Coverage, most_s: float) -> bool:
         """Whether the tests of its package kill a mutant."""
+        tests = coverage.tests_of(mutant)
+        limit_s = min(3 * sum(coverage.took_s[test] for test in tests) + 20, most_s)
         file = self.folder / mutant.file
         source = file.read_bytes()
         file.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
         try:
-            return not self.passes(package_of(mutant), Path(mutant.file).stem, limit_s)[0]
+            return not self.passes(tests, limit_s)
         finally:
             file.write_bytes(source)
 
@@ -241,26 +372,8 @@ def package_of(mutant: Mutant) -> str:
     return Path(mutant.file).parts[1]
 
 
-def _limits_s(copies: Sequence[Copy], packages: Sequence[str], most_s: float) -> dict[str, float]:
-    """How long the tests of each package may take: several times what they take of the tree as it is.
-
-    The slowest copy counts, because whatever ran meanwhile slows the mutants down as well.
-    """
-    limits: dict[str, float] = {}
-    for package in packages:
-        began = time.monotonic()
-        with ThreadPoolExecutor(len(copies)) as pool:
-            for passes, output in pool.map(Copy.passes, copies, [package] * len(copies)):
-                if not passes:
-                    sys.exit(f"the tests of {package} fail without a mutant:\n{output}")
-        took_s = time.monotonic() - began
-        limits[package] = min(3 * took_s + 20, most_s)
-        print(f"{package}: {took_s:.0f} s without a mutant", flush=True)
-    return limits
-
-
 def _try_all(
-    drawn: Sequence[Mutant], copies: Sequence[Copy], limits: dict[str, float]
+    drawn: Sequence[Mutant], copies: Sequence[Copy], coverages: dict[str, Coverage], most_s: float
 ) -> Iterator[tuple[Mutant, bool]]:
     free: SimpleQueue[Copy] = SimpleQueue()
     for copy in copies:
@@ -271,7 +384,7 @@ def _try_all(
         copy = free.get()
         began = time.monotonic()
         try:
-            killed = copy.kills(mutant, limits[package_of(mutant)])
+            killed = copy.kills(mutant, coverages[package_of(mutant)], most_s)
         finally:
             free.put(copy)
         with printing:
@@ -291,7 +404,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=known, default=known, help="packages to draw from")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at the same time (default: 2)")
     parser.add_argument("--limit", type=float, default=600, help="most seconds for the tests of one (default: 600)")
-    parser.add_argument("--under", type=shlex.split, default=[], help="a command to run tests under, such as 'nice'")
     arguments = parser.parse_args()
     candidates = all_mutants(arguments.only)
     drawn = random.Random(arguments.seed).sample(candidates, min(arguments.number, len(candidates)))
@@ -303,10 +415,15 @@ def main() -> int:
         if mutant.key in equivalent:
             print(f"equivalent        {mutant}\n                  {equivalent[mutant.key]}")
     real = [mutant for mutant in drawn if mutant.key not in equivalent]
+    _CONTEXT.set_forkserver_preload(_LIBRARIES)
     with tempfile.TemporaryDirectory(prefix="toutates-mutants-") as folder:
-        copies = [Copy(Path(folder) / str(number), arguments.under) for number in range(arguments.jobs)]
-        limits = _limits_s(copies, sorted({package_of(mutant) for mutant in real}), arguments.limit)
-        survivors = [mutant for mutant, killed in _try_all(real, copies, limits) if not killed]
+        copies = [Copy(Path(folder) / str(number)) for number in range(arguments.jobs)]
+        coverages: dict[str, Coverage] = {}
+        for package in sorted({package_of(mutant) for mutant in real}):
+            began = time.monotonic()
+            coverages[package] = copies[0].coverage_of(package, arguments.limit)
+            print(f"{package}: {time.monotonic() - began:.0f} s without a mutant", flush=True)
+        survivors = [mutant for mutant, killed in _try_all(real, copies, coverages, arguments.limit) if not killed]
     killed = len(real) - len(survivors)
     print(f"\nseed {arguments.seed}: {killed} of {len(real)} killed, {len(drawn) - len(real)} equivalent")
     for mutant in survivors:

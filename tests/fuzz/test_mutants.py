@@ -1,4 +1,4 @@
-"""`make mutants` turns round what it says, everything it should, and nothing else."""
+"""`make mutants` replaces what it says by its opposite, everything it should, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from fuzz.mutants import ROOT, all_mutants, equivalent_mutants, mutants_of
+from fuzz.mutants import ROOT, Coverage, all_mutants, equivalent_mutants, mutants_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from fuzz.mutants import ROOT, all_mutants, equivalent_mutants, mutants_of
         ("if TYPE_CHECKING:\n if a < b: pass", []),
     ],
 )
-def test_each_operator_is_turned_round_by_itself(source: str, changed: list[str]) -> None:
+def test_each_operator_is_replaced_by_itself(source: str, changed: list[str]) -> None:
     data = source.encode()
     mutants = mutants_of("m.py", data)
     assert [(data[: one.start] + one.new.encode() + data[one.end :]).decode() for one in mutants] == changed
@@ -54,3 +54,17 @@ def test_equivalent_mutants_are_those_of_this_tree_and_have_their_reasons() -> N
     for key, reason in equivalent_mutants().items():
         assert key in known, f"there is no such mutant any more: {key}"
         assert len(reason) > 20
+
+
+def test_a_mutant_is_tried_by_the_tests_that_execute_it_and_those_of_its_module_first() -> None:
+    (mutant,) = mutants_of("toutates/p/m.py", b"x = [\n  1\n  + 2]\n")
+    took_s = {"t/test_a.py::slow": 2.0, "t/test_a.py::quick": 1.0, "t/test_b.py::b": 1.0, "t/test_m.py::m": 9.0}
+
+    def tests(*who: str) -> list[str]:
+        return Coverage(took_s, [], {("toutates/p/m.py", 3): set(who), ("toutates/p/m.py", 4): {""}}).tests_of(mutant)
+
+    assert tests("t/test_a.py::slow", "t/test_m.py::m") == ["t/test_m.py::m", "t/test_a.py::slow"]
+    assert tests("t/test_a.py") == ["t/test_a.py::quick", "t/test_a.py::slow"]  # a fixture of that file
+    everything = ["t/test_m.py::m", "t/test_b.py::b", "t/test_a.py::quick", "t/test_a.py::slow"]
+    assert tests("") == everything  # whoever imports it
+    assert tests() == everything  # perhaps a test in a process of its own
