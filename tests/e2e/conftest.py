@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.free_threading import assert_ran_without_gil
+from tests.e2e.held import Runs, running_held
 from tests.e2e.models import build_broken_repository, build_repository
 from tests.e2e.process import ServerProcess, running
 from tests.repositories.services import moto_service, proxy, s3_credentials, s3rver_service
@@ -36,6 +37,16 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The server that the tests share. Its log shows at the end that no handler failed, nor the GIL came back."""
     with running(repository, tmp_path_factory.mktemp("server")) as process:
         yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+        assert_ran_without_gil(process)
+
+
+@pytest.fixture(scope="session")
+def held_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
+    """Another one, whose runs of the model "slow" tests may hold."""
+    with running_held(repository, tmp_path_factory.mktemp("held_server")) as (process, runs):
+        yield process, runs
         assert process.stop() == 0
         assert "Traceback" not in process.log
         assert_ran_without_gil(process)

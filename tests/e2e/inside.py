@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 from toutates.engine.batched import BatchedServable
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from tests.e2e.held import Runs, running_held
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, grpc, infer, pb, refused, request, triton
 from tests.e2e.wire import Client, client_of, framed
@@ -156,8 +157,6 @@ def test_a_refused_request_is_refused_by_its_headers_and_its_message_never_waite
 # --- requests in flight
 
 SHARE: Final = 3
-#: Takes more than a second, in which nothing else of the model runs.
-LONG: Final = 1_200
 REFUSAL: Final = (
     "8",
     "the server has all the requests in flight that it may: --max-inflight-requests is 6, "
@@ -166,17 +165,17 @@ REFUSAL: Final = (
 
 
 @pytest.fixture(scope="module")
-def limited(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of two workers that takes six requests at a time."""
+def limited(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
+    """A server of two workers that takes six requests at a time, and the runs of the model "slow"."""
     flags = ["--max-inflight-requests", "6", "--processing-cores", "2", "--load-models", "slow,mlp,gather,texts"]
-    with running(repository, tmp_path_factory.mktemp("limited"), flags) as process:
-        yield process
+    with running_held(repository, tmp_path_factory.mktemp("limited"), flags) as (process, runs):
+        yield process, runs
         assert process.stop() == 0
         assert "Traceback" not in process.log
 
 
 def slow(*steps: int) -> bytes:
-    """A request that takes about a millisecond per step. A batch has two rows, and the model's ring two batches."""
+    """A request of a row for each number of steps. A batch has two rows, and the model's ring two batches."""
     return serialized("slow", "INT64", *steps)
 
 
@@ -191,20 +190,23 @@ def start(client: Client, message: bytes) -> int:
     return stream
 
 
-def assert_room_for_exactly_the_share(client: Client) -> None:
-    long = start(client, slow(LONG))
-    others = [start(client, slow(1)) for _ in range(SHARE - 1)]
-    refused = [start(client, message) for message in (slow(1), mlp().SerializeToString()) * 2]
-    # At once: of any model, and while those that are accepted wait.
-    assert [client.answer(stream).status for stream in refused] == [REFUSAL] * 4
-    assert not client.answers[long].ended
-    assert [client.answer(stream).status[0] for stream in (long, *others)] == ["0"] * SHARE
+def assert_room_for_exactly_the_share(client: Client, runs: Runs) -> None:
+    with runs.held():
+        accepted = [start(client, slow(1)) for _ in range(SHARE)]
+        refused = [start(client, message) for message in (slow(1), mlp().SerializeToString()) * 2]
+        # At once: of any model, and while those that are accepted wait.
+        assert [client.answer(stream).status for stream in refused] == [REFUSAL] * 4
+        assert not any(client.answers[stream].ended for stream in accepted)
+    assert [client.answer(stream).status[0] for stream in accepted] == ["0"] * SHARE
 
 
-def test_requests_above_the_share_are_refused_at_once_and_the_room_comes_back(limited: ServerProcess) -> None:
-    with client_of(limited.port) as client:
+def test_requests_above_the_share_are_refused_at_once_and_the_room_comes_back(
+    limited: tuple[ServerProcess, Runs],
+) -> None:
+    process, runs = limited
+    with client_of(process.port) as client:
         for _ in range(2):
-            assert_room_for_exactly_the_share(client)
+            assert_room_for_exactly_the_share(client, runs)
 
 
 def call_until_there_is_room(client: Client, message: bytes) -> None:
@@ -215,8 +217,9 @@ def call_until_there_is_room(client: Client, message: bytes) -> None:
         assert time.monotonic() < deadline
 
 
-def test_every_way_for_a_request_to_end_gives_its_room_back(limited: ServerProcess) -> None:
-    with client_of(limited.port) as client:
+def test_every_way_for_a_request_to_end_gives_its_room_back(limited: tuple[ServerProcess, Runs]) -> None:
+    process, runs = limited
+    with client_of(process.port) as client:
         for _ in range(2 * SHARE):
             # Answered, in one part and in two; failed in ONNX Runtime; refused for each of several reasons.
             call_until_there_is_room(client, slow(0, 0, 1))
@@ -227,11 +230,12 @@ def test_every_way_for_a_request_to_end_gives_its_room_back(limited: ServerProce
             assert client.call(INFER, b"\xff").status[0] == "13"
             # Cancelled; expired.
             client.connection.reset_stream(start(client, slow(1)))
-            stream = client.start(INFER, [("grpc-timeout", "5m")])
-            client.send(stream, framed(slow(300)))
-            assert client.answer(stream).status[0] in ("4", "8")
+            with runs.held():
+                stream = client.start(INFER, [("grpc-timeout", "5m")])
+                client.send(stream, framed(slow(1)))
+                assert client.answer(stream).status[0] in ("4", "8")
         call_until_there_is_room(client, slow(0, 0, 0))
-        assert_room_for_exactly_the_share(client)
+        assert_room_for_exactly_the_share(client, runs)
 
 
 def test_fewer_requests_than_workers_are_a_mistake(repository: Path, tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 from h2.settings import SettingCodes
 
+from tests.e2e.held import Runs, waiting_run
 from tests.e2e.inside import Inside, serve
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Answer, Client, client_of, framed
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import PackedLane
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
@@ -32,24 +33,34 @@ LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
 DEADLINE_EXCEEDED: Final = ("4", "Deadline Exceeded")
 CANCEL: Final = 8
+#: The kind of frame that a status comes in.
+HEADERS: Final = 1
 
 WAYS: Final = ["deadline", "reset", "loss"]
 #: Long enough for what comes before the deadline, on a machine with other things to do.
 SOON: Final = ("grpc-timeout", "300m")
-#: Of about a millisecond each: long enough to be seen while they run.
-STEPS: Final = 1_000
+#: Of a request whose run is held; any number that no other request has.
+LONG: Final = 3
+
+
+@pytest.fixture
+def runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """The runs of the model "slow" in this process."""
+    runs = Runs(tmp_path_factory.mktemp("runs") / "runs")
+    monkeypatch.setattr(ModelSession, "run", waiting_run(runs.path, "slow"))
+    return runs
 
 
 @pytest.fixture
 def models(repository: Path, tmp_path: Path) -> Path:
-    """Two models: one that takes as long as it is told to, in batches of two rows, and one of rows of any length."""
+    """Two models: "slow", in batches of two rows and a ring of two batches, and one of rows of any length."""
     for name in ("slow", "dynamic"):
         os.symlink(repository / name, tmp_path / name)
     return tmp_path
 
 
 def slow(steps: int, rows: int = 1) -> bytes:
-    """A request that takes about a millisecond per step."""
+    """A request that is answered with its number of steps. Each step is a matrix product, of some milliseconds."""
     message = ModelInferRequest(model_name="slow", id=str(steps))
     message.inputs.add(name="INPUT", datatype="INT64", shape=[rows, 1])
     message.raw_input_contents.append(np.full(rows, steps, np.int64).tobytes())
@@ -165,14 +176,23 @@ def test_a_call_that_ends_while_its_request_arrives(models: Path, way: str, size
     run(models, visit)
 
 
+def kinds_of_frames_that_wait(sock: socket.socket) -> set[int]:
+    """Of the frames that have come and were not read."""
+    data, kinds = sock.recv(65_536, socket.MSG_PEEK), set()
+    while data:
+        kinds.add(data[3])
+        data = data[9 + int.from_bytes(data[:3], "big") :]
+    return kinds
+
+
 def test_data_that_comes_after_the_deadline_is_ignored(models: Path) -> None:
     """A client whose clock is slower has not heard of it yet."""
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client:
             stream = client.start(INFER, [("grpc-timeout", "1m")])
-            time.sleep(0.05)
-            # What the server has sent in the meantime is not read yet, so that h2 lets this pass.
+            # The status is there and not read yet, so that h2 lets the request pass.
+            wait_until(lambda: HEADERS in kinds_of_frames_that_wait(client.sock))
             client.send(stream, framed(slow(1)))
             assert client.answer(stream).status == DEADLINE_EXCEEDED
             inside.wait_quiet()
@@ -212,15 +232,15 @@ def test_a_call_whose_end_comes_with_its_request_is_not_run(models: Path, way: s
 
 
 @pytest.mark.parametrize("timeout", ["0n", "1n", "1u"])
-def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, timeout: str) -> None:
+def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, runs: Runs, timeout: str) -> None:
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as busy, client_of(inside.port) as client:
-            running = begin(busy, slow(STEPS))
-            wait_until(lambda: inside.supertensor("slow").occupancy().in_flight == 1)
-            late = begin(client, slow(1), ("grpc-timeout", timeout))
-            assert client.answer(late).status == DEADLINE_EXCEEDED
-            assert inside.supertensor("slow").occupancy().in_flight  # it waited for nobody
-            assert_answered(busy.answer(running), STEPS)
+            with runs.held():
+                running = begin(busy, slow(LONG))
+                runs.wait_begun(1)
+                late = begin(client, slow(1), ("grpc-timeout", timeout))
+                assert client.answer(late).status == DEADLINE_EXCEEDED  # it waited for nobody
+            assert_answered(busy.answer(running), LONG)
             inside.wait_quiet()
             wait_until(lambda: counts(inside)[0] == 1)
             # Over before its data came, it was no request yet.
@@ -230,35 +250,22 @@ def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, time
     run(models, visit)
 
 
-def runs_begun(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A list that grows by one whenever ONNX Runtime is about to run a batch."""
-    begun: list[object] = []
-    run_batch = ModelSession.run
-
-    def run_and_say_so(*arguments: Any) -> Any:
-        begun.append(arguments)
-        return run_batch(*arguments)
-
-    monkeypatch.setattr(ModelSession, "run", run_and_say_so)
-    return begun
-
-
 # --- in a batch that waits for an executor
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_that_ends_while_its_batch_waits_is_not_run(models: Path, way: str) -> None:
+def test_a_call_that_ends_while_its_batch_waits_is_not_run(models: Path, runs: Runs, way: str) -> None:
     def visit(inside: Inside) -> None:
         supertensor = inside.supertensor("slow")
         with client_of(inside.port) as busy, leaver_of(inside, way) as leaver:
-            running = begin(busy, slow(STEPS))
-            wait_until(lambda: supertensor.occupancy().in_flight == 1)
-            waiting = begin(leaver.client, slow(1), *leaver.headers)
-            wait_until(lambda: supertensor.occupancy().in_flight == 2)
-            leaver.leave(waiting)
-            wait_until(lambda: inside.open_streams() == 1)
-            assert not busy.answers[running].ended
-            assert_answered(busy.answer(running), STEPS)
+            with runs.held():
+                running = begin(busy, slow(LONG))
+                runs.wait_begun(1)
+                waiting = begin(leaver.client, slow(1), *leaver.headers)
+                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                leaver.leave(waiting)
+                wait_until(lambda: inside.open_streams() == 1)
+            assert_answered(busy.answer(running), LONG)
             inside.wait_quiet()
             leaver.assert_nothing_came(waiting)
             assert_counts(inside, (1, 0, 1))
@@ -268,19 +275,23 @@ def test_a_call_that_ends_while_its_batch_waits_is_not_run(models: Path, way: st
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_those_who_share_a_batch_that_waits_with_one_that_leaves_are_answered(models: Path, way: str) -> None:
+def test_those_who_share_a_batch_that_waits_with_one_that_leaves_are_answered(
+    models: Path, runs: Runs, way: str
+) -> None:
     def visit(inside: Inside) -> None:
         supertensor = inside.supertensor("slow")
         with client_of(inside.port) as busy, client_of(inside.port) as other, leaver_of(inside, way) as leaver:
-            running = begin(busy, slow(STEPS))
-            wait_until(lambda: supertensor.occupancy().in_flight == 1)
-            leaving = begin(leaver.client, slow(1), *leaver.headers)
-            wait_until(lambda: supertensor.occupancy().in_flight == 2)
-            staying = begin(other, slow(2))
-            wait_until(lambda: inside.open_streams() == 3)
-            leaver.leave(leaving)
+            with runs.held():
+                running = begin(busy, slow(LONG))
+                runs.wait_begun(1)
+                leaving = begin(leaver.client, slow(1), *leaver.headers)
+                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                staying = begin(other, slow(2))
+                assert_connected(other)  # its request has been read
+                leaver.leave(leaving)
+                wait_until(lambda: inside.open_streams() == 2)
             assert_answered(other.answer(staying), 2)
-            assert_answered(busy.answer(running), STEPS)
+            assert_answered(busy.answer(running), LONG)
             inside.wait_quiet()
             leaver.assert_nothing_came(leaving)
             assert_counts(inside, (2, 0, 1))
@@ -291,28 +302,30 @@ def test_those_who_share_a_batch_that_waits_with_one_that_leaves_are_answered(mo
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_split_call_that_ends_while_it_waits_counts_once(
-    models: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    models: Path, runs: Runs, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PackedLane, "note_wall", lambda *arguments: None)  # or it might be seen to come too late
-    begun = runs_begun(monkeypatch)
 
     def visit(inside: Inside) -> None:
         supertensor = inside.supertensor("slow")
         with client_of(inside.port) as busy, leaver_of(inside, way) as leaver:
-            running = begin(busy, slow(STEPS, rows=2))
-            wait_until(lambda: supertensor.occupancy().in_flight == 1)
-            begin(busy, slow(1))
-            wait_until(lambda: supertensor.occupancy().in_flight == 2)
-            # The ring is full: a request of two rows would find one place.
-            refused = begin(leaver.client, slow(1, rows=2), *leaver.headers)
-            assert leaver.client.answer(refused).status[0] == "8"
+            with runs.held():
+                running = begin(busy, slow(LONG, rows=2))
+                runs.wait_begun(1)
+                begin(busy, slow(1))
+                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                # The ring is full: a request of two rows would find one place.
+                refused = begin(leaver.client, slow(1, rows=2), *leaver.headers)
+                assert leaver.client.answer(refused).status[0] == "8"
             busy.answer(running)
             inside.wait_quiet()
-            # Three rows take both batches: the first runs, the second waits.
-            split = begin(leaver.client, slow(STEPS, rows=3), *leaver.headers)
-            wait_until(lambda: len(begun) == 3)  # the third run is that of its first half
-            assert supertensor.occupancy().in_flight == 2
-            leaver.leave(split)
+            with runs.held():
+                # Three rows take both batches: the first runs, the second waits.
+                split = begin(leaver.client, slow(LONG, rows=3), *leaver.headers)
+                runs.wait_begun(3)  # the third run is that of its first half
+                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                leaver.leave(split)
+                wait_until(lambda: inside.open_streams() == 0)
             inside.wait_quiet()
             leaver.assert_nothing_came(split)
             assert_counts(inside, (2, 0, 1))
@@ -326,19 +339,16 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_that_ends_while_it_runs_runs_on_unheard(
-    models: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = runs_begun(monkeypatch)
-
+def test_a_call_that_ends_while_it_runs_runs_on_unheard(models: Path, runs: Runs, way: str) -> None:
     def visit(inside: Inside) -> None:
         supertensor = inside.supertensor("slow")
         with leaver_of(inside, way) as leaver, client_of(inside.port) as other:
-            running = begin(leaver.client, slow(STEPS), *leaver.headers)
-            wait_until(lambda: begun)
-            leaver.leave(running)
-            wait_until(lambda: inside.open_streams() == 0)
-            assert supertensor.occupancy().in_flight == 1  # the caller heard while it ran
+            with runs.held():
+                running = begin(leaver.client, slow(LONG), *leaver.headers)
+                runs.wait_begun(1)
+                leaver.leave(running)
+                wait_until(lambda: inside.open_streams() == 0)
+                assert supertensor.occupancy().in_flight == 1  # the caller heard while it ran
             inside.wait_quiet()
             leaver.assert_nothing_came(running)
             assert_counts(inside, (0, 0, 1))
@@ -349,20 +359,23 @@ def test_a_call_that_ends_while_it_runs_runs_on_unheard(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_those_who_share_a_run_with_one_that_leaves_are_answered(models: Path, way: str) -> None:
+def test_those_who_share_a_run_with_one_that_leaves_are_answered(models: Path, runs: Runs, way: str) -> None:
     def visit(inside: Inside) -> None:
-        supertensor = inside.supertensor("slow")
         with client_of(inside.port) as other, leaver_of(inside, way) as leaver:
-            before = begin(other, slow(100))
-            wait_until(lambda: supertensor.occupancy().in_flight == 1)
-            staying = begin(other, slow(STEPS))
-            # The deadline is for the run, not for the wait before it.
-            headers = [("grpc-timeout", "500m")] if way == "deadline" else []
-            leaving = begin(leaver.client, slow(2), *headers)
-            assert_answered(other.answer(before), 100)
-            leaver.leave(leaving)
-            assert not other.answers[staying].ended
-            assert_answered(other.answer(staying), STEPS)
+            with runs.held():
+                before = begin(other, slow(1))
+                runs.wait_begun(1)
+                staying = begin(other, slow(LONG))
+                leaving = begin(leaver.client, slow(2), *leaver.headers)
+                wait_until(lambda: inside.open_streams() == 3)
+                assert_connected(other)
+                assert_connected(leaver.client)  # both have been read
+                runs.allow()
+                runs.wait_begun(2)
+                assert_answered(other.answer(before), 1)
+                leaver.leave(leaving)
+                wait_until(lambda: inside.open_streams() == 1)
+            assert_answered(other.answer(staying), LONG)
             inside.wait_quiet()
             leaver.assert_nothing_came(leaving)
             assert_counts(inside, (2, 0, 1))
@@ -430,10 +443,11 @@ def test_responses_that_a_lost_connection_left_unread_are_dropped(models: Path) 
 def test_a_call_that_ends_after_its_answer(models: Path, way: str) -> None:
     def visit(inside: Inside) -> None:
         with leaver_of(inside, way) as leaver:
+            began = time.monotonic()
             stream = begin(leaver.client, slow(1), *leaver.headers)
             assert_answered(leaver.client.answer(stream), 1)
             if way == "deadline":
-                time.sleep(0.4)  # until it has passed
+                wait_until(lambda: time.monotonic() > began + 0.4)
             elif way == "reset":
                 leaver.client.sock.sendall(b"\0\0\4\3\0" + stream.to_bytes(4, "big") + CANCEL.to_bytes(4, "big"))
             else:
@@ -480,8 +494,11 @@ def test_a_watch_that_ends(models: Path, way: str, stage: str) -> None:
 
 
 @pytest.mark.parametrize("cause", ["deadline", "cancellation"])
-def test_a_real_clients_call_that_ends_in_the_queue_or_in_its_run(server: ServerProcess, cause: str) -> None:
+def test_a_real_clients_call_that_ends_in_the_queue_or_in_its_run(
+    held_server: tuple[ServerProcess, Runs], cause: str
+) -> None:
     support = pytest.importorskip("tests.e2e.support")
+    server, runs = held_server
     with support.channel_to(server.address) as channel, support.channel_to(server.address) as other:
         before = support.statistics_of(channel, "slow")
         method = channel.unary_unary(INFER)
@@ -495,25 +512,27 @@ def test_a_real_clients_call_that_ends_in_the_queue_or_in_its_run(server: Server
             for one in (channel, other):
                 support.call(one, LIVE, b"")
 
-        running = send(STEPS, 0.4 if cause == "deadline" else 60)
-        in_order()
-        time.sleep(0.05)  # until it runs, most likely
-        waiting = send(7, 0.4 if cause == "deadline" else 60)
-        sharing = neighbour.future(slow(9), timeout=60)
-        in_order()
-        if cause == "cancellation":
-            running.cancel()
-            waiting.cancel()
-            assert running.cancelled()
-            assert waiting.cancelled()
-        else:
-            for future in (running, waiting):
-                error = future.exception()
-                assert (error.code().name, error.details()) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        with runs.held():
+            begun = runs.begun
+            running = send(LONG, 0.4 if cause == "deadline" else 60)
+            runs.wait_begun(begun + 1)
+            waiting = send(7, 0.4 if cause == "deadline" else 60)
+            sharing = neighbour.future(slow(9), timeout=60)
+            in_order()
+            if cause == "cancellation":
+                running.cancel()
+                waiting.cancel()
+                assert running.cancelled()
+                assert waiting.cancelled()
+                in_order()
+            else:
+                for future in (running, waiting):
+                    error = future.exception()
+                    assert (error.code().name, error.details()) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
         response = ModelInferResponse.FromString(sharing.result())
         assert response.raw_output_contents[0] == (9).to_bytes(8, "little")
         after = support.statistics_of(channel, "slow")
     assert after.inference_stats.success.count - before.inference_stats.success.count == 1
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 2
-    # The run that nobody waited for any more, if it had begun, and the batch of the two.
-    assert after.execution_count - before.execution_count in (1, 2)
+    # The run that nobody waited for any more, and the batch of the two.
+    assert after.execution_count - before.execution_count == 2

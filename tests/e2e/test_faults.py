@@ -22,7 +22,7 @@ from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, greedy_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine import executor_threads as threads_module
 from toutates.engine.lane import Batch, Lane

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.inside import Inside, serve
 from tests.e2e.wire import Client, client_of, framed
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine.counters import size_bucket, time_bucket
 from toutates.h2grpc import Status

@@ -20,7 +20,7 @@ from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import reload_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, channel_to, outputs_of, pb, request, triton
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 
 RELOADS: Final = int(os.environ.get("RELOADS", "15"))
 EXPLICIT: Final = ("--model-control-mode", "explicit", "--load-model", "m")

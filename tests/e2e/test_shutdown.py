@@ -23,7 +23,7 @@ import pytest
 from tests.e2e.prepared import prepared_connection
 from tests.e2e.process import ROOT, ServerProcess, environment, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, infer, outputs_of, pb, request, triton
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.wire import Client, client_of, framed
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerMetadataResponse
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -1,0 +1,101 @@
+"""Runs of a model that last until the test ends them, in place of models that compute for a long time.
+
+``python -m tests.e2e.held PATH MODEL FLAGS...`` is a server like ``python -m toutates FLAGS...``, but runs of MODEL wait,
+before they compute, for what the test says in the file PATH.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tests.e2e.process import ServerProcess, running
+from tests.waiting import wait_until
+from toutates.backends.onnx.session import ModelSession
+
+__all__ = ["Runs", "running_held", "waiting_run"]
+
+#: What the file has, as int64: how many runs have begun, and how many of them may compute.
+_BEGUN, _ALLOWED = 0, 1
+_ALL: Final = 2**62
+
+
+def _shared(path: Path, mode: Any) -> Any:
+    return np.memmap(path, np.int64, mode, shape=(2,))
+
+
+class Runs:
+    """The runs of a model with one executor, as the test sees them.
+
+    Args:
+        path: of a file that does not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shared = _shared(path, "w+")
+        self._shared[_ALLOWED] = _ALL
+
+    @property
+    def begun(self) -> int:
+        """How many have begun so far; those that wait for the test are among them."""
+        return int(self._shared[_BEGUN])
+
+    def wait_begun(self, count: int) -> None:
+        """Wait until so many have begun since the file was made."""
+        wait_until(lambda: self.begun >= count)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """In this block runs wait, but for those that ``allow`` lets go on."""
+        self._shared[_ALLOWED] = self.begun
+        try:
+            yield
+        finally:
+            self._shared[_ALLOWED] = _ALL
+
+    def allow(self, runs: int = 1) -> None:
+        """Let the next runs go on, of those that wait or are still to come."""
+        self._shared[_ALLOWED] += runs
+
+
+def waiting_run(path: Path, model: str) -> Callable[..., Any]:
+    """What takes the place of ``ModelSession.run``, so that ``Runs(path)`` can hold the runs of a model."""
+    run = ModelSession.run
+    shared = _shared(path, "r+")
+
+    def wait_and_run(session: ModelSession, *arguments: Any) -> Any:
+        if session.model == model:
+            shared[_BEGUN] += 1
+            number = int(shared[_BEGUN])
+            wait_until(lambda: shared[_ALLOWED] >= number, pause_s=0.001)
+        return run(session, *arguments)
+
+    return wait_and_run
+
+
+@contextmanager
+def running_held(
+    repository: Path | str, folder: Path, flags: Sequence[str] = (), model: str = "slow"
+) -> Iterator[tuple[ServerProcess, Runs]]:
+    """A server as ``process.running`` starts it, and the runs of one of its models."""
+    runs = Runs(folder / "runs")
+    with running(repository, folder, flags, ("-m", "tests.e2e.held", str(runs.path), model)) as process:
+        yield process, runs
+
+
+def _main() -> None:
+    from toutates.command.main import main
+
+    _, path, model, *sys.argv[1:] = sys.argv
+    ModelSession.run = waiting_run(Path(path), model)  # type: ignore[method-assign]
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    _main()

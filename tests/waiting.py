@@ -1,0 +1,28 @@
+"""How tests wait for what another thread or process is about to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["PATIENCE_S", "wait_until"]
+
+#: How long tests wait for what takes milliseconds on an idle machine.
+PATIENCE_S: Final = 60.0
+
+
+def wait_until(condition: Callable[[], object], pause_s: float = 0.005) -> None:
+    """Ask ``condition`` again and again, until what it returns is true.
+
+    Args:
+        condition: must not have side effects that add up.
+        pause_s: between two calls.
+
+    Raises:
+        AssertionError: it was not true within ``PATIENCE_S``.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for has not come"
+        time.sleep(pause_s)
