@@ -50,7 +50,7 @@ def main() -> int:
 
 def stress(arguments: argparse.Namespace, folder: Path) -> int:
     """Storms with pauses between them until time is up; raises what breaks the invariant."""
-    from tests.e2e.process import running
+    from tests.e2e.process import FRESH, running
     from tests.e2e.stress import MODELS, Storm, build_kinds
 
     models = folder / "models"
@@ -58,7 +58,7 @@ def stress(arguments: argparse.Namespace, folder: Path) -> int:
     kinds = build_kinds(models, arguments.seed)
     flags = ["--load-models", ",".join(MODELS), "--processing-cores", str(arguments.workers)]
     end = time.monotonic() + arguments.seconds
-    with running(models, folder, flags) as server:
+    with running(models, folder, flags, FRESH) as server:
         storm = Storm(server, kinds, arguments.seed, arguments.clients)
         while (left := end - time.monotonic()) > 0:
             storm.rage(min(left, STORM_SECONDS))

@@ -18,7 +18,7 @@ from fuzz.attacks.experiment import Outcome, run_experiment
 from fuzz.attacks.honest import HonestError
 from fuzz.attacks.models import build_repository
 from fuzz.attacks.registry import ATTACKS
-from tests.e2e.process import PYTHON, running
+from tests.e2e.process import FRESH, PYTHON, running
 
 __all__ = ["BEGIN", "END", "FLAGS", "HEAD", "PAGE", "row", "write_report", "write_table"]
 
@@ -77,7 +77,7 @@ def _run(attack: Attack, seconds: float) -> Outcome:
         (folder / "models").mkdir()
         build_repository(folder / "models")
         flags = (*FLAGS, "--metrics-addr", "127.0.0.1:0") if attack.on_http else FLAGS
-        with running(folder / "models", folder, flags) as server:
+        with running(folder / "models", folder, flags, FRESH) as server:
             return run_experiment(
                 attack,
                 server.process.pid,

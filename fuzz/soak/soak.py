@@ -20,7 +20,7 @@ from fuzz.soak.account import Account, Entry, take_sample
 from fuzz.soak.clients import Round, clients
 from fuzz.soak.questions import MODELS, Questions
 from tests.e2e import stress
-from tests.e2e.process import ServerProcess, command, environment, running
+from tests.e2e.process import FRESH, ServerProcess, command, environment, running
 
 __all__ = ["Plan", "soak"]
 
@@ -163,7 +163,7 @@ def soak(plan: Plan, folder: Path) -> Account:
     build_repository(models)
     names = [*stress.MODELS, *MODELS, "victim", "shapes", "generator"]
     flags = ["--load-models", ",".join(names), "--processing-cores", str(plan.workers), *_FLAGS]
-    with running(models, folder, flags) as server:
+    with running(models, folder, flags, FRESH) as server:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)
         running_soak = _Soak(plan, server, Questions(models, plan.seed), storm, _server_reloads())
         running_soak.run()

@@ -1,7 +1,7 @@
 """Runs of a model that last until the test ends them, in place of models that compute for a long time.
 
-``python -m tests.e2e.held PATH MODEL FLAGS...`` is a server like ``python -m toutates FLAGS...``, but runs of MODEL wait,
-before they compute, for what the test says in the file PATH.
+``python -m tests.e2e.held PATH MODEL FLAGS...`` is a server like ``python -m toutates FLAGS...``, but runs of MODEL
+wait, before they compute, for what the test says in the file PATH.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def running_held(
 ) -> Iterator[tuple[ServerProcess, Runs]]:
     """A server as ``process.running`` starts it, and the runs of one of its models."""
     runs = Runs(folder / "runs")
-    with running(repository, folder, flags, ("-m", "tests.e2e.held", str(runs.path), model)) as process:
+    with running(repository, folder, flags, module=("tests.e2e.held", str(runs.path), model)) as process:
         yield process, runs
 
 

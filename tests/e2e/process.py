@@ -7,25 +7,29 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PYTHON", "ServerProcess", "command", "environment", "running"]
+from tests.e2e.forking import Forked, fork
+from tests.waiting import wait_until
+
+__all__ = ["FRESH", "NO_HTTP", "PYTHON", "ServerProcess", "command", "environment", "running"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
 PYTHON: Final = os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
+
+#: A server in an interpreter of its own, as its users start it.
+FRESH: Final = ("-m", "toutates")
 
 #: The port of the HTTP side is fixed by default, and tests start many servers at once.
 NO_HTTP: Final = ("--metrics-addr", "off")
 
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
 _STATUS_PAGE = re.compile(r"status page on http://127\.0\.0\.1:(\d+)/")
-_START_SECONDS = 60.0
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
 _STOP_SECONDS = 60.0
 
@@ -45,7 +49,7 @@ def command(*arguments: str) -> list[str]:
 class ServerProcess:
     """A running server."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     port: int
     log_path: Path
 
@@ -91,8 +95,10 @@ def running(
     repository: Path | str,
     folder: Path,
     flags: Sequence[str] = (),
-    start: Sequence[str] = ("-m", "toutates"),
+    start: Sequence[str] = (),
     port: int = 0,
+    *,
+    module: Sequence[str] = ("toutates",),
 ) -> Iterator[ServerProcess]:
     """A server that has become ready, and ends with the block if it has not ended by then.
 
@@ -100,13 +106,18 @@ def running(
         repository: the models: a directory or an s3:// URL.
         folder: an empty one, for its log.
         flags: beside the repository and the address. There is no HTTP side unless they say so.
-        start: what the interpreter is told to run.
+        start: what a new interpreter is told to run, such as FRESH; none forks the server (``forking``).
         port: where it listens; 0 lets the system choose.
+        module: what runs in a forked server, and arguments that come before the flags.
     """
     log_path = folder / "log"
     arguments = ["--model-repository", str(repository), "--grpc-addr", f"127.0.0.1:{port}", *NO_HTTP, *flags]
+    process: subprocess.Popen[bytes] | Forked
     with log_path.open("wb") as log:
-        process = subprocess.Popen([PYTHON, *start, *arguments], stdout=log, stderr=log, env=environment())
+        if start:
+            process = subprocess.Popen([PYTHON, *start, *arguments], stdout=log, stderr=log, env=environment())
+        else:
+            process = fork(PYTHON, [*module, *arguments], log_path, environment())
     try:
         yield ServerProcess(process, _wait_serving(process, log_path), log_path)
     finally:
@@ -115,11 +126,10 @@ def running(
         process.wait(_STOP_SECONDS)
 
 
-def _wait_serving(process: subprocess.Popen[bytes], log_path: Path) -> int:
+def _wait_serving(process: subprocess.Popen[bytes] | Forked, log_path: Path) -> int:
     """Wait until the server says that it serves; returns its port."""
-    deadline = time.monotonic() + _START_SECONDS
-    while (match := _SERVING.search(text := log_path.read_text(errors="replace"))) is None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the server does not serve:\n{text[-4000:]}")
-        time.sleep(0.02)
+    wait_until(lambda: process.poll() is not None or _SERVING.search(log_path.read_text(errors="replace")))
+    text = log_path.read_text(errors="replace")
+    match = _SERVING.search(text)
+    assert match is not None, f"the server does not serve:\n{text[-4000:]}"
     return int(match[1])

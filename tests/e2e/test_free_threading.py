@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.free_threading import assert_ran_without_gil, is_free_threaded
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import FRESH, ServerProcess, running
 
 
 def test_server_says_at_the_start_how_it_runs(server: ServerProcess) -> None:
@@ -23,7 +23,7 @@ def test_server_with_the_gil_on_a_free_threaded_build_does_not_go_unnoticed(
     if not is_free_threaded():
         pytest.skip("the server's interpreter is not free-threaded")
     monkeypatch.setenv("PYTHON_GIL", "1")
-    with running(repository, tmp_path, ["--load-models", "fixed"]) as process:
+    with running(repository, tmp_path, ["--load-models", "fixed"], FRESH) as process:
         with pytest.raises(AssertionError):
             assert_ran_without_gil(process)
         assert process.stop() == 0

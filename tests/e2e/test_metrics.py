@@ -20,8 +20,8 @@ import pytest
 from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.wire import Client, client_of, framed
-from tests.waiting import wait_until
 from tests.observe.metrics.support import PARSERS, Nvml
+from tests.waiting import wait_until
 from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.exposition import Exposition, Format
 from toutates.observe.metrics.gpu import GpuGauges

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.process import ServerProcess, command, environment, running
+from tests.e2e.forking import fork
+from tests.e2e.process import FRESH, NO_HTTP, PYTHON, ServerProcess, command, environment, running
 from tests.e2e.wire import client_of
+from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -47,7 +48,7 @@ def test_an_idle_connection_does_not_hold_up_the_end(repository: Path, tmp_path:
 
 
 def test_onnx_runtime_keeps_no_records_of_what_the_server_does(repository: Path, tmp_path: Path) -> None:
-    with running(repository, tmp_path, ["--load-models", "slow"]) as process:
+    with running(repository, tmp_path, ["--load-models", "slow"], FRESH) as process:
         files = [os.path.realpath(f"/proc/{process.process.pid}/fd/{fd}") for fd in range(64)]
         assert not [name for name in files if "onnxruntime" in name]
 
@@ -58,9 +59,7 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
     with log_path.open("wb") as log:
         process = subprocess.Popen(command(*arguments), stdout=log, stderr=log, env=environment())
     try:
-        deadline = time.monotonic() + 30
-        while "loaded 1 of" not in log_path.read_text() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: "loaded 1 of" in log_path.read_text())
         process.terminate()
         assert process.wait(20) == 0
         assert "Traceback" not in log_path.read_text()
@@ -104,13 +103,16 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
     ],
 )
 def test_a_mistake_on_the_command_line_is_named_and_the_exit_code_is_2(
-    broken_repository: Path, arguments: list[str], words: list[str]
+    broken_repository: Path, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    ended = run(*[str(broken_repository) if word == "REPOSITORY" else word for word in arguments])
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
+    log = tmp_path / "log"
+    log.touch()
+    flags = [str(broken_repository) if word == "REPOSITORY" else word for word in arguments]
+    assert fork(PYTHON, ["toutates", *NO_HTTP, *flags], log, environment()).wait(60) == 2
+    text = log.read_text()
+    assert "Traceback" not in text
     for word in words:
-        assert word in ended.stderr
+        assert word in text
 
 
 def test_a_port_in_use_is_named_and_the_exit_code_is_2(broken_repository: Path) -> None:
