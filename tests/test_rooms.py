@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"api", "backends", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
     "observe": {"api", "engine", "h2grpc", "http1", "infer", "models", "net", "repositories", "system"},
     "api": {"engine", "h2grpc", "infer", "models", "net", "protocol", "repositories", "system"},
-    "infer": {"engine", "h2grpc", "models", "net", "protocol", "system"},
+    "infer": {"engine", "models", "net", "protocol", "system"},
     "backends": {"engine", "models", "protocol", "system"},
     "repositories": {"models", "protocol", "system"},
     "models": {"engine", "protocol", "system"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,6 @@ class Served:
 
     server: Running
     readiness: Readiness
-    watchers: Any
     planned: list[Callable[[], None]]
 
     def update(self, *, ready: bool) -> None:
@@ -62,10 +60,8 @@ def served() -> Iterator[Served]:
         planned.append(callback)
         server.worker.call_soon(callback)
 
-    methods = health_methods(plane_of(readiness=readiness), call_soon)
-    watch: Any = methods[1].unary
-    with running(None, *methods) as server:
-        yield Served(server, readiness, watch.__self__, planned)
+    with running(None, *health_methods(plane_of(readiness=readiness), call_soon)) as server:
+        yield Served(server, readiness, planned)
 
 
 def watches(count: int) -> bytes:
@@ -125,16 +121,24 @@ def test_many_watchers_are_told_in_slices_between_which_others_are_served(
         assert len(served.planned) - before >= MANY // health.TOLD_AT_ONCE
 
 
-def test_watchers_are_forgotten_when_their_call_or_connection_ends(served: Served) -> None:
-    server, watchers = served.server, served.watchers
+def test_watchers_are_forgotten_when_their_call_or_connection_ends(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SLICE_NS", -1)
+    monkeypatch.setattr(health, "TOLD_AT_ONCE", 1)  # so that each watcher is told in a callback of its own
+    server = served.server
     with RawClient(server) as client:
         client.send(watches(MANY))
         read(client, MANY)
-        assert server.call(lambda: len(watchers._told)) == MANY
         assert server.call(lambda: server.worker.shared.budget.used) == MANY * CALL_BYTES
         client.send(rst_stream(1) + rst_stream(3))
-        server.until(lambda: len(watchers._told) == MANY - 2)
-    server.until(lambda: not watchers._told)
+        server.until(lambda: served.open_calls() == MANY - 2)
+        served.update(ready=False)
+        read(client, MANY - 2)
+        assert len(served.planned) == MANY - 2
+    server.until(lambda: not served.open_calls())
+    served.update(ready=True)
+    assert len(served.planned) == MANY - 2
     assert server.call(lambda: server.worker.shared.budget.used) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.h2grpc.support import Server, block, data, headers, message, request
 from toutates.api.grpc import shared_answers as module
 from toutates.api.grpc.shared_answers import shared_answers
-from toutates.h2grpc import Call, GrpcError, Limits
+from toutates.h2grpc import Call, Limits
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelStatisticsRequest, ModelStatisticsResponse
 from toutates.system.errors import InvalidRequest
@@ -113,5 +113,5 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_are_not_kept() -> None:
     kept = Kept()
     for _ in range(2):
-        with pytest.raises(GrpcError, match="no such model"):
+        with pytest.raises(InvalidRequest, match="no such model"):
             kept.ask(asking("wrong"))

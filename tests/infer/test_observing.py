@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.infer.support import PEER, KnownCall, KnownTransport, Status, Turned
 from toutates.engine.result import PendingRequest, Timing
-from toutates.h2grpc import HeaderField, Status
 from toutates.infer import observing
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
-
-PEER = "192.0.2.1:5"
-
-
-@dataclass(eq=False)
-class KnownCall:
-    """All that an observer knows of a call."""
-
-    fields: Sequence[HeaderField] = ()
-    open: bool = True
-    deadline_ns: int = 10**18
-    context: Any = None
-    head: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.head = SimpleNamespace(fields=self.fields)
+from toutates.system.errors import Cancelled, InvalidRequest, TooLate, UnknownModel
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_ns = 1_000
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
+def observer_of() -> Observer:
+    return Observer(KnownTransport())
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Turned:
+    clock = Turned()
     monkeypatch.setattr(observing, "time", clock)
     return clock
 
@@ -53,8 +32,8 @@ def plan(model: str = "m", rows: int = 1) -> Any:
 def refuse(observer: Observer, **more: Any) -> Observation:
     """Observe a request that is refused."""
     call: Any = KnownCall()
-    observation = observer.begin(call, 1, PEER, **more)
-    observer.refused(call, Status.INVALID_ARGUMENT, "no")
+    observation = observer.begin(call, 1, **more)
+    observer.refused(call, InvalidRequest("no"))
     return observation
 
 
@@ -63,7 +42,7 @@ def pending_of(*calls: KnownCall) -> list[PendingRequest]:
 
 
 def test_the_first_request_is_due_and_then_one_of_each_interval() -> None:
-    observer = Observer()
+    observer = observer_of()
     due: list[int] = []
     for number in range(3 * STEPS_INTERVAL):
         if observer.due:
@@ -75,7 +54,7 @@ def test_the_first_request_is_due_and_then_one_of_each_interval() -> None:
 
 
 def test_each_sink_gets_one_request_of_its_interval() -> None:
-    observer = Observer()
+    observer = observer_of()
     got: list[int] = []
     sampling = Sampling(lambda observation: got.append(observer.seen))
     observer.sample(sampling, 10)
@@ -100,7 +79,7 @@ def test_each_sink_gets_one_request_of_its_interval() -> None:
 
 
 def test_more_requests_than_an_interval_at_once_are_made_up_for() -> None:
-    observer = Observer()
+    observer = observer_of()
     got: list[Observation] = []
     observer.sample(Sampling(got.append), 10)
     observer.count(35)
@@ -112,7 +91,7 @@ def test_more_requests_than_an_interval_at_once_are_made_up_for() -> None:
 
 
 def test_a_sampling_that_chooses_a_request_gets_it_once() -> None:
-    observer = Observer()
+    observer = observer_of()
     got: list[Observation] = []
     chosen = Sampling(got.append)
     observer.sample(chosen, 5)
@@ -123,30 +102,31 @@ def test_a_sampling_that_chooses_a_request_gets_it_once() -> None:
     assert list(second.wants) == [chosen]
 
 
-def test_a_refused_request_has_its_status_and_its_times(clock: Clock) -> None:
-    observer = Observer()
+def test_a_refused_request_has_its_status_and_its_times(clock: Turned) -> None:
+    observer = observer_of()
     got: list[Observation] = []
     observer.sample(Sampling(got.append), 1)
     call: Any = KnownCall()
-    observer.begin(call, 400, PEER)
+    observer.begin(call, 400)
     assert observer.under_way == 1
     clock.now_ns = 1_500
-    observer.refused(call, Status.NOT_FOUND, "there is no such model")
+    observer.refused(call, UnknownModel("there is no such model"))
     assert observer.under_way == 0
     assert call.context is None
     [observation] = got
-    assert (observation.status, observation.text) == (Status.NOT_FOUND, "there is no such model")
+    assert (observation.error, observation.text) == (UnknownModel, "there is no such model")
+    assert observation.status is Status.WRONG
     assert (observation.arrival_ns, observation.taken_ns, observation.answered_ns) == (400, 0, 1_500)
     assert (observation.version, observation.rows, observation.peer) == (None, 0, PEER)
     assert not observer.steps
 
 
-def test_an_answered_request_has_the_steps_of_its_batch(clock: Clock) -> None:
-    observer = Observer()
+def test_an_answered_request_has_the_steps_of_its_batch(clock: Turned) -> None:
+    observer = observer_of()
     got: list[Observation] = []
     observer.sample(Sampling(got.append), 1)
     call: Any = KnownCall()
-    observation = observer.begin(call, 400, PEER)
+    observation = observer.begin(call, 400)
     observation.found(plan(rows=3), b"\x1a\x04\xc3\xa91\x21")
     observation.copied_ns = 1_700
     call.open = False
@@ -161,10 +141,10 @@ def test_an_answered_request_has_the_steps_of_its_batch(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("copied_ns", "shown_ns"), [(0, 2_000), (2_000, 2_000), (1_999, 1_999), (2_001, 2_000)])
-def test_rows_are_copied_before_their_batch_is_taken(clock: Clock, copied_ns: int, shown_ns: int) -> None:
-    observer = Observer()
+def test_rows_are_copied_before_their_batch_is_taken(clock: Turned, copied_ns: int, shown_ns: int) -> None:
+    observer = observer_of()
     call: Any = KnownCall()
-    observation = observer.begin(call, 400, PEER)
+    observation = observer.begin(call, 400)
     observation.found(plan(), b"")
     observation.copied_ns = copied_ns
     call.open = False
@@ -173,11 +153,11 @@ def test_rows_are_copied_before_their_batch_is_taken(clock: Clock, copied_ns: in
 
 
 def test_a_request_in_several_batches_is_over_with_the_last() -> None:
-    observer = Observer()
+    observer = observer_of()
     got: list[Observation] = []
     observer.sample(Sampling(got.append), 1)
     call: Any = KnownCall()
-    observation = observer.begin(call, 1, PEER)
+    observation = observer.begin(call, 1)
     observer.are_over([call], Timing(1, 2, 3, 4), 8)
     assert not got
     assert observer.under_way == 1
@@ -187,8 +167,8 @@ def test_a_request_in_several_batches_is_over_with_the_last() -> None:
     assert (observation.taken_ns, observation.batch_rows) == (5, 2)
 
 
-def test_callers_that_have_left_were_late_or_have_cancelled(clock: Clock) -> None:
-    observer = Observer()
+def test_callers_that_have_left_were_late_or_have_cancelled(clock: Turned) -> None:
+    observer = observer_of()
     observer.sample(Sampling(lambda observation: None), 1)
     here, late, just_late, gone, unseen = (
         KnownCall(),
@@ -198,27 +178,22 @@ def test_callers_that_have_left_were_late_or_have_cancelled(clock: Clock) -> Non
         KnownCall(open=False),
     )
     for call in (here, late, just_late, gone):
-        observer.begin(cast(Any, call), 1, PEER)
+        observer.begin(cast(Any, call), 1)
     among: list[Any] = list(observer.among(pending_of(here, unseen, late, just_late, gone)))
     assert among == [here, late, just_late, gone]
-    assert [call.context.status for call in (here, late, just_late, gone)] == [
-        Status.OK,
-        Status.DEADLINE_EXCEEDED,
-        Status.DEADLINE_EXCEEDED,
-        Status.CANCELLED,
-    ]
+    assert [call.context.error for call in (here, late, just_late, gone)] == [None, TooLate, TooLate, Cancelled]
 
 
-def test_fields_of_one_name_are_joined() -> None:
-    observer = Observer()
-    fields = [(b"traceparent", b"00-a"), (b"tracestate", b"x=1"), (b"user-agent", b"u"), (b"tracestate", b"y=2")]
-    call: Any = KnownCall([HeaderField(name, value) for name, value in fields])
-    observation = observer.begin(call, 1, PEER)
+def test_an_observation_has_what_its_transport_says_of_the_caller() -> None:
+    observer = observer_of()
+    call: Any = KnownCall()
+    observation = observer.begin(call, 1)
+    assert (observation.peer, observation.status) == (PEER, Status.FINE)
     assert (observation.traceparent, observation.tracestate) == ("00-a", "x=1,y=2")
 
 
 def test_a_sink_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    observer = Observer()
+    observer = observer_of()
     got: list[Observation] = []
 
     def fail(observation: Observation) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.inside import Inside, serve
 from tests.e2e.models import build_repository
 from tests.e2e.wire import Answer, Client, client_of, framed
-from toutates.infer.service import MAX_ID_BYTES
+from toutates.infer.reading import MAX_ID_BYTES
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -75,6 +75,7 @@ class Call(Stream):
 
 
 #: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
-#: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError. Must not block. To answer later, use a
+#: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError or what the driver knows a status for.
+#: Must not block. To answer later, use a
 #: callback of ``Worker.call_soon``, or a task of the worker's that calls ``Worker.flush`` afterwards.
 UnaryHandler = Callable[[Call], None]

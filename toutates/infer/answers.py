@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.result import BatchResult, Outputs, Split
-from toutates.h2grpc import Call, Status
+from toutates.infer.call import Call, Transport
 from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
 from toutates.protocol.datatypes import encode_bytes_tensor
@@ -45,21 +44,18 @@ class Answers:
     Args:
         counters: of that worker and version.
         observer: of that worker.
-        connection_failed: ends a connection on which an answer could not be written (``Worker.connection_failed``).
-        statuses: what each kind of RequestError means to callers.
+        transport: by which the requests came.
     """
 
     def __init__(
         self,
         counters: WorkerCounters,
         observer: Observer,
-        connection_failed: Callable[[Call, Exception], None],
-        statuses: Mapping[type[RequestError], Status],
+        transport: Transport,
     ) -> None:
         self._counters = counters
         self._observer = observer
-        self._connection_failed = connection_failed
-        self._statuses = statuses
+        self._transport = transport
 
     def finish(self, result: BatchResult) -> None:
         """Answer every request of this worker that waited for a batch: 0.6 us each, framing included."""
@@ -156,11 +152,10 @@ class Answers:
             except Exception as another:
                 error = another
         # A part of the answer may be written, after which the peer cannot read anything.
-        self._connection_failed(call, error)
+        self._transport.end_connection(call, error)
 
     def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
-        status = self._statuses[type(error)]
-        call.fail(status, str(error))
+        self._transport.fail(call, error)
         counters = self._counters
         counters.fail += 1
         counters.fail_ns += time.monotonic_ns() - arrival
@@ -171,7 +166,7 @@ class Answers:
         else:
             counters.other += 1
         if call.context is not None:
-            call.context.status, call.context.text = status, str(error)
+            call.context.ended_with(error)
 
     def _count_cancelled(self, arrival: int, part: tuple[Split, int] | None) -> None:
         """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""
@@ -242,7 +237,7 @@ class Answers:
             fields = {"model": plan.version.model, "request_id": ModelInferRequest.FromString(id_field).id}
             logger.exception("writing a response of model '%s' failed", plan.version.model, extra=fields)
             return False
-        call.reply_parts(pieces_out, length)
+        call.responder.reply(call, pieces_out, length)
         return True
 
 

@@ -34,16 +34,21 @@ class Inflight:
             then, because its rows take their place until then.
     """
 
-    __slots__ = ("count", "most", "refusal")
+    __slots__ = ("_refusal", "count", "most")
 
     def __init__(self, most: int, total: int) -> None:
         self.count = 0
         self.most = most
         of_total = "" if most == total else f", {most} of them on the worker that has this connection"
-        self.refusal = Overloaded(
+        self._refusal = (
             f"the server has all the requests in flight that it may: {FLAG} is {total}{of_total}; "
             "try again later, or raise the flag"
         )
+
+    @property
+    def refusal(self) -> Overloaded:
+        """The error of a request that is one too many."""
+        return Overloaded(self._refusal)
 
     def leaving(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
         """``finish``, after the requests of the batch that it answers are taken off the count."""

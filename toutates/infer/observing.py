@@ -14,14 +14,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from toutates.engine.counters import Durations
 from toutates.engine.result import PendingRequest, Timing
-from toutates.h2grpc import Call, HeaderField, Status
+from toutates.infer.call import Call, Transport
 from toutates.infer.plan import Plan
 from toutates.models.table import ServedVersion
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.system.errors import Cancelled, RequestError, TooLate
 
 __all__ = ["STEPS_INTERVAL", "FirstSteps", "Observation", "Observer", "Sampling", "Sink"]
 
@@ -47,12 +49,13 @@ class Observation:
         version: the model version that answers; None where the request did not get so far.
         rows: of the request.
         batch_rows: of all requests of its batch that this worker answers.
-        status: how it ended.
-        text: what an error said.
+        error: the kind of error that it ended with; None for an answer.
+        text: the error's text; "" for an answer, and for a caller who has left.
         id_field: the request's ``id`` with tag and length; see ``request_id``.
         peer: the caller's address.
         wants: which samplings chose it.
-        traceparent, tracestate: what the caller's headers say of its trace, several fields joined; "" for nothing.
+        traceparent, tracestate: what the caller's headers say of its trace; "" for nothing.
+        transport: by which the request came.
     """
 
     __slots__ = (
@@ -62,32 +65,39 @@ class Observation:
         "copied_ns",
         "done_ns",
         "ended_ns",
+        "error",
         "found_ns",
         "id_field",
         "peer",
         "rows",
         "started_ns",
-        "status",
         "taken_ns",
         "text",
         "traceparent",
         "tracestate",
+        "transport",
         "version",
         "wants",
     )
 
-    def __init__(self, arrival_ns: int, peer: str, wants: Sequence[Sampling]) -> None:
+    def __init__(self, call: Call, transport: Transport, arrival_ns: int, wants: Sequence[Sampling]) -> None:
+        self.transport = transport
         self.arrival_ns = arrival_ns
         self.found_ns = self.copied_ns = self.taken_ns = self.started_ns = self.ended_ns = self.done_ns = 0
         self.answered_ns = 0
         self.version: ServedVersion | None = None
         self.rows = self.batch_rows = 0
-        self.status = Status.OK
+        self.error: type[RequestError] | None = None
         self.text = ""
         self.id_field = b""
-        self.peer = peer
+        self.peer = transport.peer(call)
         self.wants = wants
-        self.traceparent = self.tracestate = ""
+        self.traceparent, self.tracestate = transport.trace_context(call)
+
+    @property
+    def status(self) -> IntEnum:
+        """The status that the transport has for how the request ended."""
+        return self.transport.status_of(self.error)
 
     @property
     def request_id(self) -> str:
@@ -100,6 +110,11 @@ class Observation:
         self.version = plan.version
         self.rows = plan.rows
         self.id_field = id_field
+
+    def ended_with(self, error: RequestError) -> None:
+        """Note the error that the caller gets. The error itself holds frames, and with them the received bytes."""
+        self.error = type(error)
+        self.text = str(error)
 
 
 #: Takes an observation that is complete. Called on the worker's thread, once per observed request, so that it may do no
@@ -138,7 +153,10 @@ class Sampling:
 
 
 class Observer:
-    """See the module. Used by one worker's thread; other threads may read its counters.
+    """Chooses the requests of one worker that are observed. Used by the worker's thread; others may read its counters.
+
+    Args:
+        transport: by which the requests come.
 
     Attributes:
         due: whether the next request is to be observed.
@@ -146,7 +164,8 @@ class Observer:
         steps: by model, of one request in STEPS_INTERVAL. Replaced as a whole where a model is added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self.steps: dict[str, FirstSteps] = {}
         self.under_way = 0
         self._seen = 0
@@ -173,13 +192,12 @@ class Observer:
         if self._seen >= self._next_at:
             self.due = True
 
-    def begin(self, call: Call, arrival_ns: int, peer: str, chosen: Sampling | None = None) -> Observation:
+    def begin(self, call: Call, arrival_ns: int, chosen: Sampling | None = None) -> Observation:
         """Observe a request; to be followed by ``refused``, or by ``are_over`` once its batch has run.
 
         Args:
             call: the request's.
             arrival_ns: monotonic.
-            peer: the caller's address.
             chosen: a sampling that wants this very request, whatever its interval.
         """
         seen = self._seen
@@ -189,20 +207,14 @@ class Observer:
         self._plan_next()
         if chosen is not None and chosen not in wants:
             wants.append(chosen)
-        observation = call.context = Observation(arrival_ns, peer, wants)
-        for field in call.head.fields:
-            if field.name == b"traceparent":
-                observation.traceparent = _joined(observation.traceparent, field)
-            elif field.name == b"tracestate":
-                observation.tracestate = _joined(observation.tracestate, field)
+        observation = call.context = Observation(call, self._transport, arrival_ns, wants)
         self.under_way += 1
         return observation
 
-    def refused(self, call: Call, status: Status, text: str) -> None:
+    def refused(self, call: Call, error: RequestError) -> None:
         """An observed request was refused before it was in a batch."""
         observation: Observation = call.context
-        observation.status = status
-        observation.text = text
+        observation.ended_with(error)
         self._end(call, time.monotonic_ns())
 
     def among(self, pending: Sequence[PendingRequest]) -> list[Call]:
@@ -213,7 +225,7 @@ class Observer:
                 calls.append(call)
                 if not call.open:
                     late = call.deadline_ns <= time.monotonic_ns()
-                    call.context.status = Status.DEADLINE_EXCEEDED if late else Status.CANCELLED
+                    call.context.error = TooLate if late else Cancelled
         return calls
 
     def are_over(self, calls: Iterable[Call], timing: Timing, batch_rows: int) -> None:
@@ -255,9 +267,3 @@ class Observer:
                 self.steps = {**self.steps, model: steps}
             steps.to_plan.add(observation.found_ns - observation.arrival_ns)
             steps.to_copy.add(observation.copied_ns - observation.found_ns)
-
-
-def _joined(before: str, field: HeaderField) -> str:
-    """The value of several fields of one name (RFC 9110 section 5.3)."""
-    value = field.value.decode("latin-1")
-    return f"{before},{value}" if before else value

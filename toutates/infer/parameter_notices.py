@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Final
 
-from toutates.infer.validation import parameters_without_effect
+from toutates.infer.parameters import parameters_without_effect
 from toutates.protocol.grpc_service_pb2 import InferParameter
 from toutates.system.text import shown
 

@@ -5,17 +5,18 @@ The order of the checks and their texts are Triton's, since clients compare both
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from toutates.infer.parameters import check_parameters, shared_memory_region
 from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.signature import Signature, TensorSpec
-from toutates.system.errors import InvalidRequest, RequestError, UnknownModel, Unsupported
+from toutates.system.errors import InvalidRequest, RequestError, UnknownModel
 
-__all__ = ["ValidatedRequest", "parameters_without_effect", "request_prefix", "size_mismatch", "validate"]
+__all__ = ["ValidatedRequest", "request_prefix", "size_mismatch", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,77 +63,10 @@ def validate(
     Raises:
         RequestError: the caller's fault, in Triton's words.
     """
-    _check_parameters(request.parameters)
+    check_parameters(request.parameters)
     sources = _find_data(request, len(raw_sizes), model)
     classes = _read_output_parameters(request)
     return _Validator(request, raw_sizes, signature, model, sources, classes).validated()
-
-
-# --- parameters (of the request) -------------------------------------------------------------------------------------
-
-_KIND: Final = "parameter_choice"
-
-
-def _check_parameters(parameters: Mapping[str, InferParameter]) -> None:
-    for key, parameter in parameters.items():
-        kind = parameter.WhichOneof(_KIND)
-        if key == "sequence_id":
-            _check_sequence_id(parameter, kind)
-        elif key in ("sequence_start", "sequence_end"):
-            if kind != "bool_param":
-                raise InvalidRequest(f"invalid value type for '{key}' parameter, expected bool_param.")
-        elif key == "priority":
-            _check_priority(parameter, kind)
-        elif key == "timeout":
-            if kind != "int64_param":
-                raise InvalidRequest("invalid value type for 'timeout' parameter, expected int64_param.")
-        elif key == "triton_enable_empty_final_response":
-            if kind != "bool_param":
-                raise InvalidRequest(f"invalid value type for '{key}' parameter, expected bool_param.")
-        elif key.startswith("triton_"):
-            raise InvalidRequest(
-                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
-                "starting with 'triton_' are allowed: triton_enable_empty_final_response"
-            )
-        elif kind == "uint64_param" or kind is None:
-            raise InvalidRequest(
-                f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
-            )
-
-
-def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:
-    """The names of parameters that change nothing, each with the reason and what would; of a valid request.
-
-    Values that ask for nothing, such as a priority of 0, are left out.
-    """
-    for key, parameter in parameters.items():
-        value = getattr(parameter, parameter.WhichOneof(_KIND) or "", None)
-        if key == "triton_enable_empty_final_response" or (key in _WITHOUT_EFFECT and not value):
-            continue
-        yield key, _WITHOUT_EFFECT.get(key, "models get no parameters")
-
-
-_WITHOUT_EFFECT: Final = {
-    "sequence_id": "models keep no state between requests",
-    "sequence_start": "models keep no state between requests",
-    "sequence_end": "models keep no state between requests",
-    "priority": "all requests have one priority",
-    "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
-}
-
-
-def _check_sequence_id(parameter: InferParameter, kind: str | None) -> None:
-    if kind not in ("int64_param", "string_param"):
-        raise InvalidRequest("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
-    if kind == "string_param" and len(parameter.string_param) > 128:
-        raise Unsupported("string correlation ID cannot be longer than 128 characters")
-
-
-def _check_priority(parameter: InferParameter, kind: str | None) -> None:
-    if kind not in ("int64_param", "uint64_param"):
-        raise InvalidRequest("invalid value type for 'priority' parameter, expected int64_param or uint64_param.")
-    if kind == "int64_param" and parameter.int64_param < 0:
-        raise InvalidRequest("invalid value for 'priority', expected value >= 0.")
 
 
 # --- where each input's data is --------------------------------------------------------------------------------------
@@ -145,7 +79,7 @@ def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[i
     next_raw = 0
     for tensor in request.inputs:
         _declare("input", tensor.name, names, request.id)
-        if _shared_memory_region(tensor.name, tensor.parameters) is not None:
+        if shared_memory_region(tensor.name, tensor.parameters) is not None:
             if tensor.HasField("contents"):
                 raise InvalidRequest(
                     f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
@@ -178,41 +112,16 @@ def _declare(kind: str, name: str, names: set[str], identifier: str) -> None:
     names.add(name)
 
 
-def _shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
-    """The region a tensor's parameters name, if any; they are checked for their types."""
-    region = parameters.get("shared_memory_region")
-    if region is not None and region.WhichOneof(_KIND) != "string_param":
-        raise InvalidRequest(
-            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
-        )
-    for key in ("shared_memory_byte_size", "shared_memory_offset"):
-        if key in parameters:
-            if region is None:
-                raise InvalidRequest(
-                    f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
-                )
-            if parameters[key].WhichOneof(_KIND) != "int64_param":
-                raise InvalidRequest(
-                    f"invalid value type for '{key}' parameter for tensor '{tensor}', expected int64_param."
-                )
-    if region is not None and "shared_memory_byte_size" not in parameters:
-        raise InvalidRequest(
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
-            f"tensor '{tensor}'"
-        )
-    return region.string_param if region is not None else None
-
-
 def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
     """Output name -> number of classes, for the outputs that ask for classification."""
     classes: dict[str, int] = {}
     names: set[str] = set()
     for output in request.outputs:
         _declare("output", output.name, names, request.id)
-        region = _shared_memory_region(output.name, output.parameters)
+        region = shared_memory_region(output.name, output.parameters)
         parameter = output.parameters.get("classification")
         if parameter is not None:
-            if parameter.WhichOneof(_KIND) != "int64_param":
+            if parameter.WhichOneof("parameter_choice") != "int64_param":
                 raise InvalidRequest("invalid value type for 'classification' parameter, expected int64_param")
             if parameter.int64_param <= 0:
                 raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")

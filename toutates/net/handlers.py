@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -17,6 +17,7 @@ from toutates.net.incidents import Incidents
 from toutates.net.inflation import Inflation
 from toutates.net.mailbox import Mailbox
 from toutates.net.streaming import ServerStream, StreamDriver
+from toutates.system.errors import RequestError
 
 __all__ = ["Handlers"]
 
@@ -33,6 +34,7 @@ class Handlers:
         incidents: of the worker.
         driver: the worker, as its streams know it.
         stream_ended: told of each streaming call whose handler has returned, and of what it raised beyond its call.
+        statuses: the status of each kind of RequestError that unary handlers raise.
 
     Attributes:
         streams: streaming calls that have a handler.
@@ -48,7 +50,9 @@ class Handlers:
         incidents: Incidents,
         driver: StreamDriver,
         stream_ended: Callable[[Call, Exception | None], None],
+        statuses: Mapping[type[RequestError], Status],
     ) -> None:
+        self._statuses = statuses
         self._mailbox = mailbox
         self._incidents = incidents
         self._driver = driver
@@ -67,6 +71,8 @@ class Handlers:
                 call.head.method.unary(call)  # type: ignore[union-attr,misc]  # only calls of unary methods are events
             except GrpcError as error:
                 call.fail(error.status, error.text, error.metadata)
+            except RequestError as error:
+                call.fail(self._statuses[type(error)], str(error))
             except MemoryError:  # which comes with every request then: no traceback for each
                 call.fail(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
         except Exception as error:

@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 import trio
@@ -35,6 +36,7 @@ from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.limits import LIMIT_NAMES, Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.shared import Shared
+from toutates.h2grpc.status import Status
 from toutates.h2grpc.stream import NEVER
 from toutates.net.accepting import Acceptor
 from toutates.net.call_deadlines import CallDeadlines
@@ -51,6 +53,7 @@ from toutates.net.transport import Transport
 from toutates.net.transports import Transports
 from toutates.net.turns import Turns
 from toutates.net.visits import Visits
+from toutates.system.errors import RequestError
 
 __all__ = ["Worker"]
 
@@ -74,6 +77,7 @@ class Worker:
         max_connections: connections above it are turned away.
         buffer_bytes: what connections may hold for slow peers, together; None for as much as they like.
         response_encoding: compression of compressible methods' responses, or "".
+        statuses: the status of each kind of RequestError that handlers of unary calls raise.
 
     Attributes:
         methods: the methods served; set before ``run``, usually with handlers that know this worker.
@@ -99,6 +103,7 @@ class Worker:
         max_connections: int = 100_000,
         buffer_bytes: int | None = None,
         response_encoding: str = "",
+        statuses: Mapping[type[RequestError], Status] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.methods: Mapping[bytes, Method] = {}
@@ -117,7 +122,7 @@ class Worker:
         self.call_soon: Callable[[Callable[[], None]], None] = self._mailbox.put
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
-        self.handlers = Handlers(name, self._mailbox, self._incidents, self, self._stream_ended)
+        self.handlers = Handlers(name, self._mailbox, self._incidents, self, self._stream_ended, statuses)
         #: connections that have output
         self._dirty: list[Any] = []
         self._round_end: list[Callable[[], None]] = []

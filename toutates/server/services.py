@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.control_queue import ControlQueue
+from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
-from toutates.api.grpc.statuses import STATUSES
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Sampling
 from toutates.infer.parameter_notices import ParameterNotices
@@ -81,11 +81,12 @@ class Services:
             return self.manager.table
 
         readiness = Readiness(serving=ready)
-        infer = InferService(worker, get_table, STATUSES, self._inflight(number), self.parameter_notices)
+        inflight = self._inflight(number)
+        infer = InferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
         if self.access_log is not None:
             infer.observer.sample(Sampling(self.access_log.sink()), round(1 / options.access_log_rate))
         plane = DataPlane(self.identity, get_table, readiness, self.control, self.log_control, tracing.settings)
-        infer_method = WorkerTraces(worker, tracing.settings, tracing.put).method(infer)
+        infer_method = model_infer(infer, WorkerTraces(worker, infer.observer, tracing.settings, tracing.put))
         worker.methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
         return WorkerServices(infer, readiness)
 

@@ -15,6 +15,7 @@
         ├── Overloaded          the model has as many rows under way as it may have; try again later
         │   └── QueueFull       as many requests wait for the model as its configuration allows
         ├── TooLate             the answer would come after the caller's deadline
+        ├── Cancelled           the caller has left
         ├── Unsupported         the protocol defines it, this server does not offer it
         ├── NotInRepository     the repositories do not give a model that is to be loaded
         └── ExecutionFailed     ONNX Runtime refused or failed
@@ -28,6 +29,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "Cancelled",
     "ConfigurationError",
     "ExecutionFailed",
     "InvalidRequest",
@@ -124,6 +126,10 @@ class QueueFull(Overloaded):
 
 class TooLate(RequestError):
     """The caller's deadline has passed, or will have before there is an answer."""
+
+
+class Cancelled(RequestError):
+    """The caller has left, so that nobody hears of this error; it is counted and logged."""
 
 
 class Unsupported(RequestError):

@@ -16,12 +16,12 @@ from typing import Final, TypeVar
 import trio
 from google.protobuf.message import Message
 
-from toutates.api.grpc.statuses import as_grpc_error
-from toutates.api.grpc.unary import check_size, request_errors_as_statuses
-from toutates.h2grpc import Call, GrpcError, Status, UnaryHandler
+from toutates.api.grpc.statuses import STATUSES
+from toutates.api.grpc.unary import check_size
+from toutates.h2grpc import Call, UnaryHandler
 from toutates.net import Worker
 from toutates.protocol.parsing import parse
-from toutates.system.errors import RequestError
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Unavailable
 
 __all__ = ["ControlQueue", "on_main_thread"]
 
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 2**31
 
-_EXITING: Final = GrpcError(Status.UNAVAILABLE, "Server exiting")
-_TOO_MANY: Final = GrpcError(Status.RESOURCE_EXHAUSTED, "too many changes of models are waiting; try again later")
+_EXITING: Final = "Server exiting"
+_TOO_MANY: Final = "too many changes of models are waiting; try again later"
 
 Request = TypeVar("Request", bound=Message)
 #: Makes a response out of the bytes of a request.
@@ -57,8 +57,8 @@ class _Waiting:
         message, self.message = self.message, b""
         return message
 
-    def fail(self, error: GrpcError) -> None:
-        self.worker.call_soon(partial(self.call.fail, error.status, error.text))
+    def fail(self, error: RequestError) -> None:
+        self.worker.call_soon(partial(self.call.fail, STATUSES[type(error)], str(error)))
 
 
 @dataclass(slots=True)
@@ -79,26 +79,26 @@ class ControlQueue:
         """Have a call answered by ``work``. Called on the worker's thread.
 
         Raises:
-            GrpcError: the server is exiting.
+            Unavailable: the server is exiting.
         """
         message = call.message
         try:
             self.token.run_sync_soon(self._begin, _Waiting(worker, call, len(message), message), work)
         except trio.RunFinishedError:
-            raise _EXITING from None
+            raise Unavailable(_EXITING) from None
 
     def close(self) -> None:
         """Tell everybody who waits that the server exits; their loads may go on for as long as it lives."""
         self._closed = True
         for waiting in self._waiting:
-            waiting.fail(_EXITING)
+            waiting.fail(Unavailable(_EXITING))
         self.nursery.cancel_scope.cancel()
 
     def _begin(self, waiting: _Waiting, work: Work) -> None:
         if self._closed:
-            waiting.fail(_EXITING)
+            waiting.fail(Unavailable(_EXITING))
         elif len(self._waiting) >= MAX_WAITING or self._bytes + waiting.size > MAX_WAITING_BYTES:
-            waiting.fail(_TOO_MANY)
+            waiting.fail(Overloaded(_TOO_MANY))
         else:
             self._waiting.add(waiting)
             self.nursery.start_soon(self._answer, waiting, work)
@@ -111,10 +111,10 @@ class ControlQueue:
         try:
             answer = (await work(waiting.take_message())).SerializeToString()
         except RequestError as error:
-            waiting.fail(as_grpc_error(error))
+            waiting.fail(error)
         except Exception:
             logger.exception("a change of models failed")
-            waiting.fail(GrpcError(Status.INTERNAL, "internal error"))
+            waiting.fail(ExecutionFailed("internal error"))
         else:
             waiting.worker.call_soon(partial(waiting.call.reply, answer))
         finally:
@@ -150,10 +150,9 @@ def on_main_thread(
         return await answer(request)
 
     def handle(call: Call) -> None:
-        with request_errors_as_statuses():
-            refuse()
-            if not large:
-                check_size(request_type, call)
+        refuse()
+        if not large:
+            check_size(request_type, call)
         queue.put(worker, call, work)
 
     return handle

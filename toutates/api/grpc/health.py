@@ -14,7 +14,7 @@ from typing import Final
 
 from toutates.api.dataplane.plane import DataPlane, health_response
 from toutates.api.dataplane.readiness import Readiness
-from toutates.api.grpc.unary import check_size, request_errors_as_statuses, unary
+from toutates.api.grpc.unary import check_size, unary
 from toutates.h2grpc import Call, Method, Status
 from toutates.protocol.health_pb2 import HealthCheckRequest
 
@@ -64,8 +64,7 @@ class _Watchers:
 
     def add(self, call: Call) -> None:
         """Answer a Watch call with the state as it is, and with its changes later."""
-        with request_errors_as_statuses():
-            check_size(HealthCheckRequest, call)
+        check_size(HealthCheckRequest, call)
         self._told[call] = self._readiness.serving
         call.on_closed = self._forget
         call.send(self._messages[self._readiness.serving])

@@ -93,10 +93,11 @@ def _repository_and_ready(request: pb.RepositoryIndexRequest) -> Hashable:
 
 
 def _stream_not_offered(name: str, text: str) -> Method:
-    """Refused by a guard, without a task: its caller may wait for an answer before it sends more, or ends its side."""
+    """A streaming method that a guard refuses: the caller may wait for an answer before it sends anything."""
     error = GrpcError(Status.UNIMPLEMENTED, text)
 
     async def handle(stream: ServerStream) -> None:  # for callers who pass the guard of a restricted protocol
-        raise error
+        # An error of its own: each time that one is raised, it holds more frames.
+        raise GrpcError(error.status, error.text)
 
     return Method(SERVICE + name, stream=handle, guard=lambda fields: error)

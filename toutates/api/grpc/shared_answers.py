@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
-from toutates.api.grpc.unary import check_size, request_errors_as_statuses
+from toutates.api.grpc.unary import check_size
 from toutates.h2grpc import Call, UnaryHandler
 from toutates.net import Worker
 from toutates.protocol.parsing import parse
@@ -97,9 +97,8 @@ def shared_answers(
         message = call.message
         response = answers.by_bytes.get(message)
         if response is None:
-            with request_errors_as_statuses():
-                check_size(request_type, call)
-                response = find(parse(request_type, message))
+            check_size(request_type, call)
+            response = find(parse(request_type, message))
             if len(message) <= MAX_KEPT_REQUEST_BYTES and len(answers.by_bytes) < MAX_ANSWERS:
                 answers.by_bytes[message] = response
         call.reply(response)

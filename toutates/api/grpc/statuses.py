@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from toutates.h2grpc import GrpcError, Status
+from toutates.h2grpc import Status
 from toutates.system.errors import (
+    Cancelled,
     ExecutionFailed,
     InvalidRequest,
     MalformedMessage,
@@ -18,7 +19,7 @@ from toutates.system.errors import (
     Unsupported,
 )
 
-__all__ = ["STATUSES", "as_grpc_error"]
+__all__ = ["STATUSES"]
 
 STATUSES: dict[type[RequestError], Status] = {
     MalformedMessage: Status.INTERNAL,  # as from every gRPC server
@@ -30,11 +31,7 @@ STATUSES: dict[type[RequestError], Status] = {
     Overloaded: Status.RESOURCE_EXHAUSTED,
     QueueFull: Status.UNAVAILABLE,  # as Triton has it
     TooLate: Status.DEADLINE_EXCEEDED,
+    Cancelled: Status.CANCELLED,
     Unsupported: Status.UNIMPLEMENTED,
     ExecutionFailed: Status.INTERNAL,
 }
-
-
-def as_grpc_error(error: RequestError) -> GrpcError:
-    """The status and text a caller gets for ``error``."""
-    return GrpcError(STATUSES[type(error)], str(error))

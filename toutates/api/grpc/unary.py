@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from toutates.api.grpc.statuses import as_grpc_error
 from toutates.h2grpc import Call, UnaryHandler
 from toutates.protocol.parsing import parse
-from toutates.system.errors import InvalidRequest, RequestError
+from toutates.system.errors import InvalidRequest
 
-__all__ = ["check_size", "request_errors_as_statuses", "unary", "unread"]
+__all__ = ["check_size", "unary", "unread"]
 
 #: Most of a request that holds a name or two. Fields that mean nothing to us take the pure-Python protobuf a second per
 #: megabyte.
@@ -44,10 +42,8 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
     """
 
     def handle(call: Call) -> None:
-        with request_errors_as_statuses():
-            check_size(request_type, call)
-            response = answer(parse(request_type, call.message))
-        call.reply(response.SerializeToString())
+        check_size(request_type, call)
+        call.reply(answer(parse(request_type, call.message)).SerializeToString())
 
     return handle
 
@@ -56,17 +52,6 @@ def unread(request_type: type[Request], answer: Callable[[Request], Message]) ->
     """``unary`` for an RPC that is answered alike whatever is asked: the request is not read, ``answer`` gets none."""
 
     def handle(call: Call) -> None:
-        with request_errors_as_statuses():
-            response = answer(request_type())
-        call.reply(response.SerializeToString())
+        call.reply(answer(request_type()).SerializeToString())
 
     return handle
-
-
-@contextmanager
-def request_errors_as_statuses() -> Iterator[None]:
-    """A RequestError of the block becomes the GrpcError that its caller gets."""
-    try:
-        yield
-    except RequestError as error:
-        raise as_grpc_error(error) from None

@@ -1,19 +1,15 @@
-"""One worker's part in traces: which of its requests are looked at, and what is kept of those that are traced.
+"""One worker's part in traces: which of its requests are observed for them, and what is kept of those that are traced.
 
-Requests are looked at by ``observing``: one of so many, as a sampling; and every one whose caller says in its headers
-that it records the trace, which is seen when a header block is read, not with every request that sends it again.
+One of so many requests is observed, as a sampling. So is every request whose caller says in its headers that it records
+the trace; the transport sees to that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
-from toutates.h2grpc import Call, HeaderField, Method
-from toutates.infer.observing import Observation, Sampling
-from toutates.infer.service import InferService
-from toutates.infer.tracing.context import parse_traceparent
+from toutates.infer.observing import Observation, Observer, Sampling
 from toutates.infer.tracing.record import TracedRequest
 from toutates.infer.tracing.sampling import Sampler
 from toutates.infer.tracing.settings import Rules, TraceSettings
@@ -23,51 +19,47 @@ __all__ = ["WorkerTraces"]
 
 
 class WorkerTraces:
-    """See the module. Used by that worker's thread, once it runs.
+    """Has one worker's requests observed as the trace settings ask for. Used by that worker's thread, once it runs.
 
     Args:
-        worker: whose part this is.
+        worker: whose requests these are.
+        observer: of that worker; it does from now on what the settings say.
         settings: of the server.
-        put: takes requests that are traced; None where there is nobody to send them to, and nothing is looked at.
+        put: takes requests that are traced; None where there is nobody to send them to, and nothing is observed.
+
+    Attributes:
+        settings: as given.
+        sampling: takes the requests that are observed for traces.
+        possible: whether there is somebody to send traces to.
     """
 
-    def __init__(self, worker: Worker, settings: TraceSettings, put: Callable[[TracedRequest], None] | None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        observer: Observer,
+        settings: TraceSettings,
+        put: Callable[[TracedRequest], None] | None,
+    ) -> None:
         self.settings = settings
+        self.sampling = Sampling(self._take)
+        self.possible = put is not None
         self._worker = worker
+        self._observer = observer
         self._put = put
         self._sampler = Sampler(settings)
-        self._sampling = Sampling(self._take)
+        if self.possible:
+            settings.listen(self._follow)
 
-    def method(self, infer: InferService) -> Method:
-        """The method of ModelInfer at ``infer``, and from now on what settings say is what its observer does."""
-        plain = Method("/inference.GRPCInferenceService/ModelInfer", unary=infer.handler, compressible=True)
-        if self._put is None:
-            return plain
-        self.settings.listen(partial(self._follow, infer))
-        observing = infer.observing_handler(self._sampling)
-        settings = self.settings
-
-        def handle(call: Call) -> None:
-            # The verdict on a header block is remembered; whether anything is traced can change.
-            (observing if settings.rules.on else infer.handler)(call)
-
-        observed = replace(plain, unary=handle)
-
-        def variant(fields: Sequence[HeaderField]) -> Method | None:
-            return observed if _is_sampled(fields) else None
-
-        return replace(plain, variant=variant)
-
-    def _follow(self, infer: InferService, rules: Rules) -> None:
-        """The rules have changed; in any thread."""
-        self._worker.call_soon(partial(infer.observer.sample, self._sampling, rules.every))
+    def _follow(self, rules: Rules) -> None:
+        """Observe as many requests as changed rules ask for. Called in any thread."""
+        self._worker.call_soon(partial(self._observer.sample, self.sampling, rules.every))
 
     def _take(self, observation: Observation) -> None:
-        """A request that was looked at has its answer."""
+        """Pass on an observed request that has its answer, if it is to be traced."""
         assert self._put is not None
         version = observation.version
         model = version.model if version is not None else ""
-        if self._sampler.wants(model, observation.traceparent, self._sampling.interval):
+        if self._sampler.wants(model, observation.traceparent, self.sampling.interval):
             self._put(
                 TracedRequest(
                     arrived_ns=observation.arrival_ns,
@@ -89,12 +81,3 @@ class WorkerTraces:
                     tracestate=observation.tracestate,
                 )
             )
-
-
-def _is_sampled(fields: Sequence[HeaderField]) -> bool:
-    """Whether the caller records the trace."""
-    values = [field.value for field in fields if field.name == b"traceparent"]
-    if len(values) != 1:
-        return False
-    context = parse_traceparent(values[0].decode("latin-1"))
-    return context is not None and context.sampled

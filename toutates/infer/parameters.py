@@ -1,0 +1,106 @@
+"""Parameters of a request and its tensors: what Triton checks of them. The texts are Triton's: clients compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from toutates.protocol.grpc_service_pb2 import InferParameter
+from toutates.system.errors import InvalidRequest, Unsupported
+
+__all__ = ["check_parameters", "parameters_without_effect", "shared_memory_region"]
+
+_KIND: Final = "parameter_choice"
+
+
+def check_parameters(parameters: Mapping[str, InferParameter]) -> None:
+    """Check the parameters of a request, which have no effect, as Triton checks them.
+
+    Raises:
+        InvalidRequest: one has a type or a value that it must not have.
+        Unsupported: the sequence's id is too long.
+    """
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof(_KIND)
+        if key == "sequence_id":
+            _check_sequence_id(parameter, kind)
+        elif key in ("sequence_start", "sequence_end"):
+            if kind != "bool_param":
+                raise InvalidRequest(f"invalid value type for '{key}' parameter, expected bool_param.")
+        elif key == "priority":
+            _check_priority(parameter, kind)
+        elif key == "timeout":
+            if kind != "int64_param":
+                raise InvalidRequest("invalid value type for 'timeout' parameter, expected int64_param.")
+        elif key == "triton_enable_empty_final_response":
+            if kind != "bool_param":
+                raise InvalidRequest(f"invalid value type for '{key}' parameter, expected bool_param.")
+        elif key.startswith("triton_"):
+            raise InvalidRequest(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                "starting with 'triton_' are allowed: triton_enable_empty_final_response"
+            )
+        elif kind == "uint64_param" or kind is None:
+            raise InvalidRequest(
+                f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+            )
+
+
+def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:
+    """The names of parameters that change nothing, each with the reason and what would; of a valid request.
+
+    Values that ask for nothing, such as a priority of 0, are left out.
+    """
+    for key, parameter in parameters.items():
+        value = getattr(parameter, parameter.WhichOneof(_KIND) or "", None)
+        if key == "triton_enable_empty_final_response" or (key in _WITHOUT_EFFECT and not value):
+            continue
+        yield key, _WITHOUT_EFFECT.get(key, "models get no parameters")
+
+
+_WITHOUT_EFFECT: Final = {
+    "sequence_id": "models keep no state between requests",
+    "sequence_start": "models keep no state between requests",
+    "sequence_end": "models keep no state between requests",
+    "priority": "all requests have one priority",
+    "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
+}
+
+
+def _check_sequence_id(parameter: InferParameter, kind: str | None) -> None:
+    if kind not in ("int64_param", "string_param"):
+        raise InvalidRequest("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
+    if kind == "string_param" and len(parameter.string_param) > 128:
+        raise Unsupported("string correlation ID cannot be longer than 128 characters")
+
+
+def _check_priority(parameter: InferParameter, kind: str | None) -> None:
+    if kind not in ("int64_param", "uint64_param"):
+        raise InvalidRequest("invalid value type for 'priority' parameter, expected int64_param or uint64_param.")
+    if kind == "int64_param" and parameter.int64_param < 0:
+        raise InvalidRequest("invalid value for 'priority', expected value >= 0.")
+
+
+def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
+    """The region a tensor's parameters name, if any; they are checked for their types."""
+    region = parameters.get("shared_memory_region")
+    if region is not None and region.WhichOneof(_KIND) != "string_param":
+        raise InvalidRequest(
+            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
+        )
+    for key in ("shared_memory_byte_size", "shared_memory_offset"):
+        if key in parameters:
+            if region is None:
+                raise InvalidRequest(
+                    f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
+                )
+            if parameters[key].WhichOneof(_KIND) != "int64_param":
+                raise InvalidRequest(
+                    f"invalid value type for '{key}' parameter for tensor '{tensor}', expected int64_param."
+                )
+    if region is not None and "shared_memory_byte_size" not in parameters:
+        raise InvalidRequest(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
+            f"tensor '{tensor}'"
+        )
+    return region.string_param if region is not None else None
