@@ -11,7 +11,7 @@ import pytest
 from tests.infer.support import KnownCall, Served, Turned, signature_of
 from tests.infer.test_service import request
 from toutates.engine.counters import size_bucket, time_bucket
-from toutates.engine.result import BatchResult, Outputs, Split, Timing
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.infer import answers, plan
 from toutates.infer.answers import is_wanted
 from toutates.models.config.labels import Labels
@@ -248,7 +248,7 @@ def split_parts(served: Served, rows: int, *results: Any, stays: bool = True) ->
     for number, (first, count, result) in enumerate(results):
         served.port.added = []
         failed = isinstance(result, Exception)
-        pending = [(added.context, first, count, (split, number))]
+        pending: list[PendingRequest] = [(added.context, first, count, (split, number))]
         served.port.consumer.finish_here(
             BatchResult(pending, None if failed else result, result if failed else None, TIMING)
         )

@@ -32,12 +32,12 @@ def test_requests_leave_when_the_last_batch_with_their_rows_is_back() -> None:
     def batch(*pending: PendingRequest) -> BatchResult:
         return BatchResult(list(pending), None, None, Timing(0, 0, 0, 0))
 
-    ticket: Any = object()
+    context: Any = object()
     split = Split(3)
-    finish(batch((ticket, 0, 1, None), (ticket, 1, 1, None)))
-    finish(batch((ticket, 0, 1, None), (ticket, 1, 7, (split, 0))))
-    finish(batch((ticket, 0, 8, (split, 1))))
+    finish(batch((context, 0, 1, None), (context, 1, 1, None)))
+    finish(batch((context, 0, 1, None), (context, 1, 7, (split, 0))))
+    finish(batch((context, 0, 8, (split, 1))))
     assert counts == [4, 3, 3]
-    finish(batch((ticket, 0, 2, (split, 2)), (ticket, 2, 1, None)))
-    finish(batch((ticket, 0, 2, (Split(1), 0))))
+    finish(batch((context, 0, 2, (split, 2)), (context, 2, 1, None)))
+    finish(batch((context, 0, 2, (Split(1), 0))))
     assert counts == [4, 3, 3, 1, 0]

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from tests.engine.support import shown_version
-from toutates.h2grpc import Status
+from toutates.api.grpc.inference import GrpcTransport
+from toutates.h2grpc import Limits
 from toutates.infer.observing import Observation
+from toutates.net import Worker
 from toutates.observe.access_log import AT_ONCE, LOOK_NS, MAX_WAITING, AccessLog
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.signature import Signature
+from toutates.system.errors import Unavailable
 from toutates.system.logs.levels import LogLevels
 from toutates.system.logs.output import LAST
 from toutates.system.logs.rendering import LogFormatter
@@ -24,7 +27,7 @@ VERSION = shown_version("m", 3, Signature((), (), batched=True))
 
 def request(*, request_id: str = "r1", **fields: Any) -> Observation:
     """An observation that is complete."""
-    one = Observation(1_000_000, "10.0.0.1:5", ())
+    one = Observation(1_000_000, GrpcTransport(Worker("test", Limits())), "10.0.0.1:5", ())
     one.id_field = ModelInferRequest(id=request_id).SerializeToString()
     given = {"taken_ns": 2_000_000, "done_ns": 4_000_000, "answered_ns": 4_500_000, "rows": 2, "batch_rows": 8}
     for name, value in (given | fields).items():
@@ -75,7 +78,7 @@ def test_a_request_is_a_line_with_its_times_in_milliseconds() -> None:
 
 
 def test_a_request_that_was_refused_has_only_what_is_known() -> None:
-    line = line_of(taken_ns=0, done_ns=0, batch_rows=0, request_id="", status=Status.UNAVAILABLE, text="no\nmodel")
+    line = line_of(taken_ns=0, done_ns=0, batch_rows=0, request_id="", error=Unavailable, text="no\nmodel")
     assert {key: line[key] for key in line if key not in ("level", "area", "event")} == {
         "status": "UNAVAILABLE",
         "total_ms": 3.5,

@@ -20,21 +20,22 @@ from toutates.protocol.infer_response import WireTensor, classify, write_respons
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
 
-__all__ = ["Answers", "Ticket", "is_wanted"]
+__all__ = ["Answers", "RequestContext", "is_wanted"]
 
 logger = logging.getLogger(__name__)
 
-#: What waits for a batch: (call, plan, the request's id field as it goes into the response, arrival).
-Ticket = tuple[Call, Plan, bytes, int]
+#: What comes back with a request's rows: its call, its plan, its id field as it goes into the response, and when it
+#: arrived, monotonic nanoseconds.
+RequestContext = tuple[Call, Plan, bytes, int]
 
 _INTERNAL_ERROR: Final = ExecutionFailed("internal error")
 #: gRPC's own limit for a message.
 MAX_RESPONSE_BYTES: Final = 2**31 - 1
 
 
-def is_wanted(ticket: Any, by_ns: int) -> bool:
-    """Whether the caller of a Ticket waits still, and will until ``by_ns``, monotonic nanoseconds."""
-    call: Call = ticket[0]
+def is_wanted(context: Any, by_ns: int) -> bool:
+    """Whether the caller of a request waits still, and will until ``by_ns``, monotonic nanoseconds."""
+    call: Call = context[0]
     return call.open and call.deadline_ns > by_ns
 
 
@@ -178,7 +179,7 @@ class Answers:
         self._counters.cancel += 1
         self._counters.fail_ns += time.monotonic_ns() - arrival
 
-    def _join(self, ticket: Ticket, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
+    def _join(self, context: RequestContext, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
         """One part of a split request has run; whether it was the last, and the response is written."""
         split, index = part
         split.parts[index] = (outputs, first, rows)
@@ -186,33 +187,33 @@ class Answers:
         if split.left:
             return False
         parts = [part_of for part_of in split.parts if part_of is not None]
-        plan = ticket[1]
+        plan = context[1]
         row_shapes = parts[0][0].row_shapes
         if any(part_outputs.row_shapes != row_shapes for part_outputs, _, _ in parts):
             error = ExecutionFailed(
                 f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
                 f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
             )
-            self._fail_one(ticket[0], ticket[3], error)
+            self._fail_one(context[0], context[3], error)
             return False
         batched = plan.version.signature.batched
         contents = [
             [_rows_of(part_outputs, output, at, count, batched) for part_outputs, at, count in parts]
             for output in plan.request.outputs
         ]
-        return self._write_contents(ticket, contents, row_shapes)
+        return self._write_contents(context, contents, row_shapes)
 
-    def _write(self, ticket: Ticket, outputs: Outputs, first: int, rows: int) -> bool:
+    def _write(self, context: RequestContext, outputs: Outputs, first: int, rows: int) -> bool:
         """Answer with outputs that no template fits: BYTES, and classes. Returns whether that was possible."""
-        plan = ticket[1]
+        plan = context[1]
         batched = plan.version.signature.batched
         contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
-        return self._write_contents(ticket, contents, outputs.row_shapes)
+        return self._write_contents(context, contents, outputs.row_shapes)
 
     def _write_contents(
-        self, ticket: Ticket, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
+        self, context: RequestContext, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
     ) -> bool:
-        call, plan, id_field, arrival = ticket
+        call, plan, id_field, arrival = context
         tensors: list[WireTensor] = []
         raws: list[bytes | memoryview] = []
         try:

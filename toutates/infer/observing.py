@@ -80,7 +80,7 @@ class Observation:
         "wants",
     )
 
-    def __init__(self, call: Call, transport: Transport, arrival_ns: int, wants: Sequence[Sampling]) -> None:
+    def __init__(self, arrival_ns: int, transport: Transport, peer: str, wants: Sequence[Sampling]) -> None:
         self.transport = transport
         self.arrival_ns = arrival_ns
         self.found_ns = self.copied_ns = self.taken_ns = self.started_ns = self.ended_ns = self.done_ns = 0
@@ -90,9 +90,9 @@ class Observation:
         self.error: type[RequestError] | None = None
         self.text = ""
         self.id_field = b""
-        self.peer = transport.peer(call)
+        self.peer = peer
         self.wants = wants
-        self.traceparent, self.tracestate = transport.trace_context(call)
+        self.traceparent = self.tracestate = ""
 
     @property
     def status(self) -> IntEnum:
@@ -207,7 +207,9 @@ class Observer:
         self._plan_next()
         if chosen is not None and chosen not in wants:
             wants.append(chosen)
-        observation = call.context = Observation(call, self._transport, arrival_ns, wants)
+        transport = self._transport
+        observation = call.context = Observation(arrival_ns, transport, transport.peer(call), wants)
+        observation.traceparent, observation.tracestate = transport.trace_context(call)
         self.under_way += 1
         return observation
 
