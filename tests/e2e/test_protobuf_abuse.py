@@ -11,7 +11,9 @@ import pytest
 
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Client, client_of
-from tests.infer.test_infer_structure import MANY, field, varint
+from tests.infer.support import field_of as field
+from tests.infer.support import varint
+from tests.infer.test_structure import MANY
 from toutates.infer.structure import MAX_FIELDS
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 

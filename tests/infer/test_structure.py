@@ -9,6 +9,8 @@ from typing import Final
 
 import pytest
 
+from tests.infer.support import field_of as field
+from tests.infer.support import varint
 from toutates.infer.scanning import scan
 from toutates.infer.structure import MAX_FIELDS, check_structure
 from toutates.infer.validation import validate
@@ -23,20 +25,6 @@ WIDE: Final = Signature(
     outputs=(TensorSpec("out", BY_NAME["FP32"], (-1,)),),
     batched=True,
 )
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def field(number: int, *content: bytes) -> bytes:
-    """A length-delimited field."""
-    joined = b"".join(content)
-    return varint(number << 3 | 2) + varint(len(joined)) + joined
 
 
 def tensor(*more: bytes, name: bytes = b"in0", shape: bytes = b"\x01\x04") -> bytes:
