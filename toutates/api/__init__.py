@@ -1,1 +1,1 @@
-"""The RPCs: one table from method path to handler, and the handlers."""
+"""What can be asked of the server: the data plane, and the transports that call it."""

@@ -2,8 +2,8 @@
 
     --grpc-restricted-protocol=PROTOCOLS:KEY=VALUE
 
-restricts every RPC of the groups PROTOCOLS to calls whose metadata have ``triton-grpc-protocol-KEY: VALUE``. Here the
-flag is read; ``toutates.api.grpc.guards`` holds callers to it. The value is a secret: no text made here shows it.
+restricts every RPC of the groups PROTOCOLS to calls whose metadata have ``triton-grpc-protocol-KEY: VALUE``. This
+module reads the flag; ``toutates.api.grpc.guards`` enforces it. The value is a secret: no text made here shows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _rpcs(*names: str) -> tuple[str, ...]:
     return tuple(_SERVICE + name for name in names)
 
 
-#: The groups as Triton draws them, and the paths of their RPCs. Watch, which Triton lacks, goes with Check.
+#: Triton's groups, and the paths of their RPCs. Watch, which Triton does not have, is in the group of Check.
 PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "health": (*_rpcs("ServerLive", "ServerReady", "ModelReady"), _HEALTH + "Check", _HEALTH + "Watch"),
@@ -50,7 +50,7 @@ PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 _HEADER_PREFIX: Final = "triton-grpc-protocol-"
-#: What gRPC allows in a metadata name, and what it sends as it is.
+#: Metadata names that gRPC allows, and values that it sends unencoded.
 _KEY: Final = re.compile(r"[0-9a-z_.-]+")
 _VALUE: Final = re.compile(r"(?! )[ -~]+(?<! )")
 _FORM: Final = "write PROTOCOLS:KEY=VALUE, such as model-repository,logging:admin-key=SECRET"
@@ -58,12 +58,12 @@ _FORM: Final = "write PROTOCOLS:KEY=VALUE, such as model-repository,logging:admi
 
 @dataclass(frozen=True, slots=True)
 class RestrictedProtocol:
-    """What one flag says.
+    """One value of the flag.
 
     Attributes:
-        protocols: keys of PROTOCOLS.
-        header: the metadata a caller has to send, in lower case.
-        value: what it has to be; a secret, which ``repr`` leaves out.
+        protocols: the restricted groups, keys of PROTOCOLS.
+        header: the name of the metadata that a caller has to send, in lower case.
+        value: the value that it has to have. It is a secret, which ``repr`` leaves out.
     """
 
     protocols: tuple[str, ...]
@@ -72,12 +72,12 @@ class RestrictedProtocol:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of every RPC that is restricted."""
+        """The paths of all restricted RPCs."""
         return tuple(path for protocol in self.protocols for path in PROTOCOLS[protocol])
 
 
 def parse_restrictions(texts: Sequence[str]) -> tuple[RestrictedProtocol, ...]:
-    """Read the values of all the flags that are given.
+    """Read all values of the flag.
 
     Raises:
         ConfigurationError: one of them is not of the flag's form, or a protocol is unknown, or named twice.
@@ -109,7 +109,7 @@ def _parse(text: str) -> RestrictedProtocol:
             raise _mistake(f"unknown restricted protocol '{name}'", text, f"choose from {', '.join(PROTOCOLS)}")
     if not key:
         raise _mistake("has an empty key", text, _FORM)
-    # Names that end in "-bin" have base64 for values.
+    # Metadata whose name ends in "-bin" have base64 values.
     if not _KEY.fullmatch(key) or key.endswith("-bin"):
         remedy = "make it of a-z, 0-9, '_', '-' and '.', without '-bin' at its end"
         raise _mistake(f"no metadata can have the key '{key}'", text, remedy)
@@ -126,7 +126,7 @@ def _mistake(problem: str, text: str, remedy: str) -> ConfigurationError:
 
 
 def without_secret(text: str) -> str:
-    """The flag's value as far as it cannot be the secret, or a part of it."""
+    """The flag's value with *** in place of everything that may be the secret, or a part of it."""
     head, equals, _ = text.partition("=")
     if equals:
         return head + "=***"

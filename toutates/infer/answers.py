@@ -40,11 +40,11 @@ def is_wanted(context: Any, by_ns: int) -> bool:
 
 
 class Answers:
-    """Answers one worker's requests to one model version; used by that worker's thread only.
+    """Answers the requests of one worker to one model version. Used by that worker's thread only.
 
     Args:
-        counters: of that worker and version.
-        observer: of that worker.
+        counters: counts the requests of that worker to that version.
+        observer: observes the requests of that worker.
         transport: by which the requests came.
     """
 
@@ -59,7 +59,7 @@ class Answers:
         self._transport = transport
 
     def finish(self, result: BatchResult) -> None:
-        """Answer every request of this worker that waited for a batch: 0.6 us each, framing included."""
+        """Answer the requests of a batch that has run; each takes 0.6 us, framing included."""
         pending = result.pending
         observer = self._observer
         if observer.under_way:
@@ -71,7 +71,7 @@ class Answers:
         observer.count(len(pending))
 
     def _finish(self, result: BatchResult) -> None:
-        #: of requests answered: arrival, rows of one, and how many. What came in one round is mostly alike.
+        #: of answered requests: arrival, rows of one, and how many. Requests of one round mostly have the same of both.
         groups: list[tuple[int, int, int]] = []
         group_arrival = group_rows = group_size = 0
         outputs = result.outputs
@@ -142,7 +142,7 @@ class Answers:
                 self._answering_failed(call, arrival, part, error)
 
     def _answering_failed(self, call: Call, arrival: int, part: tuple[Split, int] | None, error: Exception) -> None:
-        """An error of our own costs its call, or its connection, but none of those who share the batch."""
+        """Fail the call that met an error of our own, or end its connection. Others of its batch are still answered."""
         logger.error("answering a call failed", exc_info=error)
         if call.open:
             try:
@@ -152,7 +152,7 @@ class Answers:
                 return
             except Exception as another:
                 error = another
-        # A part of the answer may be written, after which the peer cannot read anything.
+        # A part of the answer may be written. The peer could not read anything that follows it.
         self._transport.end_connection(call, error)
 
     def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
@@ -170,7 +170,7 @@ class Answers:
             call.context.ended_with(error)
 
     def _count_cancelled(self, arrival: int, part: tuple[Split, int] | None) -> None:
-        """A caller left before its rows had run; one whose rows were split counts once, and not after an error."""
+        """Count a request whose caller left before its rows had run; a split one once, and not after an error."""
         if part is not None:
             split = part[0]
             split.left -= 1
@@ -180,7 +180,7 @@ class Answers:
         self._counters.fail_ns += time.monotonic_ns() - arrival
 
     def _join(self, context: RequestContext, outputs: Outputs, first: int, rows: int, part: tuple[Split, int]) -> bool:
-        """One part of a split request has run; whether it was the last, and the response is written."""
+        """Keep one part of a split request; with the last one, answer. Returns whether the request was answered."""
         split, index = part
         split.parts[index] = (outputs, first, rows)
         split.left -= 1
@@ -204,7 +204,7 @@ class Answers:
         return self._write_contents(context, contents, row_shapes)
 
     def _write(self, context: RequestContext, outputs: Outputs, first: int, rows: int) -> bool:
-        """Answer with outputs that no template fits: BYTES, and classes. Returns whether that was possible."""
+        """Answer with outputs that no template fits: BYTES, and classes. Returns whether the request was answered."""
         plan = context[1]
         batched = plan.version.signature.batched
         contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
@@ -233,7 +233,7 @@ class Answers:
             self._fail_one(call, arrival, error)
             return False
         except Exception:
-            # Those who share the batch wait for their answers.
+            # Other requests of the batch still wait for their answers.
             self._fail_one(call, arrival, _INTERNAL_ERROR)
             fields = {"model": plan.version.model, "request_id": ModelInferRequest.FromString(id_field).id}
             logger.exception("writing a response of model '%s' failed", plan.version.model, extra=fields)
@@ -243,7 +243,7 @@ class Answers:
 
 
 def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:
-    """Some rows of one output: bytes or a view of them, as they are sent."""
+    """The bytes of some rows of one output, as they are sent, or a view of them."""
     data = outputs.data[index]
     size = outputs.row_bytes[index]
     if isinstance(data, EncodedStrings):
@@ -254,7 +254,7 @@ def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool)
 def _wire_output(
     plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]
 ) -> tuple[WireTensor, bytes | memoryview]:
-    """One output as it is sent: joined, encoded if it is BYTES, or turned into classes."""
+    """Join the pieces of one output, and turn them into classes where the request asks for these."""
     spec = plan.version.signature.outputs[index]
     count = plan.request.classes.get(index)
     raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)

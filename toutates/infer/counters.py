@@ -1,4 +1,4 @@
-"""What one worker counts of ModelInfer requests beside, or before, their model version."""
+"""Counters of the ModelInfer requests of one worker that belong to no model version."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["InferCounters"]
 
 @dataclass(slots=True)
 class InferCounters:
-    """Plain numbers, written by the worker's thread only.
+    """Plain numbers. The worker's thread writes them, any thread may read them.
 
     Attributes:
-        parsed: requests of a kind that there was no plan for, so that they were parsed and validated.
-        unknown: refused because there is no such model or version.
-        overloaded: refused because the server had all the requests in flight that it may.
-        invalid: refused for something else, before it was clear which version they were for.
+        parsed: requests that were parsed and validated, because there was no plan for their kind.
+        unknown: requests refused because there is no such model or version.
+        overloaded: requests refused because as many were in flight as ``--max-inflight-requests`` allows.
+        invalid: requests refused for another reason, before it was known which version they were for.
     """
 
     parsed: int = 0

@@ -1,7 +1,7 @@
-"""How many ModelInfer requests one worker may have accepted and not yet answered (``--max-inflight-requests``).
+"""The bound on ModelInfer requests that were accepted and are not answered yet (``--max-inflight-requests``).
 
-The server's number is split over its workers, each of which counts its own: nothing is shared, and no lock is taken. A
-request costs an addition and a comparison, and only where there is a limit; leaving is counted per batch.
+The server's number is divided among its workers. Each worker counts its own requests, without a lock. Where there is a
+bound, a request costs an addition and a comparison, and a batch one subtraction.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FLAG: Final = "--max-inflight-requests"
 
 
 def share(total: int, workers: int, number: int) -> int:
-    """Worker ``number``'s share of ``total`` requests, which the shares of all workers add up to."""
+    """How many of ``total`` requests worker ``number`` may have; the shares of all workers add up to ``total``."""
     return total // workers + (number < total % workers)
 
 
 class Inflight:
-    """One worker's count; used by its thread only.
+    """Counts the requests of one worker. Used by that worker's thread only.
 
     Args:
-        most: requests at once.
+        most: requests that the worker may have in flight.
         total: the flag's value, for the text of refusals.
 
     Attributes:
@@ -51,7 +51,7 @@ class Inflight:
         return Overloaded(self._refusal)
 
     def leaving(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
-        """``finish``, after the requests of the batch that it answers are taken off the count."""
+        """A function that takes the requests of a batch off the count, and then calls ``finish``."""
 
         def leave_and_finish(result: BatchResult) -> None:
             self.count -= _ended(result.pending)

@@ -1,11 +1,11 @@
-"""Observed requests: a few of one worker's, whose way through the server is written down, for whoever wants to know it.
+"""Observed requests: for a few requests of a worker, the time of each step is noted.
 
-Looking at the clock at every step of every request would cost more than some steps do. So a few requests are looked at
-closely: one of STEPS_INTERVAL always, for the histograms of the first two steps; and as many as the other *sinks* want,
-which are the access log and traces. What they want is a *sampling*: one of so many requests.
+Reading the clock at every step of every request would cost more than some steps do. So a few requests are observed: one
+of STEPS_INTERVAL always, for the histograms of the first two steps, and as many as other *sinks* want, which are the
+access log and traces. A *sampling* says which requests a sink wants: one of so many.
 
-A request that nobody observes pays nothing for it. The worker counts its requests a batch at a time, and looks once a
-round whether one is due; then it is the round's first request, and if more are due, those that follow it.
+A request that is not observed pays nothing. The worker counts its requests a batch at a time, and checks once a round
+whether an observation is due. If so, the round's first request is observed, and those after it while more are due.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ __all__ = ["STEPS_INTERVAL", "FirstSteps", "Observation", "Observer", "Sampling"
 
 logger = logging.getLogger(__name__)
 
-#: One of so many requests is observed for the histograms of its steps.
+#: One of this many requests is observed for the histograms of its steps.
 STEPS_INTERVAL: Final = 256
 
 
 class Observation:
-    """One request's way. Times are monotonic nanoseconds; 0 for a step that the request did not come to.
+    """The steps of one request. Times are monotonic nanoseconds; 0 for a step that the request did not reach.
 
-    Made by ``Observer.begin``; whole and unchanging once a sink gets it, which may keep it and read it in any thread.
+    ``Observer.begin`` makes it. It is complete when a sink gets it, and does not change any more. The sink may keep it,
+    and any thread may read it.
 
     Attributes:
-        arrival_ns: its round began; for all that is counted, this is when the request arrived.
-        found_ns: the server knew what kind of request it is (its plan).
+        arrival_ns: the round of the request began; all counters take this for the request's arrival.
+        found_ns: the request's plan was found or made.
         copied_ns: its rows were in a batch.
         taken_ns: an executor took the batch; for a request whose rows went into several batches, the last.
         started_ns, ended_ns: ONNX Runtime ran.
         done_ns: the outputs were ready.
-        answered_ns: the answer was written, or the request refused or found given up.
-        version: the model version that answers; None where the request did not get so far.
+        answered_ns: the answer was written, the request was refused, or its caller was found to have left.
+        version: the model version that answers; None for a request that was refused before it was known.
         rows: of the request.
-        batch_rows: of all requests of its batch that this worker answers.
+        batch_rows: rows of all requests of its batch that this worker answers.
         error: the kind of error that it ended with; None for an answer.
         text: the error's text; "" for an answer, and for a caller who has left.
-        id_field: the request's ``id`` with tag and length; see ``request_id``.
+        id_field: the request's ``id`` with tag and length; ``request_id`` reads it.
         peer: the caller's address.
-        wants: which samplings chose it.
+        wants: the samplings that chose it.
         traceparent, tracestate: what the caller's headers say of its trace; "" for nothing.
         transport: by which the request came.
     """
@@ -101,11 +102,11 @@ class Observation:
 
     @property
     def request_id(self) -> str:
-        """The request's ``id``, as the caller wrote it; "" for none."""
+        """The request's ``id``; "" for none."""
         return ModelInferRequest.FromString(self.id_field).id if self.id_field else ""
 
     def found(self, plan: Plan, id_field: bytes) -> None:
-        """What kind of request it is has become known."""
+        """Note that the request's plan is known."""
         self.found_ns = time.monotonic_ns()
         self.version = plan.version
         self.rows = plan.rows
@@ -117,18 +118,18 @@ class Observation:
         self.text = str(error)
 
 
-#: Takes an observation that is complete. Called on the worker's thread, once per observed request, so that it may do no
-#: more than append it to something bounded.
+#: Takes a complete observation. Called on the worker's thread, once per observed request. It may do no more than append
+#: the observation to something bounded.
 Sink = Callable[[Observation], None]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstSteps:
-    """What is known of observed requests alone.
+    """Durations of the first two steps, of observed requests.
 
     Attributes:
-        to_plan: times from arrival until it was known what kind of request it is.
-        to_copy: from there until the rows were in a batch.
+        to_plan: from the request's arrival until its plan was known.
+        to_copy: from then until its rows were in a batch.
     """
 
     to_plan: Durations
@@ -136,12 +137,12 @@ class FirstSteps:
 
 
 class Sampling:
-    """Which of one worker's requests a sink gets. Given to ``Observer.sample``, which alone changes it.
+    """Which of one worker's requests a sink gets. Only the ``Observer`` that it is given to changes it.
 
     Attributes:
-        sink: gets them.
-        interval: one of so many; 1 for all, 0 for none.
-        next_at: the sink wants another one when the worker has seen so many.
+        sink: takes the observations.
+        interval: the sink gets one of this many requests; 1 for all, 0 for none.
+        next_at: how many requests the worker will have seen when the sink gets the next one.
     """
 
     __slots__ = ("interval", "next_at", "sink")
@@ -160,8 +161,8 @@ class Observer:
 
     Attributes:
         due: whether the next request is to be observed.
-        under_way: observed requests that wait for their batch.
-        steps: by model, of one request in STEPS_INTERVAL. Replaced as a whole where a model is added.
+        under_way: observed requests that have no answer yet.
+        steps: durations by model, of one request in STEPS_INTERVAL. The dict is replaced when a model is added.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -175,11 +176,11 @@ class Observer:
 
     @property
     def seen(self) -> int:
-        """Requests answered or refused so far; one that was split counts in each of its batches. For any thread."""
+        """Requests answered or refused so far; a split one counts in each of its batches. Any thread may read it."""
         return self._seen
 
     def sample(self, sampling: Sampling, interval: int) -> None:
-        """Let a sampling, which may be new, choose one of ``interval`` requests from now on; 1 is all, 0 none."""
+        """Have a sampling, which may be new, choose one of ``interval`` requests from now on; 1 for all, 0 for none."""
         if sampling not in self._samplings:
             self._samplings.append(sampling)
         sampling.interval = interval
@@ -187,17 +188,17 @@ class Observer:
         self._plan_next()
 
     def count(self, requests: int) -> None:
-        """So many more requests were answered or refused."""
+        """Count requests that were answered or refused."""
         self._seen += requests
         if self._seen >= self._next_at:
             self.due = True
 
     def begin(self, call: Call, arrival_ns: int, chosen: Sampling | None = None) -> Observation:
-        """Observe a request; to be followed by ``refused``, or by ``are_over`` once its batch has run.
+        """Observe a request. ``refused`` ends the observation, or ``are_over`` once the request's batch has run.
 
         Args:
-            call: the request's.
-            arrival_ns: monotonic.
+            call: the request.
+            arrival_ns: when its round began, monotonic.
             chosen: a sampling that wants this very request, whatever its interval.
         """
         seen = self._seen
@@ -214,13 +215,13 @@ class Observer:
         return observation
 
     def refused(self, call: Call, error: RequestError) -> None:
-        """An observed request was refused before it was in a batch."""
+        """End the observation of a request that was refused before it was in a batch."""
         observation: Observation = call.context
         observation.ended_with(error)
         self._end(call, time.monotonic_ns())
 
     def among(self, pending: Sequence[PendingRequest]) -> list[Call]:
-        """The observed ones of those that wait for a batch, which is about to be answered."""
+        """The observed requests of a batch that is about to be answered."""
         calls: list[Call] = []
         for (call, *_), _, _, _ in pending:
             if call.context is not None:
@@ -231,7 +232,7 @@ class Observer:
         return calls
 
     def are_over(self, calls: Iterable[Call], timing: Timing, batch_rows: int) -> None:
-        """A batch's requests have their answers, or their errors; but for those that wait for another batch as well."""
+        """End the observations of a batch's requests. A split request that waits for another batch goes on."""
         now_ns = time.monotonic_ns()
         for call in calls:
             observation: Observation = call.context

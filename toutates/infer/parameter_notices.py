@@ -1,4 +1,4 @@
-"""Parameters of requests that have no effect, said once for each model: their clients may count on them."""
+"""Warnings of request parameters that have no effect, one per model and parameter: a client may rely on them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ __all__ = ["ParameterNotices"]
 
 logger = logging.getLogger(__name__)
 
-#: Names of parameters that are said of one model. Clients may make up any number of them.
+#: Parameters that are logged for one model. Clients may make up any number of names.
 MAX_NAMES: Final = 8
-#: Models that are remembered.
+#: Models for which parameters are logged.
 MAX_MODELS: Final = 1_000
 
 
 class ParameterNotices:
-    """Remembers what was said. One for all workers, each of which calls it in its own thread.
+    """Logs parameters that have no effect, and remembers what it logged. Shared by all workers.
 
-    It is asked only for kinds of requests that are new to their worker: parameters are part of what makes a kind.
+    Workers call it for kinds of requests that are new to them, not for every request: requests with other parameters
+    are of another kind.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        #: names by model; replaced as a whole, under the lock
+        #: logged names, by model; each set is replaced as a whole, under the lock
         self._said: dict[str, frozenset[str]] = {}
 
     def note(self, model: str, parameters: Mapping[str, InferParameter]) -> None:
-        """Have a line logged of each parameter that has no effect, unless there was one.
+        """Log a warning for each parameter that has no effect, unless it was logged before.
 
         Args:
-            model: that was asked, one that there is.
-            parameters: of a request that was found valid.
+            model: name of a model of the model table.
+            parameters: the parameters of a valid request.
         """
         if len(self._said.get(model, ())) >= MAX_NAMES:
             return

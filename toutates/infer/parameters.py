@@ -47,7 +47,7 @@ def check_parameters(parameters: Mapping[str, InferParameter]) -> None:
 
 
 def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:
-    """The names of parameters that change nothing, each with the reason and what would; of a valid request.
+    """Find parameters of a valid request that have no effect: the name of each, and why it has none.
 
     Values that ask for nothing, such as a priority of 0, are left out.
     """
@@ -82,7 +82,11 @@ def _check_priority(parameter: InferParameter, kind: str | None) -> None:
 
 
 def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
-    """The region a tensor's parameters name, if any; they are checked for their types."""
+    """The shared memory region that a tensor's parameters name; None if they name none.
+
+    Raises:
+        InvalidRequest: a parameter has the wrong type, or one is missing.
+    """
     region = parameters.get("shared_memory_region")
     if region is not None and region.WhichOneof(_KIND) != "string_param":
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""A plan: everything about one kind of ModelInfer request that need not be worked out again."""
+"""A plan: what is remembered of one kind of ModelInfer requests, so that the next one is not parsed and validated."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build
 
 __all__ = ["Plan"]
 
-#: Far enough from the greatest size of a message for its other parts.
+#: Contents of a response that has a template. It is far enough below the greatest size of a message that the other
+#: parts of the response fit.
 MAX_TEMPLATED_BYTES: Final = 2**30
-#: Layouts remembered per plan: so many, and so many bytes of them.
+#: Most layouts that a plan remembers, and most bytes of their constants.
 MAX_LAYOUTS: Final = 64
 MAX_LAYOUT_BYTES: Final = 16_384
 
 
 class Plan:
-    """See the module. Belongs to one worker, and to the model table it was made from.
+    """What is remembered of one kind of requests. Belongs to one worker, and to the model table it was made from.
 
     Attributes:
         version: the model version that answers.
-        request: what was validated.
-        port: this worker's way into the version.
+        request: what validation made of the request.
+        rows: rows of the request.
+        port: this worker's port to the version.
         way: the port's way for the request's row shapes.
-        writer: the way again, if that is a packed one.
-        packed: the writer again, if the request can take the short way: all its data is raw and of fixed size.
-        span_count: length of the list of spans that fits the plan.
+        writer: ``way``, if it takes bytes; None if it takes arrays.
+        packed: ``writer``, if all inputs are raw contents of a known size; None otherwise. Requests of such a plan are
+            copied from the received buffer into the batch.
+        span_count: length of the list of spans of a request that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
         in_order: whether the raw contents come in the lane's order, and none is left over.
-        layouts: by length, how messages of this kind are laid out that can take the shortest way.
-        shapes, template: the row shapes of the outputs that ``template`` was last made for.
-        fixed_template: the template, once it is known to hold for all outputs of the lane.
+        layouts: layouts of requests that fit the plan, by length of the message.
+        template: constant bytes of the last response.
+        shapes: row shapes of the outputs that ``template`` was made for.
+        fixed_template: ``template``, once it is known to fit all outputs of the lane.
     """
 
     __slots__ = (
@@ -82,16 +86,17 @@ class Plan:
         return layout
 
     def wire_tensor(self, index: int, row_shape: tuple[int, ...], rows: int) -> WireTensor:
-        """How a response describes output ``index``."""
+        """The description of output ``index`` in a response."""
         signature = self.version.signature
         tensor = signature.outputs[index]
         shape = tensor.to_wire(row_shape)
         return WireTensor(tensor.name, tensor.datatype.name, (rows, *shape) if signature.batched else shape)
 
     def template_for(self, outputs: Outputs) -> ResponseTemplate | None:
-        """The template of a response cut from ``outputs``; None for those that have to be written out.
+        """The template of a response that is cut from ``outputs``.
 
-        That is where a response holds BYTES, or classes in place of numbers, or may be too large to be sent.
+        None for responses whose sizes differ, because they hold BYTES or classes in place of numbers, and for responses
+        that may be too large to be sent.
         """
         request = self.request
         if request.classes or any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):

@@ -1,14 +1,14 @@
-"""What one worker remembers of kinds of requests, so that those who ask again need not wait for those who never do.
+"""The plans that one worker remembers: a scan-resistant cache, in which kinds of requests that come again stay.
 
 A client in real use sends few kinds of requests again and again. One that sends another kind each time, by mistake (a
 time stamp among the parameters) or to do harm, must not push the plans of the others out. So:
 
-- A kind seen for the first time is on *probation*, first in first out. Whoever never sends it again goes no further.
-- Seen again, it becomes *recent*. When there are MAX_PLANS of these, a new generation begins: they become the *earlier*
-  ones, and those that were earlier are forgotten. An earlier plan that is asked for is recent again.
+- A kind that is seen for the first time is on *probation*. Probation holds MAX_PLANS plans, first in first out.
+- A kind that is seen again becomes *recent*. When MAX_PLANS plans are recent, a new generation begins: the recent plans
+  become the *earlier* ones, and the earlier ones are forgotten. An earlier plan that is asked for becomes recent again.
 
-A kind that is asked for once per generation is therefore kept for ever, whatever the others do; a generation is
-MAX_PLANS kinds that were each seen at least twice. None of this is on the way of a request whose plan is recent.
+So a kind that is asked for once per generation is kept for ever, whatever other clients send. A generation is MAX_PLANS
+kinds that were each seen at least twice. A request whose plan is recent costs one look-up in a dict.
 
 Memory per worker is at most that of 3 x MAX_PLANS plans, with keys of MAX_KEY_BYTES and, the recent ones alone, layouts
 of ``plan.MAX_LAYOUT_BYTES``.
@@ -26,18 +26,18 @@ __all__ = ["PlanCache"]
 
 #: Kinds of request per generation, and on probation. A client in real use has one per model and batch size.
 MAX_PLANS: Final = 1_024
-#: Longer keys are not remembered: names and shapes need a few hundred bytes.
+#: Plans with longer keys are not remembered: names and shapes need a few hundred bytes.
 MAX_KEY_BYTES: Final = 4_096
-#: Lengths of messages whose layout is remembered.
+#: Lengths of messages for which the last layout is remembered.
 MAX_LENGTHS: Final = 1_024
 
 
 class PlanCache:
-    """See the module. Belongs to one worker.
+    """The plans of one worker, by the constant bytes of their requests. Used by that worker's thread only.
 
     Attributes:
-        recent: the plans in use, by the constant bytes of their requests; always the same dict.
-        latest: by length of the message, what the last one of that length turned out to be; always the same dict.
+        recent: the recent plans, by the constant bytes of their requests; always the same dict object.
+        latest: layout, plan and way of the last request, by length of the message; always the same dict object.
     """
 
     __slots__ = ("_earlier", "_probation", "latest", "recent")
@@ -49,7 +49,7 @@ class PlanCache:
         self._probation: dict[bytes, Plan] = {}
 
     def recall(self, key: bytes) -> Plan | None:
-        """The plan of a kind that is not recent, which makes it so; None if there is none."""
+        """Make a plan recent, and return it; None if there is none for ``key``. Recent plans are not looked at."""
         plan = self._earlier.pop(key, None) or self._probation.pop(key, None)
         if plan is not None:
             if len(self.recent) >= MAX_PLANS:
@@ -58,7 +58,7 @@ class PlanCache:
         return plan
 
     def remember(self, key: bytes, plan: Plan) -> None:
-        """A kind that there was no plan for."""
+        """Put a new plan on probation."""
         if len(key) > MAX_KEY_BYTES:
             return
         if len(self._probation) >= MAX_PLANS:
@@ -66,7 +66,7 @@ class PlanCache:
         self._probation[key] = plan
 
     def remember_layout(self, length: int, layout: Layout, plan: Plan, writer: Way) -> None:
-        """Messages of ``length`` bytes looked like this lately."""
+        """Note the layout, plan and way of the last message of ``length`` bytes."""
         if len(self.latest) >= MAX_LENGTHS:
             self.latest.clear()
         self.latest[length] = (layout, plan, writer)
@@ -82,5 +82,5 @@ class PlanCache:
         self.recent.clear()
         for plan in self._earlier.values():
             plan.layouts.clear()
-        # Those who would still find their plan there must ask for it once, to be seen in this generation.
+        # A kind that is found by its layout is not asked for. It has to be, to count as seen in this generation.
         self.latest.clear()

@@ -6,9 +6,8 @@ constant bytes make the key under which a validated plan is found, the others ar
 small input takes 0.8 us; parsing with protobuf and reading the fields out takes 2.8 with its C implementation and 15
 with the pure-Python one of free-threaded Python, and copies every tensor: 40 us for one of a megabyte.
 
-Most requests are not even scanned. Where one of the same length has been scanned before, its ``Layout`` says which
-bytes stood where. If all of them stand there again but those of ``id`` and the raw contents, the fields are the same.
-Finding that out takes 0.2 us.
+Most requests are not even scanned. A ``Layout`` says where the constant bytes stood in an earlier request of the same
+length. If they stand in the same places, the request has the same fields. Comparing them takes 0.2 us.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ID_TAG: Final = 3 << 3 | 2
 _RAW_TAG: Final = 7 << 3 | 2
 _OTHER_TAGS: Final = frozenset(number << 3 | 2 for number in (1, 2, 4, 5, 6))
 
-#: (key, id field as it stands in the request or b"", start and end of each raw content, flat)
+#: The key, the id field as it stands in the request or b"", and a list of start and end of each raw content.
 Scan = tuple[bytes, bytes, list[int]]
 
 
@@ -41,7 +40,7 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
         end: where it ends.
 
     Returns:
-        See Scan; None if the message is not as every known client writes it, which is for protobuf to judge.
+        A Scan; None for a message that no known client writes. Protobuf has to read such a message.
     """
     constant: list[bytes] = []
     identifier = b""
@@ -84,9 +83,9 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of a request lie; offsets are from the start of the message.
+    """Where the parts of a request are. Offsets are in bytes, from the start of the message.
 
-    A message of the layout's length that has the constant bytes in their places is made of the same fields.
+    A message of the layout's length that has the constant bytes in their places has the same fields.
 
     Attributes:
         head: constant bytes at the start.
@@ -105,8 +104,8 @@ class Layout:
     def read(self, buffer: bytes, at: int) -> tuple[bytes, list[int]] | None:
         """The id field and the spans of the raw contents, as ``scan`` returns them, of the message at ``at``.
 
-        None if the message is not of this layout, or has an id that only a scan can judge: not ASCII, or so long that
-        its length is not. The message's length and head are for the caller to check.
+        None if the message is not of this layout, or if its id field is not ASCII: only a scan can judge such an id.
+        The caller has checked the message's length and head.
         """
         for offset, constant in self.constants:
             if not buffer.startswith(constant, at + offset):
@@ -140,7 +139,7 @@ def read_layout(buffer: bytes, at: int, end: int) -> Layout:
 
 
 def _fields(buffer: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Each field's tag, and where it, its content, and the next field begin."""
+    """For each field: its tag, and the offsets of the field, its content, and the next field."""
     while at < end:
         length, start = read_varint(buffer, at + 1)
         yield buffer[at], at, start, start + length

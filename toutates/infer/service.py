@@ -347,8 +347,8 @@ class InferService:
     def let_go(self, done: Callable[[], object]) -> None:
         """Look at the model table now, rather than with the next request, and call ``done``.
 
-        Then nothing of this worker refers to versions that are not in the table, but batches under way; and none of
-        these waits for this worker's commit.
+        After that, only batches under way hold versions that are not in the table any more, and none of these batches
+        waits for a commit of this worker.
         """
         if self._get_table() is not self._table:
             self._forget_plans()

@@ -1,4 +1,4 @@
-"""How many fields a ModelInferRequest has, found out before anything is made of them.
+"""Counts the fields of a ModelInferRequest before it is parsed.
 
 A field of two bytes costs up to 10 us to parse with the pure-Python protobuf of free-threaded Python, and 100 bytes of
 memory with any: a message of some megabytes that is nothing but fields would hold its worker up for many seconds. A
@@ -21,7 +21,7 @@ __all__ = ["MAX_FIELDS", "check_structure"]
 #: Fields of a request on all levels, map entries and the bytes of packed shapes among them.
 MAX_FIELDS: Final = 16_384
 
-#: By tag, the length-delimited fields that are looked into; None for one whose bytes count.
+#: By tag, the fields inside a length-delimited field; None for packed numbers, of which each byte counts as a field.
 _Fields: TypeAlias = Mapping[int, "_Fields | None"]
 
 
@@ -36,9 +36,9 @@ _REQUEST: Final[_Fields] = {_tag(4): _PARAMETER, _tag(5): _INPUT, _tag(6): _OUTP
 
 
 def check_structure(buffer: bytes, at: int, end: int) -> None:
-    """See that the ModelInferRequest ``buffer[at:end]`` has no more than MAX_FIELDS fields.
+    """Check that the ModelInferRequest ``buffer[at:end]`` has no more than MAX_FIELDS fields.
 
-    Where it is malformed the count ends, as protobuf's reading will.
+    The count ends where the message is malformed: protobuf reads no further either, and refuses it.
 
     Raises:
         InvalidRequest: it has more.

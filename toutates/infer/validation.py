@@ -1,6 +1,6 @@
-"""Validating a ModelInferRequest against its model: what a new kind of request goes through once.
+"""Checks a ModelInferRequest against its model. Each kind of requests is checked once.
 
-The order of the checks and their texts are Triton's, since clients compare both.
+The order of the checks and their texts are Triton's: clients compare both.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["ValidatedRequest", "request_prefix", "size_mismatch", "validate"]
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRequest:
-    """What all requests with the same key have in common, once they fit their model.
+    """What validation found in a request that fits its model; the same for all requests of its kind.
 
     Attributes:
         rows: rows of the batch dimension; 1 where the model has none.
         inputs: for each input given, in the signature's order: its index in the signature.
-        shapes: likewise, the shape of one row as the graph has it.
-        sources: likewise, which raw content holds it, counted from 0; None for typed contents.
-        sizes: likewise, bytes it must have; None for BYTES.
+        shapes: for each input given: the shape of one row in the graph.
+        sources: for each input given: the index of its raw content; None for typed contents.
+        sizes: for each input given: how many bytes it must have; None for BYTES.
         raw_count: how many raw contents there are.
         outputs: index in the signature of each output to return, sorted by name as Triton returns them.
-        classes: output index -> number of classes asked for.
+        classes: the number of classes asked for, by index of the output.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class ValidatedRequest:
 
 
 def request_prefix(identifier: str) -> str:
-    """What Triton puts before some of its texts."""
+    """The words with which some of Triton's error texts begin."""
     return f"[request id: {identifier or '<id_unknown>'}] "
 
 
@@ -73,7 +73,7 @@ def validate(
 
 
 def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[int | None]:
-    """For each input as sent, which raw content holds it; None for typed contents."""
+    """For each input as sent: the index of its raw content; None for typed contents."""
     sources: list[int | None] = []
     names: set[str] = set()
     next_raw = 0
@@ -106,14 +106,14 @@ def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[i
 
 
 def _declare(kind: str, name: str, names: set[str], identifier: str) -> None:
-    """Enter a tensor of the request into the ``names`` seen before it."""
+    """Add a tensor's name to ``names``; refuse one that is there already."""
     if name in names:
         raise InvalidRequest(f"{request_prefix(identifier)}{kind} '{name}' already exists in request")
     names.add(name)
 
 
 def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
-    """Output name -> number of classes, for the outputs that ask for classification."""
+    """The number of classes asked for, by name of the output."""
     classes: dict[str, int] = {}
     names: set[str] = set()
     for output in request.outputs:
@@ -150,10 +150,7 @@ def _name_list(names: Sequence[str]) -> str:
 
 
 class _Validator:
-    """Section by section what Triton's core checks once a request is complete.
-
-    Of several wrong inputs the last is named.
-    """
+    """Makes the checks of Triton's core, in its order. Of several wrong inputs it names the last, as Triton does."""
 
     def __init__(
         self,
@@ -233,7 +230,7 @@ class _Validator:
         )
 
     def _read_rows(self) -> int:
-        """The batch dimension, equal for all inputs; 1 where there is none."""
+        """Check that all inputs have the same batch dimension, and return it; 1 for a model without one."""
         if not self._signature.batched:
             return 1
         inputs = self._request.inputs
@@ -249,7 +246,7 @@ class _Validator:
         return rows
 
     def _check_tensor(self, tensor: ModelInferRequest.InferInputTensor, rows: int) -> None:
-        """Datatype and shape."""
+        """Check an input's datatype and shape."""
         spec = self._inputs[tensor.name]
         if tensor.datatype != spec.datatype.name:
             shown = tensor.datatype if tensor.datatype in BY_NAME else "<invalid>"
@@ -293,7 +290,7 @@ class _Validator:
     def _check_size(
         self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec, source: int | None, rows: int
     ) -> None:
-        """Bytes of raw contents; typed contents and BYTES are counted where they are decoded."""
+        """Check the size of a raw content. Typed contents and BYTES are checked where they are decoded."""
         expected = self._expected_bytes(tensor, rows)
         if source is None or expected is None:
             return

@@ -1,5 +1,5 @@
-"""The data plane: what can be asked beside inference, free of any transport.
+"""The data plane: what can be asked beside inference, without a transport.
 
-``DataPlane`` has a function for each RPC, from request message to response message. The modules beside it hold what
-takes more than a few lines.
+``DataPlane`` has a function for each RPC, from request message to response message. An RPC that takes more than a few
+lines has a module of its own beside it.
 """

@@ -6,9 +6,9 @@
     log_file                            string    "", standard error; cannot be changed
     log_level.AREA                      string    debug, info, warning or error; "" takes the level back
 
-Keys that are not known are ignored, as Triton does, and named in the log. A request that is refused changes nothing. An
-area's key may have a bool instead, true for debug and false to take the level back, because tritonclient sends nothing
-else under keys that it does not know.
+Unknown keys are ignored, as by Triton, and named in the log. A request that is refused changes nothing. The key of an
+area may have a bool instead: true for debug, false to take the level back. tritonclient sends nothing but bools for
+keys that it does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["log_settings"]
 
 _Values = Mapping[str, pb.LogSettingsRequest.SettingValue]
 
-#: What log_format may be, and whether that is ISO 8601.
+#: Values of log_format, and whether times are ISO 8601.
 _FORMATS: Final = {"default": False, "ISO8601": True}
 _MAX_KEYS_SHOWN: Final = 5
 _KEYS: Final = frozenset({"log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format"})
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 def log_settings(control: LogControl, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-    """Change what is asked for, and answer with all settings.
+    """Make the changes that a request asks for, and return all settings.
 
     Raises:
-        Unsupported: log_file is to be changed.
+        Unsupported: the request changes log_file.
         InvalidRequest: a value cannot be used.
     """
     before = control.levels
@@ -67,7 +67,7 @@ def log_settings(control: LogControl, request: pb.LogSettingsRequest) -> pb.LogS
 
 
 def _settings(levels: LogLevels) -> dict[str, bool | int | str]:
-    """All that are answered: Triton's six, and the areas that have a level of their own."""
+    """All settings: Triton's six, and those of areas that have a level of their own."""
     return {
         "log_file": "",
         "log_info": levels.info,
@@ -80,7 +80,7 @@ def _settings(levels: LogLevels) -> dict[str, bool | int | str]:
 
 
 def _changed(levels: LogLevels, values: _Values) -> LogLevels:
-    # In Triton's order, which settles which of two mistakes is told.
+    # In Triton's order, so that of two mistakes the same one is named.
     if "log_file" in values:
         raise Unsupported("log file location can not be updated through network protocol")
     verbose, iso8601 = levels.verbose, levels.iso8601

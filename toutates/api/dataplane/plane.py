@@ -1,9 +1,9 @@
 """The data plane: a function for every RPC but inference, from request message to response message.
 
-A transport parses a request, calls the function, and sends what it returns. It turns a ``RequestError`` into a status
-of its own. The data plane knows no call, no worker, no status, and does not block.
+A transport parses a request, calls the function, and sends the response. It turns a ``RequestError`` into a status of
+its own. The data plane knows no call, worker or status, and does not block.
 
-Plain functions run on the thread of the worker that was asked. Async functions run on the main thread, inside Trio.
+Plain functions run on the thread of the worker that has the request. Async functions run on the main thread, in Trio.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from toutates.system.logs.control import LogControl
 
 __all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity", "health_response"]
 
-#: What ServerMetadata lists: Triton's names, and only what is true. Without ``statistics`` perf_analyzer reads none.
+#: Extensions that ServerMetadata lists, by Triton's names. perf_analyzer reads statistics only where they are listed.
 EXTENSIONS: Final = (
     "classification",
     "model_repository",
@@ -52,26 +52,26 @@ CudaSharedMemoryRequest = (
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """What ServerMetadata answers."""
+    """The name and the version of the server, for ServerMetadata."""
 
     name: str
     version: str
 
 
 class DataPlane:
-    """See the module. Every function raises RequestError for a request that it refuses, with Triton's text.
+    """Answers every RPC but inference. Functions raise RequestError for what they refuse, with Triton's text.
 
     Args:
-        identity: for ServerMetadata.
+        identity: the server's name and version.
         get_table: returns the model table as it is now.
         readiness: the worker's view of the server's readiness.
         control: loads and unloads models.
-        log_control: what the log shows.
-        trace_settings: of the server.
+        log_control: has the levels of the log.
+        trace_settings: the trace settings of the server.
 
     Attributes:
-        get_table: as given. Most answers stay the same as long as it returns the same table.
-        readiness: as given.
+        get_table: returns the model table. Most answers stay the same as long as it returns the same table.
+        readiness: the worker's view of the server's readiness.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class DataPlane:
         return pb.ServerReadyResponse(ready=self.readiness.serving)
 
     def health_check(self, request: HealthCheckRequest) -> HealthCheckResponse:
-        """Answer Check of grpc.health.v1. The service that is asked for does not matter, as with Triton."""
+        """Answer Check of grpc.health.v1. The service that the request names does not matter, as with Triton."""
         return health_response(serving=self.readiness.serving)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
@@ -112,11 +112,11 @@ class DataPlane:
         return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=EXTENSIONS)
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Answer LogSettings; change what is asked for."""
+        """Answer LogSettings: make the changes that it asks for, and return all settings."""
         return log_settings(self._log_control, request)
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Answer TraceSetting; change what is asked for."""
+        """Answer TraceSetting: make the changes that it asks for, and return the settings."""
         return trace_setting(self.get_table(), self._trace_settings, request)
 
     def system_shared_memory(self, request: SystemSharedMemoryRequest) -> NoReturn:
@@ -134,7 +134,7 @@ class DataPlane:
     # --- models ------------------------------------------------------------------------------------------------------
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Answer ModelReady. An unknown model is not ready, which clients of Triton rely on; it is not an error."""
+        """Answer ModelReady. An unknown model is no error but not ready: clients of Triton rely on that."""
         try:
             self.get_table().find(request.name, request.version)
         except (UnknownModel, ModelNotReady):
@@ -164,20 +164,20 @@ class DataPlane:
         return self._control.explicit
 
     def refuse_unless_loads_on_request(self) -> None:
-        """Refuse a load or an unload where ``loads_on_request`` is false.
+        """Refuse a load or an unload unless ``loads_on_request`` is true.
 
-        ``load`` and ``unload`` do so too. A transport calls this first, on the thread that was asked, so that the main
-        thread hears of no request that it would refuse.
+        ``load`` and ``unload`` do so too. A transport calls this first, on the worker's thread, so that such requests
+        do not get to the main thread.
         """
         if not self.loads_on_request:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """Answer RepositoryIndex with what the model table has: all models, where none is loaded by request."""
+        """Answer RepositoryIndex from the model table. It has all models, unless models are loaded by request."""
         return repository_index(self.get_table(), request)
 
     async def repository_index_on_request(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """Answer RepositoryIndex where models are loaded by request: those that were never loaded are listed too."""
+        """Answer RepositoryIndex if models are loaded by request: those that were never loaded are listed too."""
         if request.repository_name or request.ready:
             return repository_index(self.get_table(), request)
         names = await self._control.names()
@@ -197,5 +197,5 @@ class DataPlane:
 
 
 def health_response(*, serving: bool) -> HealthCheckResponse:
-    """The answer of grpc.health.v1."""
+    """The response of Check and Watch."""
     return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)

@@ -1,4 +1,4 @@
-"""Whether the server can answer, as seen from every worker; the subject of health checks."""
+"""The server's readiness, as a worker sees it, for health checks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["Readiness"]
 
 
 class Readiness:
-    """One worker's view. Read and changed on that worker's thread only (``Worker.call_soon`` brings it there).
+    """One worker's view. It is read and changed on that worker's thread only, by ``Worker.call_soon`` from others.
 
     Attributes:
-        serving: whether ServerReady says yes.
-        exiting: set for good once the server shuts down.
-        on_change: called after a change of either; set by whoever tells the callers of Watch.
+        serving: whether the server is ready.
+        exiting: whether the server is shutting down.
+        on_change: called when one of them has changed; None for nobody to call.
     """
 
     def __init__(self, *, serving: bool) -> None:
@@ -22,13 +22,13 @@ class Readiness:
         self.on_change: Callable[[], None] | None = None
 
     def update(self, *, serving: bool) -> None:
-        """A model has become ready, or is no longer; too late once the server shuts down."""
+        """Set whether the server is ready. It has no effect while the server is shutting down."""
         if not self.exiting and serving is not self.serving:
             self.serving = serving
             self._changed()
 
     def begin_exit(self) -> None:
-        """The server is shutting down."""
+        """Note that the server is shutting down."""
         if not self.exiting:
             self.exiting = True
             self.serving = False

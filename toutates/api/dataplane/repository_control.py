@@ -1,4 +1,4 @@
-"""RepositoryModelLoad and RepositoryModelUnload: what they ask for, read and done."""
+"""RepositoryModelLoad and RepositoryModelUnload: reads the requests, and loads and unloads models."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ async def load_model(control: ModelControl, request: RepositoryModelLoadRequest)
     Raises:
         RequestError: the request cannot be used, or the model cannot be loaded.
     """
-    # Its files may have gigabytes, and reading them copies them: in a thread.
+    # In a thread: the request may have gigabytes of files, and reading them copies them.
     name, config, files = await trio.to_thread.run_sync(_read_load, request)
     try:
         await control.load(name, config, files)
     except ModelLoadError as error:
-        # Triton ends its text so.
+        # Triton's text ends with a line break.
         raise InvalidRequest(f"load failed for model '{name}': {error}\n") from error
 
 
@@ -75,7 +75,7 @@ def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, di
 def _read_unload(request: RepositoryModelUnloadRequest) -> str:
     name = _name(request.repository_name, request.model_name)
     for key, parameter in request.parameters.items():
-        if key == "unload_dependents":  # there are none: no model of ours is made of others
+        if key == "unload_dependents":  # has no effect: no model depends on another
             _expect(parameter, "bool_param", "'unload_dependents' parameter")
         else:
             raise InvalidRequest(f"unrecognized unload parameter '{shown(key)}'.")

@@ -1,4 +1,4 @@
-"""RepositoryIndex: every model and version the repository holds, and its state."""
+"""RepositoryIndex: every model and version of the repository, and its state."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ModelIndex = RepositoryIndexResponse.ModelIndex
 def repository_index(
     table: ModelTable, request: RepositoryIndexRequest, names: Iterable[str] = ()
 ) -> RepositoryIndexResponse:
-    """Answer RepositoryIndex; ``ready`` keeps the versions that answer requests.
+    """Answer RepositoryIndex. With ``ready`` only versions that can answer are listed.
 
     Args:
-        table: of models.
+        table: the model table.
         request: the request.
-        names: of models that the repositories have; those that were never loaded are shown without version and state.
+        names: names of models in the repositories. Models that were never loaded have no version and no state.
 
     Raises:
-        Unsupported: a repository is named; there is one, without a name.
+        Unsupported: the request names a repository; repositories have no names.
     """
     if request.repository_name:
         raise Unsupported("'repository_name' specification is not supported")

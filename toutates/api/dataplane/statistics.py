@@ -1,4 +1,4 @@
-"""ModelStatistics, from the counters of workers and executors."""
+"""ModelStatistics: the statistics of model versions as messages."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
 
 
 def _memory(statistics: VersionStatistics) -> list[MemoryUsage]:
-    """What is known: the buffers of batches. Arrays that are gathered, and what a backend holds, are not."""
+    """The memory of batch buffers. The memory of gathered arrays, and that of the backend, are not known."""
     size = statistics.occupancy.buffer_bytes
     return [MemoryUsage(type=statistics.memory_kind, id=0, byte_size=size)] if size else []

@@ -1,4 +1,4 @@
-"""TraceSetting: what is traced, asked for and changed."""
+"""TraceSetting: changes the trace settings, and returns them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 def trace_setting(table: ModelTable, settings: TraceSettings, request: TraceSettingRequest) -> TraceSettingResponse:
-    """Answer TraceSetting: make the changes that are asked for, all or none, and tell what holds then.
+    """Answer TraceSetting: make all changes that the request asks for, or none, and return the settings.
 
     Args:
-        table: of models; only those that can answer have settings of their own.
-        settings: of this server.
-        request: no model is all models; no settings ask only.
+        table: the model table; only models that can answer have settings of their own.
+        settings: the trace settings of the server.
+        request: a request without a model is for all models; one without settings changes nothing.
 
     Raises:
-        InvalidRequest, Unsupported: in Triton's words.
+        InvalidRequest, Unsupported: the request cannot be used; the text is Triton's.
     """
     model = request.model_name
     if model:

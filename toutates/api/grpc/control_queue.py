@@ -1,8 +1,8 @@
-"""Calls that the main thread answers: RepositoryModelLoad and RepositoryModelUnload, and RepositoryIndex sometimes.
+"""Calls that the main thread answers: RepositoryModelLoad, RepositoryModelUnload, and in some modes RepositoryIndex.
 
-They take as long as loading takes, so no worker waits for them. A handler puts its call into the ``ControlQueue``; the
-main thread runs the data plane's async function in a task, and the answer comes back by the worker's ``call_soon``. A
-caller who leaves, or whose deadline passes, does not stop what he has begun.
+Loading takes long, so no worker waits for it. A handler puts its call into the ``ControlQueue``. The main thread runs
+the data plane's async function in a task, and the answer comes back by the worker's ``call_soon``. A load or unload
+goes on when its caller leaves, or when the deadline passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ControlQueue", "on_main_thread"]
 
 logger = logging.getLogger(__name__)
 
-#: Calls that wait at once, and the bytes of their requests.
+#: Most calls that wait at once, and most bytes of their requests.
 MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 2**31
 
@@ -41,10 +41,13 @@ Work = Callable[[bytes], Awaitable[Message]]
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A call on the main thread.
+    """A call that waits for the main thread.
 
     Attributes:
-        size: bytes of its request; ``message`` is the request itself until ``take_message``.
+        worker: the worker that the call belongs to.
+        call: the call.
+        size: bytes of its request.
+        message: the request, until ``take_message``; then b"".
     """
 
     worker: Worker
@@ -53,7 +56,7 @@ class _Waiting:
     message: bytes
 
     def take_message(self) -> bytes:
-        """The request, which is kept no longer: it may hold a whole model."""
+        """Return the request, and let it go: it may hold a whole model."""
         message, self.message = self.message, b""
         return message
 
@@ -63,11 +66,11 @@ class _Waiting:
 
 @dataclass(slots=True)
 class ControlQueue:
-    """The calls that wait for the main thread. Made there, inside Trio.
+    """The calls that wait for the main thread. It is made on the main thread, in Trio.
 
     Attributes:
-        nursery: for the tasks that the calls become.
-        token: of the main thread's Trio.
+        nursery: runs a task for each call.
+        token: reaches the main thread's Trio from other threads.
     """
 
     nursery: trio.Nursery
@@ -76,7 +79,7 @@ class ControlQueue:
     _closed: bool = False
 
     def put(self, worker: Worker, call: Call, work: Work) -> None:
-        """Have a call answered by ``work``. Called on the worker's thread.
+        """Have ``work`` answer a call. Called on the worker's thread.
 
         Raises:
             Unavailable: the server is exiting.
@@ -88,7 +91,7 @@ class ControlQueue:
             raise Unavailable(_EXITING) from None
 
     def close(self) -> None:
-        """Tell everybody who waits that the server exits; their loads may go on for as long as it lives."""
+        """Fail all waiting calls, because the server is shutting down. Their loads may go on until the process ends."""
         self._closed = True
         for waiting in self._waiting:
             waiting.fail(Unavailable(_EXITING))
@@ -133,11 +136,11 @@ def on_main_thread(
     """A handler that parses the request on the main thread, awaits ``answer`` there, and sends what it returns.
 
     Args:
-        queue: where calls wait for it.
-        worker: whose handler it is.
+        queue: where calls wait.
+        worker: the worker whose handler it is.
         request_type: the request's message class.
-        answer: raises RequestError for requests that it refuses.
-        refuse: raises RequestError where no such call is answered; called on the worker's thread.
+        answer: returns the response; raises RequestError for a request that it refuses.
+        refuse: called on the worker's thread first; raises RequestError if no such call is answered.
         large: whether requests may have any size. They are parsed in a thread of their own then.
     """
 

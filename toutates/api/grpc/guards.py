@@ -1,12 +1,11 @@
-"""Who may call what: the guards of restricted protocols (``toutates.api.restrictions``).
+"""The guards of restricted protocols (``toutates.api.restrictions``).
 
-A guard judges a call by its header block, before anything of its request is read or kept, and a call it refuses never
-reaches a handler. Methods without a restriction have no guard, and pay nothing.
+A guard judges a call by its header block, before its request is read or kept. A call that it refuses does not reach a
+handler. Methods without a restriction have no guard, and pay nothing.
 
-The verdict on a header block is remembered with the block, as all verdicts are (``h2grpc.headers``), for its connection
-alone. That tells nobody anything about the secret: a block is found again by its hash, which is keyed at random, and
-only where the same connection has sent all of it before. In every block that is new, values are compared in constant
-time.
+The verdict on a header block is remembered with the block, for its connection alone, like all verdicts
+(``h2grpc.headers``). That reveals nothing about the secret: a block is found again by a hash that is keyed at random,
+and only where the same connection has sent the whole block before. Values of a new block are compared in constant time.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ __all__ = ["restricted"]
 
 
 def restricted(methods: Iterable[Method], restrictions: Sequence[RestrictedProtocol]) -> Iterator[Method]:
-    """The methods, with guards where they are restricted.
+    """Give the restricted ones of some methods a guard.
 
     Args:
-        methods: all of them.
-        restrictions: no two of the same protocol.
+        methods: all methods.
+        restrictions: what is restricted; no two of them restrict the same protocol.
     """
     guards = {path: guard_of(restriction) for restriction in restrictions for path in restriction.paths}
     for method in methods:
@@ -35,13 +34,13 @@ def restricted(methods: Iterable[Method], restrictions: Sequence[RestrictedProto
 
 
 def guard_of(restriction: RestrictedProtocol) -> Guard:
-    """A guard that lets those pass who know the secret; the others get Triton's status and text."""
+    """A guard that lets callers with the secret pass, and refuses others with Triton's status and text."""
     name, value = restriction.header.encode(), restriction.value.encode()
     refusal = GrpcError(Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{restriction.header}'")
 
     def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
         given = [field.value for field in fields if field.name == name]
-        # All of them are compared, whichever it is that is right.
+        # All values are compared, also after one that matches: the time taken must not tell which one did.
         return None if any([compare_digest(candidate, value) for candidate in given]) else refusal
 
     return guard

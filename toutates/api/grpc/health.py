@@ -1,8 +1,7 @@
 """grpc.health.v1.Health: Check, and Watch as a stream of changes.
 
-Whoever calls Watch costs 30 bytes of the peer's and stays for as long as it likes. So a watcher is an entry in a dict
-and its call, without a task; and telling all of them of a change is done in slices, between which the worker serves
-others.
+A Watch call takes 30 bytes of its peer's, and may stay open for ever. So a watcher has no task: it is a call and an
+entry of a dict. Watchers are told of a change in slices of SLICE_NS, between which the worker serves others.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ __all__ = ["health_methods"]
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _WATCH: Final = "/grpc.health.v1.Health/Watch"
 
-#: How long a worker tells watchers of a change before it serves others.
+#: How long a worker tells watchers of a change before it serves other calls.
 SLICE_NS: Final = 2_000_000
 #: Watchers told between two looks at the clock.
 TOLD_AT_ONCE: Final = 16
 
 
 def health_methods(plane: DataPlane, call_soon: Callable[[Callable[[], None]], None]) -> list[Method]:
-    """The service.
+    """The methods of the service.
 
     Args:
-        plane: the worker's; it answers Check.
-        call_soon: the worker's.
+        plane: the worker's data plane; it answers Check.
+        call_soon: runs a callback on the worker's thread, soon.
     """
     return [
         Method(_CHECK, unary=unary(HealthCheckRequest, plane.health_check)),
@@ -43,27 +42,27 @@ def health_methods(plane: DataPlane, call_soon: Callable[[Callable[[], None]], N
 
 
 class _Watchers:
-    """The open Watch calls of one worker. A watcher who is behind is told how things are, not how they were meanwhile.
+    """The open Watch calls of one worker. A watcher that reads slowly is told the latest state only.
 
     Args:
-        readiness: what they watch.
-        call_soon: the worker's.
+        readiness: the worker's view of the server's readiness.
+        call_soon: runs a callback on the worker's thread, soon.
     """
 
     def __init__(self, readiness: Readiness, call_soon: Callable[[Callable[[], None]], None]) -> None:
         self._readiness = readiness
         self._call_soon = call_soon
-        #: what each was told last
+        #: the state that each watcher was told last
         self._told: dict[Call, bool] = {}
-        #: those who may have to be told of the last change; not empty while ``_tell_some`` is due
+        #: watchers that may have to be told of the last change; not empty while ``_tell_some`` is due
         self._to_tell: list[Call] = []
         self._messages = {serving: health_response(serving=serving).SerializeToString() for serving in (False, True)}
-        #: made once, because each of many thousand calls has it
+        #: made once, because each of many thousand calls refers to it
         self._forget: Callable[[Call], None] = self._drop
         readiness.on_change = self._tell_all
 
     def add(self, call: Call) -> None:
-        """Answer a Watch call with the state as it is, and with its changes later."""
+        """Answer a Watch call with the present state, and with its changes later."""
         check_size(HealthCheckRequest, call)
         self._told[call] = self._readiness.serving
         call.on_closed = self._forget
@@ -97,7 +96,7 @@ class _Watchers:
             return  # the call is over
         if told is not serving:
             if call.outbox and not exiting:
-                # The last message waits for the peer's window still, and one is all that the server keeps for it.
+                # The last message still waits for the peer's window, and the server keeps one message per watcher.
                 call.on_drained = partial(self._note_drained, call)
                 return
             self._told[call] = serving

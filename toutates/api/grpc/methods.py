@@ -29,14 +29,14 @@ def build_methods(
     model_infer: Method,
     restrictions: Sequence[RestrictedProtocol] = (),
 ) -> Mapping[bytes, Method]:
-    """All RPCs as one worker serves them.
+    """All methods as one worker serves them, by path.
 
     Args:
-        worker: whose handlers these are.
-        plane: the worker's; it answers everything but inference.
+        worker: the worker.
+        plane: the worker's data plane; it answers every RPC but inference.
         queue: brings calls to the main thread.
         model_infer: the method of ModelInfer.
-        restrictions: what only callers with a secret may use.
+        restrictions: RPCs that only callers with a secret may use.
     """
     kept = partial(shared_answers, worker=worker, get_table=plane.get_table)
     awaited = partial(on_main_thread, queue, worker)
@@ -75,7 +75,7 @@ def build_methods(
     return method_table(restricted(methods, restrictions))
 
 
-# What an answer that is kept depends on, beside the model table.
+# What a shared answer depends on, beside the model table.
 
 
 def _nothing(request: pb.ServerMetadataRequest) -> Hashable:
@@ -97,7 +97,7 @@ def _stream_not_offered(name: str, text: str) -> Method:
     error = GrpcError(Status.UNIMPLEMENTED, text)
 
     async def handle(stream: ServerStream) -> None:  # for callers who pass the guard of a restricted protocol
-        # An error of its own: each time that one is raised, it holds more frames.
+        # A new error each time: an error that is raised again keeps the frames of all times before.
         raise GrpcError(error.status, error.text)
 
     return Method(SERVICE + name, stream=handle, guard=lambda fields: error)

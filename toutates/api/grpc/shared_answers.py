@@ -1,7 +1,7 @@
-"""Answers that are the same for everybody, made once: as long as the model table stands, statistics once per round.
+"""Answers that are made once and sent to all callers, until the model table changes; statistics are made once a round.
 
 A request of thirty bytes for the statistics or the index of many models has an answer that takes milliseconds to make.
-Whoever sends thousands of them gets the bytes that were made for the first.
+A client that sends thousands of them gets the bytes that were made for the first one.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from toutates.protocol.parsing import parse
 
 __all__ = ["shared_answers"]
 
-#: Statistics whose making takes more CPU time than this in a round are kept for COST_SHARE times as long as that, and
-#: LONGEST_NS at most. So they cost a worker a tenth of its time however often they are asked for; and who asks for one
-#: model's after an inference, which takes less, finds the inference in them. Time in which the thread waits for a core
-#: does not count: a busy machine would make statistics old.
+#: Statistics that take more CPU time than this in a round are kept for COST_SHARE times as long as they took, and for
+#: LONGEST_NS at most. So they cost a worker a tenth of its time, however often they are asked for. Those of one model
+#: take less, so a caller who asks for them after an inference finds the inference in them. Only CPU time counts: time
+#: in which the thread waits for a core would make statistics old.
 CHEAP_NS: Final = 1_000_000
 COST_SHARE: Final = 10
 LONGEST_NS: Final = 100_000_000
-#: Answers kept per kind of request, and bytes of them; the requests that they were made for are kept as well.
+#: Most answers that are kept per kind of request, and most bytes of them. Their requests are kept as well.
 MAX_ANSWERS: Final = 1_024
 MAX_BYTES: Final = 16 * 1024 * 1024
-#: Longer requests are parsed each time: names and versions need fewer bytes.
+#: Longer requests are not kept, but parsed each time. Names and versions need fewer bytes.
 MAX_KEPT_REQUEST_BYTES: Final = 512
 
 Request = TypeVar("Request", bound=Message)
 
 
 class _Answers:
-    """Serialized answers of one kind: by the bytes of a request, and by what it asks for."""
+    """Serialized answers of one RPC: by the bytes of a request, and by what it asks for."""
 
     __slots__ = ("by_bytes", "by_meaning", "made_ns", "size", "spent_ns", "table")
 
@@ -49,19 +49,19 @@ class _Answers:
         self.spent_ns = 0
 
     def are_old(self, now_ns: int) -> bool:
-        """Whether statistics are due to be made anew."""
+        """Whether statistics have to be made anew."""
         if self.spent_ns < CHEAP_NS:
             return now_ns != self.made_ns
         return now_ns - self.made_ns >= min(COST_SHARE * self.spent_ns, LONGEST_NS)
 
     def clear(self) -> None:
-        """Make room."""
+        """Forget all answers."""
         self.by_bytes.clear()
         self.by_meaning.clear()
         self.size = 0
 
     def forget(self, table: object, now_ns: int) -> None:
-        """Begin anew, for ``table`` as it is at ``now_ns``."""
+        """Forget all answers; those to come are for ``table``, in the round of ``now_ns``."""
         self.clear()
         self.table = table
         self.made_ns = now_ns
@@ -77,16 +77,17 @@ def shared_answers(
     *,
     changes: bool = False,
 ) -> UnaryHandler:
-    """A handler like ``unary``'s that keeps what ``answer`` returned.
+    """A handler like that of ``unary``, which keeps the responses of ``answer``.
 
     Args:
         request_type: the request's message class.
-        answer: raises RequestError for requests it refuses; those are not kept. Must not block.
-        meaning: all of the request that the answer depends on. Requests may be padded with anything.
-        worker: whose handler it is.
-        get_table: the model table as it is now; answers are made anew when it is another.
-        changes: whether they depend on more than the table, on what the models do: those are made anew in each round,
-            but for what COST_SHARE says.
+        answer: returns the response; raises RequestError for a request that it refuses, which is not kept. Must not
+            block.
+        meaning: the fields of a request that the answer depends on. A request may have any other bytes beside them.
+        worker: the worker whose handler it is.
+        get_table: returns the model table as it is now; answers are made anew when it is another one.
+        changes: whether answers depend on what models do, and not only on the table. They are then made anew in each
+            round, or as COST_SHARE says.
     """
     answers = _Answers()
 

@@ -13,18 +13,17 @@ from toutates.system.errors import InvalidRequest
 
 __all__ = ["check_size", "unary", "unread"]
 
-#: Most of a request that holds a name or two. Fields that mean nothing to us take the pure-Python protobuf a second per
-#: megabyte.
+#: Most bytes of a request: it has a name or two. Unknown fields take the pure-Python protobuf a second per megabyte.
 MAX_REQUEST_BYTES: Final = 65_536
 
 Request = TypeVar("Request", bound=Message)
 
 
 def check_size(request_type: type[Message], call: Call) -> None:
-    """See that a request is no larger than any of its kind needs to be, before it is parsed.
+    """Check, before a request is parsed, that it is no larger than a request of its type needs to be.
 
     Raises:
-        InvalidRequest: it is.
+        InvalidRequest: it is larger than MAX_REQUEST_BYTES.
     """
     size = call.end - call.start
     if size > MAX_REQUEST_BYTES:
@@ -34,11 +33,11 @@ def check_size(request_type: type[Message], call: Call) -> None:
 
 
 def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
-    """A handler that parses the request, calls ``answer``, and sends what it returns.
+    """A handler that parses the request, calls ``answer``, and sends the response.
 
     Args:
         request_type: the request's message class.
-        answer: raises RequestError for requests that it refuses. Must not block.
+        answer: returns the response; raises RequestError for a request that it refuses. Must not block.
     """
 
     def handle(call: Call) -> None:
@@ -49,7 +48,7 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
 
 
 def unread(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
-    """``unary`` for an RPC that is answered alike whatever is asked: the request is not read, ``answer`` gets none."""
+    """A handler for an RPC with one answer to all requests: they are not read, and ``answer`` gets an empty one."""
 
     def handle(call: Call) -> None:
         call.reply(answer(request_type()).SerializeToString())

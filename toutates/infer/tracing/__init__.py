@@ -1,5 +1,5 @@
-"""Traces of requests: whose are made, and how they get to an OpenTelemetry collector.
+"""Traces: which requests have one, and how their spans get to an OpenTelemetry collector.
 
-Nothing here is on the way of a request that is not traced. Modules that need the extra ``otel`` are imported by
+Requests that are not traced run none of this code. Modules that need the extra ``otel`` are imported by
 ``opening``, where there is a collector to send to.
 """

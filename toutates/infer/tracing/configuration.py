@@ -1,4 +1,4 @@
-"""Where traces go, and what is traced from the start: by flags, and by the environment variables of OpenTelemetry."""
+"""Reads where traces go and what is traced at the start, from flags and from OpenTelemetry's environment variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toutates.system.errors import ConfigurationError
 
 __all__ = ["LEVEL_NAMES", "NO_ENDPOINT", "TraceOptions", "read_trace_options"]
 
-#: What ``--trace-level`` takes.
+#: Values of ``--trace-level``.
 LEVEL_NAMES: Final = (OFF, *LEVELS)
 
 ENDPOINT_FLAG: Final = "--trace-endpoint"
@@ -22,7 +22,7 @@ _BASE_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL: Final = "http/protobuf"
 _PATH: Final = "v1/traces"
-#: Variables of OpenTelemetry that this server does not read, and what holds in their place.
+#: OpenTelemetry's variables that this server does not read, and what it uses in their place.
 _WITHOUT_EFFECT: Final = {
     "OTEL_SDK_DISABLED": "traces are turned off by --trace-level OFF",
     "OTEL_TRACES_EXPORTER": "traces are sent by OTLP, or not at all with --trace-level OFF",
@@ -34,14 +34,14 @@ NO_ENDPOINT: Final = f"there is no collector to send to; start the server with {
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What flags and environment say.
+    """The settings of traces that flags and environment give.
 
     Attributes:
-        endpoint: of the collector, a whole URL; None if there is none.
-        unavailable: why there is none, to be told to whoever turns traces on.
-        asked_for: the flag by which traces were asked for; "" for none, and then what is missing is no mistake.
-        defaults: the settings that hold until somebody changes them.
-        warnings: what the environment asks for and does not get, one sentence each.
+        endpoint: the whole URL of the collector; None if there is no collector.
+        unavailable: why there is no collector, told to a caller who turns traces on.
+        asked_for: the flag that asks for traces; "" for none, and then a missing collector or library is no error.
+        defaults: the trace settings until TraceSetting changes them.
+        warnings: variables of the environment that have no effect, one sentence each.
     """
 
     endpoint: str | None = None
@@ -59,10 +59,10 @@ def read_trace_options(
     rate: int | None = None,
     count: int | None = None,
 ) -> TraceOptions:
-    """What the flags, where given, and the environment come to.
+    """Read the settings of traces from the flags that are given, and from the environment.
 
-    A collector that only the environment names is there for TraceSetting: somebody else may have set it for every
-    process of the machine. Nothing is traced until a flag or a call asks for it.
+    Nothing is traced until a flag or TraceSetting asks for it. A collector that only the environment names does not ask
+    for it: the variable may be set for every process of the machine.
 
     Raises:
         ConfigurationError: a flag cannot be used, or asks for traces that would go nowhere.
@@ -96,7 +96,7 @@ def read_trace_options(
 
 
 def _warnings(environment: Mapping[str, str], *, by_flag: bool) -> tuple[str, ...]:
-    """What of OpenTelemetry's variables is not heeded, although there is a collector."""
+    """Sentences about OpenTelemetry's variables that have no effect."""
     found = [
         f"{name}={environment[name]} has no effect: {reason}"
         for name, reason in _WITHOUT_EFFECT.items()
@@ -130,18 +130,18 @@ def _from_environment(environment: Mapping[str, str]) -> str | None:
 
 
 def _checked(key: str, url: str, *, whole: bool) -> str:
-    """The URL to send to.
+    """Check a URL, and complete it with the path of OTLP.
 
     Args:
-        key: flag or variable that it stands in.
-        url: as given.
-        whole: whether it is complete; otherwise a flag's lacks the path if it has none, and a variable's always.
+        key: the flag or variable that has the URL.
+        url: the URL, as given.
+        whole: whether it is complete. Otherwise a variable's URL lacks the path, and a flag's does if it has no path.
 
     Raises:
-        ConfigurationError: it cannot be used.
+        ConfigurationError: the URL cannot be used.
     """
     remedy = "write http://HOST:4318 or https://HOST:4318, or a whole URL with its path"
-    # What is shown of it must not be a password.
+    # A URL with a user may have a password, which must not be shown.
     shown = url if "@" not in url else None
     try:
         parts = urlsplit(url)

@@ -1,7 +1,7 @@
-"""What a caller says of the trace that its request belongs to: ``traceparent`` and ``tracestate``.
+"""Reads the header fields that say which trace a request belongs to: ``traceparent`` and ``tracestate``.
 
-Source: W3C Trace Context, level 2, sections 3.2 and 3.3. What is malformed is ignored, as it asks; a request is never
-refused for it.
+Source: W3C Trace Context, level 2, sections 3.2 and 3.3. A malformed field is ignored, as the standard asks. No request
+is refused for one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEMBER: Final = re.compile(
     r"([a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
     r"=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
 )
-#: What is passed on at most. Section 3.3.1.5 asks for 512 at least; long members go first.
+#: Longest ``tracestate`` that is passed on. Section 3.3.1.5 asks for 512 at least; long members are dropped first.
 MAX_STATE_CHARS: Final = 512
 LONG_MEMBER_CHARS: Final = 128
 
@@ -52,9 +52,9 @@ class TraceContext:
 
 
 def parse_traceparent(value: str) -> TraceContext | None:
-    """The context that a ``traceparent`` gives; None for none, and for one that is malformed.
+    """Parse a ``traceparent``; None for a malformed one, and for "".
 
-    Several fields, joined with commas as RFC 9110 section 5.3 has it, are malformed: nobody can tell which is meant.
+    Several fields, joined with commas by RFC 9110 section 5.3, are malformed: nobody can tell which one is meant.
     """
     match = _TRACEPARENT.fullmatch(value)
     if match is None:
@@ -69,7 +69,7 @@ def parse_traceparent(value: str) -> TraceContext | None:
 
 
 def parse_tracestate(value: str) -> list[tuple[str, str]]:
-    """Keys and values of ``tracestate`` in order, several fields joined with commas; none if anything is malformed."""
+    """Keys and values of a ``tracestate``, in order; none if any part is malformed. Several fields are comma-joined."""
     members = [member for member in map(_trimmed, value.split(",")) if member]
     if len(members) > MAX_MEMBERS:
         return []
@@ -85,7 +85,7 @@ def _trimmed(member: str) -> str:
 
 
 def _shortened(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What fits MAX_STATE_CHARS: without the long members if that is enough, else without the last ones."""
+    """Drop members until the rest fits MAX_STATE_CHARS: long members first, then the last ones."""
 
     def chars(kept: list[tuple[str, str]]) -> int:
         return sum(len(key) + len(value) + 2 for key, value in kept) - 1

@@ -1,9 +1,9 @@
-"""A thread that turns requests into spans and sends them to a collector, and whose troubles are nobody else's.
+"""A thread that turns the records of traced requests into spans and sends these to a collector.
 
-Workers append to a bounded queue, and never wait. What does not fit, and what the collector does not take, is lost and
-counted; the log says so now and then. The thread looks into the queue once a second: to be woken would cost the worker
-a system call, and with the GIL workers notice how often the thread runs more than how long. That is also why it does
-not let go of the GIL in between.
+Workers append to a bounded queue, and never wait. Requests that do not fit, or that the collector does not take, are
+lost and counted, and the log says so once a minute at most. The thread looks into the queue once a second. Waking it
+would cost the worker a system call. With the GIL, workers also lose more by how often the thread runs than by how long;
+so it does not release the GIL while it works.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ MAX_WAITING: Final = 4_096
 #: Requests sent at once. The spans of one take 0.03 ms, and sending all of them 1.
 MAX_BATCH: Final = 64
 PAUSE_S: Final = 1.0
-#: The thread rests for so many times the CPU time that it has used, until the server ends. Callers can have every one
-#: of their requests traced, which must not cost the others more than a tenth of a core.
+#: The thread rests for this many times the CPU time that it has used, until the server ends. Callers can have all of
+#: their requests traced, which must not cost the others more than a tenth of a core.
 REST: Final = 9
-#: How long the server waits at its end for what is left.
+#: How long the server waits at its end for the traces that are left to be sent.
 FLUSH_S: Final = 5.0
-#: Between two warnings that traces are lost.
+#: Time between two warnings that traces are lost.
 WARNING_PAUSE_S: Final = 60.0
-#: Of what such a warning gives as the reason.
+#: Length of the reason in such a warning.
 MAX_REASON_CHARS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class ExporterStatistics:
-    """What has become of traced requests, counted in requests.
+    """Numbers of traced requests.
 
     Attributes:
-        sent: taken by the collector.
-        dropped: not queued, because the queue was full.
-        failed: not taken by the collector.
-        waiting: in the queue now.
+        sent: requests that the collector has taken.
+        dropped: requests that were not queued, because the queue was full.
+        failed: requests that the collector did not take.
+        waiting: requests in the queue now.
     """
 
     sent: int
@@ -67,11 +67,11 @@ class ExporterStatistics:
 
 
 class TraceExporter:
-    """See the module.
+    """Queues traced requests, and sends their spans to a collector from a thread of its own.
 
     Args:
         endpoint: the collector's whole URL.
-        version: of this server.
+        version: the version of this server.
     """
 
     def __init__(self, endpoint: str, version: str) -> None:
@@ -91,7 +91,7 @@ class TraceExporter:
         self._losses = _Losses(endpoint)
 
     def put(self, request: TracedRequest) -> None:
-        """Have a request's spans sent, soon, if there is room. For any thread; never waits."""
+        """Queue a request to have its spans sent, if there is room. Any thread may call it; it never waits."""
         with self._lock:
             if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(request)
@@ -99,21 +99,21 @@ class TraceExporter:
                 self._dropped += 1
 
     def statistics(self) -> ExporterStatistics:
-        """The counters as they are now. For any thread."""
+        """The counters as they are now. Any thread may call it."""
         return ExporterStatistics(self._sent, self._dropped, self._failed, len(self._waiting))
 
     @asynccontextmanager
     async def running(
         self, place: Callable[[], AbstractContextManager[None]] = nullcontext, flush_s: float = FLUSH_S
     ) -> AsyncIterator[None]:
-        """The thread runs within the block, whose end waits for what is left to be sent, ``flush_s`` seconds at most.
+        """Run the thread within the block. The block's end waits for unsent traces, ``flush_s`` seconds at most.
 
-        A collector can keep the thread longer than that, and longer than any timeout. Then it is left to itself; it
-        ends with what it does at that moment, or with the process.
+        A collector can keep the thread longer than that, and longer than any timeout. The thread is then abandoned: it
+        ends when its attempt does, or with the process.
 
         Args:
-            place: what the thread runs within, such as ``toutates.system.placement.running_on``.
-            flush_s: seconds.
+            place: the context manager that the thread runs in, such as ``toutates.system.placement.running_on``.
+            flush_s: how long to wait for the thread, seconds.
         """
 
         # Shielded, so that a server that is cancelled sends what is left too.
@@ -138,7 +138,7 @@ class TraceExporter:
         self._close(in_time=not flushing.cancelled_caught)
 
     def _close(self, *, in_time: bool) -> None:
-        """The thread has ended, or was given up."""
+        """Count and log the traces that were not sent, once the thread has ended or was abandoned."""
         if not in_time:
             self._sender.stop()
         with self._lock:
@@ -158,7 +158,7 @@ class TraceExporter:
                 began_s = time.thread_time()
                 self._send(batch)
                 stopping = self._stopping.wait(REST * (time.thread_time() - began_s)) or stopping
-                # The few that have come meanwhile wait for more: to send them costs what sending many does.
+                # Few requests wait until there are more: sending few costs as much as sending many.
                 batch = self._take() if len(batch) == MAX_BATCH or stopping else []
             self._losses.report(self._dropped, self._failed, self._reason, stopping=stopping)
         self._sender.close()
@@ -193,7 +193,7 @@ class TraceExporter:
 
 
 class _Losses:
-    """Says in the log that traces are lost, not more than once in WARNING_PAUSE_S."""
+    """Logs that traces are lost, once in WARNING_PAUSE_S at most."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint

@@ -1,4 +1,4 @@
-"""The exporter, where there is a collector and what it takes to send to one."""
+"""Makes the exporter of traces, if there is a collector and OpenTelemetry is installed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["open_exporter"]
 
 
 def open_exporter(options: TraceOptions, version: str) -> tuple[TraceExporter | None, str]:
-    """The exporter; or None, and why there is none.
+    """Make the exporter; return it and "", or None and why there is none.
 
-    OpenTelemetry is imported here: before the server serves, because it takes 0.1 to 0.5 s, and only if it is of use.
+    OpenTelemetry is imported here, before the server serves, because the import takes 0.1 to 0.5 s.
 
     Args:
-        options: where to send to.
-        version: of this server.
+        options: the settings of traces.
+        version: the version of this server.
 
     Raises:
         ConfigurationError: a flag asks for traces, and OpenTelemetry is not installed.

@@ -1,4 +1,4 @@
-"""What is kept of a request that is traced, from its answer until its spans are sent."""
+"""The record of a traced request, from its answer until its spans are sent."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ __all__ = ["TracedRequest"]
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """See the module. Times are monotonic nanoseconds, 0 for what the request never came to.
+    """The steps and the outcome of a traced request. Times are monotonic nanoseconds; 0 for a step it did not reach.
 
     Attributes:
-        arrived_ns: it was read from the socket, whole.
-        planned_ns: it was understood: its plan was found.
+        arrived_ns: the round began in which it was read.
+        planned_ns: its plan was found or made.
         copied_ns: its rows were in a batch.
         taken_ns: an executor took the batch.
-        started_ns, ended_ns: ONNX Runtime's run.
+        started_ns, ended_ns: ONNX Runtime ran.
         answered_ns: the answer was written.
-        model, version: what it was for; "" where that is unknown.
-        rows, batch_rows: its own, and those of its batch.
-        status: gRPC's code.
-        text: what an error said.
-        request_id: the caller's name for it.
-        peer: the caller, ``HOST:PORT``.
-        traceparent, tracestate: these fields of its header list, several joined with commas.
+        model, version: the model and version that it was for; "" where that is unknown.
+        rows: rows of the request.
+        batch_rows: rows of its batch.
+        status: gRPC's status code.
+        text: the error's text; "" for none.
+        request_id: the request's ``id``.
+        peer: the caller's address, ``HOST:PORT``.
+        traceparent, tracestate: these header fields; several of one name are joined with commas.
     """
 
     arrived_ns: int

@@ -1,10 +1,10 @@
-"""Which requests are traced.
+"""Decides which observed requests are traced.
 
-A caller who says that it records the trace decides for its request, and so does one who says that it does not
-(``traceparent``). Of the others one in so many is traced.
+A caller whose ``traceparent`` says whether it records the trace decides for its request. Of the other requests, one in
+``rate`` is traced.
 
-No request is counted or drawn for that. The server looks closer at one request in ``Rules.every``, whatever its model,
-so one that is looked at stands for so many; a model's are added up, and each time they make its rate, one is traced.
+Requests are not counted by model for that. One request in ``Rules.every`` is observed, whatever its model, and stands
+for that many requests. They are added up by model. Each time the sum reaches the model's rate, a request is traced.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["Sampler"]
 
 
 class Sampler:
-    """Decides for one worker's requests; used by that worker's thread only."""
+    """Decides for the requests of one worker. Used by that worker's thread only."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self._settings = settings
         self._rules = settings.rules
-        #: by model, for how many requests since the last trace those stand that were looked at
+        #: by model, how many requests the observed ones since the last trace stand for
         self._passed: dict[str, int] = {}
 
     def wants(self, model: str, traceparent: str, weight: int) -> bool:
-        """Whether a request that was looked at is to be traced.
+        """Whether an observed request is to be traced.
 
         Args:
-            model: its name.
-            traceparent: of its header list, "" for none.
-            weight: for how many requests it stands that do not decide for themselves.
+            model: the model's name.
+            traceparent: the request's header field; "" for none.
+            weight: how many requests the observed one stands for; 0 for one that was observed for its ``traceparent``.
         """
         rules = self._settings.rules
         if rules is not self._rules:

@@ -1,6 +1,6 @@
-"""Sends encoded spans to a collector: OTLP over HTTP, with what OpenTelemetry's environment variables say of it.
+"""Sends encoded spans to a collector by OTLP over HTTP, as OpenTelemetry's environment variables say.
 
-OpenTelemetry's own exporter takes spans and no bytes, and its encoder costs too much; see ``encoding``. Source:
+OpenTelemetry's own exporter takes spans and no bytes, and its encoder costs too much (``encoding``). Source:
 OpenTelemetry's specification, "OTLP/HTTP" and "OpenTelemetry Protocol Exporter".
 """
 
@@ -24,7 +24,7 @@ __all__ = ["NotTaken", "OtlpSender"]
 
 logger = logging.getLogger(__name__)
 
-#: For all attempts together, where OTEL_EXPORTER_OTLP_TIMEOUT says nothing else.
+#: Time for all attempts together, unless OTEL_EXPORTER_OTLP_TIMEOUT says otherwise.
 _TIMEOUT_S: Final = 10.0
 _MAX_ATTEMPTS: Final = 6
 #: Statuses after which the same request may succeed ("OTLP/HTTP Response").
@@ -37,17 +37,17 @@ class NotTaken(Exception):
 
 
 class OtlpSender:
-    """Sends to one collector. Used by one thread, but for ``stop``.
+    """Sends to one collector. One thread uses it; any thread may call ``stop``.
 
     Args:
         endpoint: the collector's whole URL.
-        version: of this server.
-        environment: of the process.
+        version: the version of this server.
+        environment: the process's environment variables.
     """
 
     def __init__(self, endpoint: str, version: str, environment: Mapping[str, str]) -> None:
         def value(name: str) -> str:
-            """A variable for traces, and where it is not set the one for everything that is sent."""
+            """The variable for traces, or if it is not set, the variable for all signals."""
             of_all = environment.get(f"OTEL_EXPORTER_OTLP_{name}", "")
             return (environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or of_all).strip()
 
@@ -69,7 +69,7 @@ class OtlpSender:
         self._session.headers.update(parse_env_headers(value("HEADERS"), liberal=True))
 
     def send(self, data: bytes) -> None:
-        """Send an ExportTraceServiceRequest; what passes is tried again until the timeout.
+        """Send an ExportTraceServiceRequest. Failures that may pass are tried again until the timeout.
 
         Raises:
             NotTaken: all attempts failed.
@@ -101,11 +101,11 @@ class OtlpSender:
         raise NotTaken(reason)
 
     def stop(self) -> None:
-        """Try nothing again from now on. For any thread."""
+        """Make no further attempts. Any thread may call it."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Close the connection that is kept."""
+        """Close the connection to the collector."""
         self._session.close()
 
 
@@ -118,7 +118,7 @@ def _timeout_s(text: str) -> float:
 
 
 def _asked_pause_s(answer: requests.Response, otherwise_s: float) -> float:
-    """What ``Retry-After`` asks for, a number or a date (RFC 9110 section 10.2.3)."""
+    """The pause that ``Retry-After`` asks for, as a number or a date (RFC 9110 section 10.2.3)."""
     value = answer.headers.get("retry-after")
     try:
         return Retry().parse_retry_after(value) if value else otherwise_s

@@ -1,7 +1,7 @@
-"""Trace settings: Triton's, for all models and for single ones, and how they change while the server runs.
+"""Triton's trace settings, for all models and for single ones, which change while the server runs.
 
-A model has what it was given, and of the rest what all models have, which in turn is what was given for all, and of the
-rest what the flags say. ``TraceSettings.rules`` is what follows for sampling; it is immutable and replaced as a whole.
+A setting of a model is the value given for the model, or else the value given for all models, or else the flag's.
+``TraceSettings.rules`` is what follows for sampling. It is immutable, and replaced as a whole.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ __all__ = [
 ]
 
 OFF: Final = "OFF"
-#: What may be traced, in the order in which Triton lists it.
+#: Trace levels, in the order in which Triton lists them.
 LEVELS: Final = ("TIMESTAMPS", "TENSORS")
-#: Levels that Triton had and passes over today.
+#: Levels that earlier versions of Triton had; it ignores them today.
 _OLD_LEVELS: Final = ("MIN", "MAX")
 _UNLIMITED: Final = -1
-#: Things that one line of the log names.
+#: Settings that one line of the log names.
 _MAX_SAID: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """What holds for a model, or for all that have nothing of their own.
+    """The trace settings of a model, or of all models without settings of their own.
 
     Attributes:
-        levels: of LEVELS; none is OFF.
-        rate: one of so many requests is traced; 0 traces only those whose callers ask for it.
-        count: so many requests are traced by the rate, and then none any more; -1 for no end.
-        log_frequency: Triton's, for its trace files; kept, and without effect.
+        levels: some of LEVELS; none for OFF.
+        rate: one of this many requests is traced; 0 for only those whose callers ask for it.
+        count: how many requests are traced by the rate; -1 for no end.
+        log_frequency: a setting of Triton's trace files; it is kept, and has no effect.
     """
 
     levels: tuple[str, ...] = ()
@@ -55,16 +55,19 @@ class TraceSetting:
     log_frequency: int = 0
 
 
-#: New values by their name in ``TraceSetting``; None takes a value back.
+#: New values by the name of the field of ``TraceSetting``; None for a value that is taken back.
 Changes = Mapping[str, Any]
 
 
 def read_changes(settings: Mapping[str, Sequence[str]]) -> Changes:
-    """What a TraceSetting request asks for, by the keys of the protocol; those that nobody knows are ignored.
+    """Read the changes that a TraceSetting request asks for. Unknown keys are ignored.
+
+    Args:
+        settings: values by the keys of the protocol.
 
     Raises:
-        InvalidRequest, Unsupported: in Triton's words. Keys are read in its order, so that of several mistakes the same
-            one is named.
+        InvalidRequest, Unsupported: a value cannot be used. The text is Triton's. Keys are read in Triton's order, so
+            that of several mistakes the same one is named.
     """
     if "trace_file" in settings:
         raise Unsupported("trace file location can not be updated through network protocol")
@@ -85,10 +88,10 @@ def read_changes(settings: Mapping[str, Sequence[str]]) -> Changes:
 
 
 def without_effect(settings: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a TraceSetting request asks for that changes nothing, a clause for each, for the log.
+    """Find the settings of a TraceSetting request that have no effect: a clause for each, for the log.
 
     Args:
-        settings: of a request that ``read_changes`` has not refused.
+        settings: the settings of a request that ``read_changes`` has accepted.
     """
     found = [f"the setting '{shown(key)}', which is not known" for key in settings if key not in _KNOWN_KEYS]
     old = [level for level in _OLD_LEVELS if level in settings.get("trace_level", ())]
@@ -115,7 +118,7 @@ _LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
 def _integer(key: str, text: str, least: int, most: int) -> int:
-    """The number that a text begins with, as C++ reads it for Triton; what follows the digits is ignored."""
+    """The number at the start of a text, read as C++ does for Triton: text after the digits is ignored."""
     match = _LEADING_INTEGER.match(text)
     if match is None:
         raise InvalidRequest(f"Unable to parse '{key}', got: {shown(text)}")
@@ -137,7 +140,7 @@ def _count(key: str, text: str) -> int:
     return _integer(key, text, _UNLIMITED, 2**31 - 1)
 
 
-#: Keys of the protocol, in Triton's order: the field, and how a single value of it is read.
+#: Keys of the protocol, in Triton's order, with the field of ``TraceSetting`` and the function that reads a value.
 _KEYS: Final[Mapping[str, tuple[str, Callable[[str, str], int]]]] = {
     "trace_level": ("levels", _unsigned),
     "trace_rate": ("rate", _unsigned),
@@ -150,10 +153,10 @@ _KNOWN_KEYS: Final = frozenset({*_KEYS, "trace_file", "trace_mode"})
 
 
 class Budget:
-    """How many requests may still be traced. Shared by all threads.
+    """Counts how many requests may still be traced. Shared by all threads.
 
     Attributes:
-        left: -1 for no end. Read without the lock, by who only wants to show or guess it.
+        left: requests that may be traced; -1 for no end. Read without the lock where a stale number does no harm.
     """
 
     __slots__ = ("_lock", "left")
@@ -163,7 +166,7 @@ class Budget:
         self.left = count
 
     def take(self) -> bool:
-        """Whether there was one left, which is taken."""
+        """Take one request off the budget; returns whether one was left."""
         with self._lock:
             if self.left > 0:
                 self.left -= 1
@@ -173,12 +176,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What sampling needs of a setting.
+    """The part of a model's trace settings that sampling needs.
 
     Attributes:
-        on: whether anything is traced at all.
-        rate: one of so many; 0 for none but those whose callers ask for it.
-        budget: for what is traced by the rate.
+        on: whether anything is traced.
+        rate: one of this many requests is traced; 0 for only those whose callers ask for it.
+        budget: counts the requests that are traced by the rate.
     """
 
     on: bool
@@ -188,13 +191,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """All that sampling needs. Never changed.
+    """The rules of sampling for all models. Immutable.
 
     Attributes:
-        default: for models without a rule of their own.
-        models: those of the others.
+        default: the rule of models without a rule of their own.
+        models: the rules of the other models, by name.
         on: whether any model is traced.
-        every: one of so many requests, of all models together, is to be looked at; 0 for none.
+        every: one of this many requests, of all models together, has to be observed; 0 for none.
     """
 
     default: Rule
@@ -218,37 +221,40 @@ class Rules:
 
 
 class TraceSettings:
-    """See the module. Shared by all threads.
+    """The trace settings of the server. Shared by all threads.
 
     Args:
-        defaults: what the flags say.
-        unavailable: why nothing can be traced, for those who turn it on; "" where it can.
+        defaults: the settings that the flags give.
+        unavailable: why nothing can be traced, told to a caller who turns traces on; "" if it can.
+
+    Attributes:
+        rules: what the settings mean for sampling.
     """
 
     def __init__(self, defaults: TraceSetting, unavailable: str = "") -> None:
         self._defaults = defaults
         self._unavailable = unavailable
-        #: guards what follows against other updates; readers take ``rules`` as it is
+        #: guards the attributes below; ``rules`` is read without it
         self._lock = threading.Lock()
-        #: what was given, by model; "" is all of them. A count is a ``Budget``.
+        #: values given by TraceSetting, by model and field; "" stands for all models, and a count is a ``Budget``
         self._given: dict[str, dict[str, Any]] = {}
         self._default_budget = Budget(defaults.count)
         self._listeners: list[Callable[[Rules], None]] = []
         self.rules = self._make_rules(self._given)
 
     def listen(self, listener: Callable[[Rules], None]) -> None:
-        """Have ``listener`` called with the rules, now and whenever they change, by whichever thread changes them."""
+        """Call ``listener`` with the rules, now and whenever they change, on the thread that changes them."""
         with self._lock:
             self._listeners.append(listener)
             listener(self.rules)
 
     def get(self, model: str = "") -> TraceSetting:
-        """What holds for a model, or with "" for all others; ``count`` is what is left of it."""
+        """The settings of a model; with "", those of all other models. ``count`` is what is left of the budget."""
         with self._lock:
             return self._effective(self._given, model)[0]
 
     def update(self, model: str, changes: Changes) -> None:
-        """Change what was given for a model, or with "" for all: all of it or nothing.
+        """Change the settings of a model, or with "" those of all models. All changes are made, or none.
 
         Raises:
             InvalidRequest: it would turn traces on where nothing can be traced.
@@ -268,7 +274,7 @@ class TraceSettings:
             self._replace_rules()
 
     def refresh(self) -> None:
-        """A budget is used up, so less is to be looked at."""
+        """Make the rules anew, because a budget is used up and fewer requests have to be observed."""
         with self._lock:
             self._replace_rules()
 

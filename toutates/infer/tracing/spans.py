@@ -1,4 +1,4 @@
-"""One request's spans, made of what was noted about it, once it has been answered.
+"""Makes the spans of a request from its record, after it has been answered.
 
     inference.GRPCInferenceService/ModelInfer     from its arrival to its answer; SERVER
     ├── batch assembly                            its rows are copied into a batch
@@ -6,8 +6,8 @@
     ├── execution                                 ONNX Runtime runs it
     └── response                                  the answer is written
 
-Names and attributes are those of OpenTelemetry's conventions for RPC; where these have none, Triton's (``triton.``) or
-ours (``toutates.``).
+Names and attributes follow OpenTelemetry's conventions for RPC. Where these have no name, it is Triton's (``triton.``)
+or ours (``toutates.``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["SpanMaker"]
 SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
 
-#: Of gRPC's codes, those that are the server's fault by OpenTelemetry's conventions: UNKNOWN, DEADLINE_EXCEEDED,
-#: UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS. Others are the caller's, and no error of the span.
+#: gRPC's codes that OpenTelemetry's conventions call the server's fault: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED,
+#: INTERNAL, UNAVAILABLE, DATA_LOSS. A span with any other code has no error status.
 _SERVER_FAULTS: Final = frozenset((2, 4, 12, 13, 14, 15))
 _NO_STATUS: Final = Status(StatusCode.UNSET)
-#: The spans inside a request's own: name, and from when to when.
+#: The child spans: the name, and the fields of the record that say when it begins and ends.
 _STEPS: Final = (
     ("batch assembly", "planned_ns", "copied_ns"),
     ("queue", "copied_ns", "taken_ns"),
@@ -46,8 +46,8 @@ class SpanMaker:
     """Makes spans. Used by one thread.
 
     Args:
-        resource: whose they are.
-        version: of this server.
+        resource: the process that makes the spans.
+        version: the version of this server.
     """
 
     def __init__(self, resource: Resource, version: str) -> None:
@@ -56,9 +56,9 @@ class SpanMaker:
         self._random = random.Random()  # seeded by the system
 
     def spans(self, request: TracedRequest) -> list[ReadableSpan]:
-        """The spans of a request, its own first."""
-        # The clocks drift apart by what NTP corrects, so their distance is taken anew for every request. It is the same
-        # for all of its spans, which therefore fit together to the nanosecond.
+        """The spans of a request: the span of the whole request, then those of its steps."""
+        # NTP corrects one of the clocks, so their distance is measured anew for every request. All spans of a request
+        # use the same distance, so they fit together to the nanosecond.
         offset_ns = time.time_ns() - time.monotonic_ns()
         parent = self._parent(request)
         if parent is None:
@@ -103,7 +103,7 @@ class SpanMaker:
         return spans
 
     def _parent(self, request: TracedRequest) -> SpanContext | None:
-        """The caller's span; None if the caller named none, or none that can be understood."""
+        """The caller's span; None if the request has no valid ``traceparent``."""
         context = parse_traceparent(request.traceparent)
         if context is None:
             return None

@@ -1,7 +1,7 @@
-"""One worker's part in traces: which of its requests are observed for them, and what is kept of those that are traced.
+"""Chooses requests of one worker for traces, and makes records of those that are traced.
 
-One of so many requests is observed, as a sampling. So is every request whose caller says in its headers that it records
-the trace; the transport sees to that.
+One of ``Rules.every`` requests is observed by a sampling. The transport has every request observed whose headers say
+that the caller records the trace.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class WorkerTraces:
     """Has one worker's requests observed as the trace settings ask for. Used by that worker's thread, once it runs.
 
     Args:
-        worker: whose requests these are.
-        observer: of that worker; it does from now on what the settings say.
-        settings: of the server.
-        put: takes requests that are traced; None where there is nobody to send them to, and nothing is observed.
+        worker: the worker.
+        observer: observes the worker's requests.
+        settings: the trace settings of the server.
+        put: takes records of traced requests; None if there is no collector, so that nothing is observed.
 
     Attributes:
-        settings: as given.
+        settings: the trace settings of the server.
         sampling: takes the requests that are observed for traces.
-        possible: whether there is somebody to send traces to.
+        possible: whether there is a collector.
     """
 
     def __init__(
