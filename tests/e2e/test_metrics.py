@@ -87,7 +87,7 @@ class Scraper:
         self._exposition = Exposition(inside.server.view, gpus=gpus)
 
     def text(self, form: Format = Format.TEXT) -> str:
-        return b"".join(self._exposition.render(form.content_type)).decode()
+        return b"".join(self._exposition.render(form)).decode()
 
     def __call__(self) -> Scrape:
         return Scrape(self.text())

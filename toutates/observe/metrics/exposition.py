@@ -36,11 +36,6 @@ class Format(Enum):
     TEXT = plain.CONTENT_TYPE_PLAIN_0_0_4
     OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
 
-    @property
-    def content_type(self) -> str:
-        """The value of the response's Content-Type."""
-        return self.value
-
 
 def choose_format(accept: str) -> Format:
     """The format for a request's Accept header, as prometheus_client chooses it; TEXT for headers that it cannot read.
@@ -70,13 +65,8 @@ class Exposition:
         """Read the GPUs regularly, because reading may block, until cancelled; returns where there are none."""
         await self._gpus.run()
 
-    def content_type(self, accept: str) -> str:
-        """The media type to answer a request's Accept header with, one of two."""
-        return choose_format(accept).content_type
-
-    def render(self, content_type: str) -> Iterator[bytes]:
-        """The text of that type in pieces, some of them empty. Between two of them other work may run."""
-        form = Format(content_type)
+    def render(self, form: Format) -> Iterator[bytes]:
+        """The text in pieces, some of them empty. Between two of them other work may run."""
         took_s = 0.0
         began = time.perf_counter()
         for family in self._collector.scrape():

@@ -17,7 +17,7 @@ from toutates.observe.http.http_thread import THREAD_NAME
 from toutates.observe.http.responses import Response, page_response, refusal, text_response
 from toutates.observe.http.reuse import ReusedText
 from toutates.observe.http.site import Asked, Endpoint, Site
-from toutates.observe.metrics.exposition import Exposition
+from toutates.observe.metrics.exposition import Exposition, Format, choose_format
 from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
 from toutates.observe.status.status import Status, unready_reason
@@ -103,18 +103,17 @@ class _MetricsText:
     """Answers /metrics with a text for each format."""
 
     def __init__(self, metrics: Exposition) -> None:
-        self._metrics = metrics
-        self._texts: dict[str, ReusedText] = {}
+        self._texts = {
+            form: ReusedText(lambda form=form: metrics.render(form))  # type: ignore[misc]
+            for form in Format
+        }
         self._turn = trio.Lock()
 
     async def get(self, asked: Asked) -> Response:
-        content_type = self._metrics.content_type(asked.head.fields.get("accept", ""))
-        text = self._texts.get(content_type)
-        if text is None:
-            text = self._texts[content_type] = ReusedText(lambda: self._metrics.render(content_type))
+        form = choose_format(asked.head.fields.get("accept", ""))
         async with self._turn:  # the texts of both formats take turns, because one scrape runs at a time
-            made = await text.get()
-        return text_response(made, content_type=content_type, fields=_BY_ACCEPT)
+            text = await self._texts[form].get()
+        return text_response(text, content_type=form.value, fields=_BY_ACCEPT)
 
 
 def _health(state: str, problem: Callable[[], str]) -> Endpoint:
