@@ -78,7 +78,7 @@ class Ended(BaseException):
 
 
 def make_fatal(patch: pytest.MonkeyPatch) -> None:
-    """Rows of FATAL end the thread that runs them; workers borrow no executors."""
+    """Rows of FATAL end the thread that runs them; nothing is run inline."""
     run = ModelSession.run
 
     def run_or_die(self: ModelSession, batch: Batch, *more: Any) -> Any:
@@ -487,15 +487,15 @@ def deaf_server(
 
 
 def wait_listening(process: ServerProcess) -> None:
-    def listens() -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         assert process.process.poll() is None, f"the server ended with {process.process.returncode}"
         try:
             socket.create_connection(("127.0.0.1", process.port), timeout=5).close()
+            return
         except ConnectionRefusedError:
-            return False
-        return True
-
-    wait_until(listens)
+            time.sleep(0.02)
+    raise AssertionError("the server does not listen")
 
 
 def cpu_seconds(process: ServerProcess) -> float:

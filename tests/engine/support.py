@@ -319,8 +319,8 @@ class Rig:
     def assert_empty(self) -> None:
         """Nothing is under way, and nothing is counted."""
         wait_until(lambda: self.supertensor.occupancy().in_flight == 0)
-        room = self.supertensor.room
-        assert (room.rows, room.memory_bytes, room.waiting) == (0, 0, 0)
+        budget = self.supertensor.budget
+        assert (budget.rows, budget.memory_bytes, budget.waiting) == (0, 0, 0)
 
     def close(self, *, workers_ended: bool = False) -> None:
         """Close the SuperTensor and see every executor end."""

@@ -51,7 +51,7 @@ def assert_serves(rig: Rig, context: str = "afterwards") -> None:
 # --- a run that raises
 
 
-@pytest.mark.parametrize("quick", [False, True], ids=["in its thread", "on loan"])
+@pytest.mark.parametrize("quick", [False, True], ids=["in its thread", "inline"])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a bug"), ExecutionFailed("a reason")], ids=type)
 @pytest.mark.parametrize("where", ["lane", "binding", "on_batch", "is_wanted", "note_run"])
 def test_whatever_raises_with_a_batch_its_callers_are_told_and_nothing_is_lost(
@@ -246,11 +246,11 @@ def test_a_worker_that_cannot_be_told_does_not_keep_the_others_waiting(caplog: p
 # --- rows that do not come in
 
 
-@pytest.mark.parametrize("quick", [False, True], ids=["in its thread", "on loan"])
+@pytest.mark.parametrize("quick", [False, True], ids=["in its thread", "inline"])
 def test_a_split_request_whose_copy_fails_is_answered_with_nobodys_rows(
     monkeypatch: pytest.MonkeyPatch, quick: bool
 ) -> None:
-    """Its rows are reserved, and hold what was there before. They run, on loan before the error has come back."""
+    """Its rows are reserved, and hold what was there before. They run, inline before the error has come back."""
     rig = Rig(DOUBLE, batch_size=2, quick_ns=ALWAYS if quick else 0)
     lane = rig.lane((4,))
     with rig.running():
@@ -341,7 +341,7 @@ def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told(mo
         assert_serves(rig)
 
 
-def test_what_is_no_exception_does_not_end_the_thread_that_borrowed_the_executor(
+def test_what_is_no_exception_does_not_end_the_thread_that_runs_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
@@ -358,7 +358,7 @@ def test_what_is_no_exception_does_not_end_the_thread_that_borrowed_the_executor
         assert_serves(rig)
 
 
-@pytest.mark.parametrize("when", ["idle", "with a batch in its inbox", "on loan"])
+@pytest.mark.parametrize("when", ["idle", "with a batch in its inbox", "inline"])
 def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(when: str) -> None:
     """Nothing in the loop can end it there; should anything, its place among the idle ones must not be taken twice."""
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
@@ -380,7 +380,7 @@ def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(whe
     if when == "with a batch in its inbox":
         rig.worker.end_round()
         assert not inbox.empty()
-    if when == "on loan":
+    if when == "inline":
         rig.lane((4,)).note_run(1, 1_000)
         rig.gate.clear()
         thread = threading.Thread(target=rig.worker.end_round)
@@ -388,7 +388,7 @@ def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(whe
         wait_until(lambda: supertensor.occupancy().idle_executors == 0)
     with rig.running():
         rig.gate.set()
-        if when == "on loan":
+        if when == "inline":
             thread.join(20)
         rig.worker.end_round()
         npt.assert_array_equal(rig.worker.collect("a")[0], 2 * rows(1))

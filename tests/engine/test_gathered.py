@@ -45,7 +45,7 @@ def test_rows_of_two_workers_are_run_in_the_order_of_their_reservation_not_of_th
     other.add("b", lane, texts("2", "2"))
     one.add("c", lane, texts("3", "3", "4", "4"))
     # As if the first worker had been interrupted between reserving rows and appending them.
-    [batch] = rig.supertensor.open_batches.values()
+    [batch] = rig.supertensor.queue.open.values()
     batch.pieces.reverse()
     one.end_round()
     other.end_round()

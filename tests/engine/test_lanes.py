@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, double, model, tensor, unary
 from toutates.backends.onnx import session as session_module
 from toutates.engine import lane as lane_module
+from toutates.engine import lane_table as lane_table_module
 from toutates.engine import packing as packing_module
-from toutates.engine import supertensor as supertensor_module
 from toutates.engine.lane import GatheredLane
 from toutates.system.errors import ExecutionFailed
 
@@ -24,7 +24,7 @@ def rows(count: int, length: int = 4, start: int = 0) -> Any:
 
 def spare_bytes(rig: Rig) -> int:
     """What the lanes that are kept hold, counted from their batches."""
-    lanes = rig.supertensor._lanes.values()
+    lanes = rig.supertensor.lanes
     return sum(sum(array.nbytes for array in batch.arrays) for lane in lanes for batch in lane.spare)
 
 
@@ -57,7 +57,7 @@ def test_equal_shapes_share_a_lane() -> None:
 
 
 def test_the_lane_not_looked_up_for_longest_is_forgotten_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supertensor_module, "MAX_LANES", 2)
+    monkeypatch.setattr(lane_table_module, "MAX_LANES", 2)
     rig = Rig(DOUBLE_LENGTHS)
     with rig.running():
         first = rig.packed((1,))
@@ -70,12 +70,12 @@ def test_the_lane_not_looked_up_for_longest_is_forgotten_with_its_memory(monkeyp
 
 
 def test_a_forgotten_lane_that_is_still_used_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supertensor_module, "MAX_LANES", 1)
+    monkeypatch.setattr(lane_table_module, "MAX_LANES", 1)
     rig = Rig(DOUBLE_LENGTHS)
     with rig.running():
         planned = rig.packed((1,))
         run(rig, 2)
-        assert planned not in rig.supertensor._lanes.values()
+        assert planned not in rig.supertensor.lanes
         for turn in range(2):
             rig.worker.add(turn, planned, rows(1, 1))
             rig.worker.end_round()
@@ -86,7 +86,7 @@ def test_a_forgotten_lane_that_is_still_used_is_kept_again(monkeypatch: pytest.M
 
 
 def test_a_forgotten_lane_that_a_plan_holds_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supertensor_module, "MAX_LANES", 1)
+    monkeypatch.setattr(lane_table_module, "MAX_LANES", 1)
     rig = Rig(DOUBLE_LENGTHS)
     planned = rig.packed((1,))
     rig.lane((2,))
@@ -95,7 +95,7 @@ def test_a_forgotten_lane_that_a_plan_holds_is_found_again(monkeypatch: pytest.M
 
 
 def test_a_lane_in_use_outlives_any_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supertensor_module, "MAX_LANES", 4)
+    monkeypatch.setattr(lane_table_module, "MAX_LANES", 4)
     rig = Rig(DOUBLE_LENGTHS)
     with rig.running():
         planned = rig.packed((1,))
@@ -115,7 +115,7 @@ def test_a_lane_in_use_outlives_any_number_of_others(monkeypatch: pytest.MonkeyP
 
 def test_spare_memory_is_bounded_and_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = 8 * 4 * 10  # ten floats per row of a batch
-    monkeypatch.setattr(supertensor_module, "MAX_SPARE_BYTES", bound)
+    monkeypatch.setattr(lane_table_module, "MAX_SPARE_BYTES", bound)
     rig = Rig(DOUBLE_LENGTHS, capacity=3)
     with rig.running():
         for length in (2, 7, 4, 1, 11, 3, 3, 10, 1):

@@ -152,7 +152,7 @@ def test_a_request_that_is_refused_leaves_nothing_counted() -> None:
         add(rig, 2, 14)
     with pytest.raises(InvalidRequest, match="batch-size must be <= 16 for 'm'"):
         add(rig, 2, 17)
-    assert rig.supertensor.room.rows == 3
+    assert rig.supertensor.budget.rows == 3
     add(rig, 2, 13)
     rig.worker.end_round()
     with rig.running():
@@ -287,7 +287,7 @@ def test_ever_new_shapes_hold_no_more_memory_than_is_allowed(quick_ns: int) -> N
                 rig.gate.clear()
             occupancy = rig.supertensor.occupancy()
             most = max(most, occupancy.in_flight_bytes)
-            held = sum(batch.memory_bytes for lane in rig.supertensor._lanes.values() for batch in lane.spare)
+            held = sum(batch.memory_bytes for lane in rig.supertensor.lanes for batch in lane.spare)
             assert occupancy.spare_bytes == held
             if turn % 50 == 0:
                 rig.worker.end_round()

@@ -155,7 +155,7 @@ def test_every_answer_is_right_with_many_workers_executors_shapes_and_failures(k
             wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
             rig.assert_empty()
             occupancy = rig.supertensor.occupancy()
-            kept = list(rig.supertensor._lanes.values())
+            kept = list(rig.supertensor.lanes)
             assert occupancy.spare_bytes == sum(len(lane.spare) * lane.batch_bytes for lane in kept)
             assert all(batch.busy == 0 == batch.rows for lane in kept for batch in lane.spare)
     finally:

@@ -1,6 +1,6 @@
 """An executor: one thread's loop that takes batches, runs them with its own backend, and hands them back.
 
-While it is idle a worker may borrow it, and run a quick batch on the worker's thread (``supertensor``, "Loans").
+While it is idle a worker may claim it, and run a quick batch inline, on the worker's thread (``dispatcher``).
 
 **Deadlines.** A batch that nobody waits for any more is not run. While others wait behind it, neither is one whose
 callers will all have given up before it is done, by what such batches have taken lately. Without that, a server with
@@ -9,8 +9,8 @@ old as those that just expire. The callers of such a batch hear at once that the
 
 **Faults.** Whatever goes wrong with a batch, each of its callers is told, its memory is free again, and the executor is
 idle or has the next batch. What a run raises fails the requests that raise it by themselves, and no others. What is no
-``Exception`` also ends the executor's thread, for then nobody knows what state it is in; the manager starts another.
-On loan it does not: the thread is a worker's, which has more to do than this batch.
+``Exception`` also ends the executor's thread, for then nobody knows what state it is in; another thread is started. An
+inline run does not end its thread, which is a worker's and has more to do than this batch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from toutates.engine.dispatcher import Deliver, ExecutorHandle
 from toutates.engine.lane import Batch
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.servable import Backend
-from toutates.engine.supertensor import Deliver, Seat, SuperTensor
+from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.logs.limit import LineLimit
 
@@ -31,12 +32,12 @@ __all__ = ["Executor"]
 
 logger = logging.getLogger(__name__)
 
-#: Batches that a worker runs at most before it goes on with its round: its own, and those that came meanwhile.
-MAX_LOAN_BATCHES: Final = 4
+#: Batches that a worker runs inline at most before it goes on with its round: its own, and those that came meanwhile.
+MAX_INLINE_BATCHES: Final = 4
 
 
-class Executor(Seat):
-    """See the module. ``run`` blocks its thread until the SuperTensor is closed.
+class Executor(ExecutorHandle):
+    """Runs batches with one backend. ``run`` blocks its thread until the SuperTensor is closed and empty.
 
     Args:
         supertensor: where batches come from.
@@ -65,7 +66,7 @@ class Executor(Seat):
         """
         supertensor = self._supertensor
         clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
-        while (batch := supertensor.take(self)) is not None:
+        while (batch := supertensor.executors.take(self)) is not None:
             fatal: BaseException | None = None
             try:
                 outcomes = self._run(batch, clock_ns)
@@ -82,14 +83,14 @@ class Executor(Seat):
             del batch, outcomes  # while an executor waits for the next batch, it keeps no memory of the last
         self._backend.close()
 
-    def lend(self, batch: Batch, deliver: Deliver) -> None:
-        """Run ``batch``, and what comes meanwhile, on the calling thread, for which ``SuperTensor.commit`` lent it."""
+    def run_inline(self, batch: Batch, deliver: Deliver) -> None:
+        """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""
         following: Batch | None = batch
-        left = MAX_LOAN_BATCHES
+        left = MAX_INLINE_BATCHES
         while following is not None:
             batch = following
-            if batch.is_long:
-                self.inbox.put(batch)  # as if it had not been lent
+            if batch.pieces and batch.is_long:
+                self.inbox.put(batch)  # as if the executor had not been claimed
                 return
             left -= 1
             try:
@@ -97,7 +98,7 @@ class Executor(Seat):
             except BaseException as error:
                 outcomes = self._fail(batch, error)
             batch.drop_pending()
-            following = self._supertensor.end_loan(batch, self, more=left > 0)
+            following = self._supertensor.release_inline(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
 
     def _run(self, batch: Batch, clock_ns: Callable[[], int]) -> list[Outcome]:
@@ -113,7 +114,9 @@ class Executor(Seat):
         """
         taken_ns = time.monotonic_ns()
         pending = batch.pending
-        by_ns = taken_ns + self._usual_ns(batch) if self._supertensor.has_backlog else taken_ns
+        queue = self._supertensor.queue
+        # Whether others wait is read without the lock, as a guess.
+        by_ns = taken_ns + self._usual_ns(batch) if queue.sealed or queue.open else taken_ns
         if not self._is_wanted(pending, by_ns):
             return [(pending, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         backend = self._backend
@@ -131,8 +134,9 @@ class Executor(Seat):
         return [(pending, outputs, None, timing)]
 
     def _is_wanted(self, pending: list[list[PendingRequest]], by_ns: int) -> bool:
-        """Whether anybody waits for any of these until a time."""
-        for is_wanted, own in zip(self._supertensor.wanted, pending, strict=False):
+        """Whether any of these requests still has a caller at a time."""
+        for consumer, own in zip(self._supertensor.ports, pending, strict=False):
+            is_wanted = consumer.is_wanted
             for request in own:
                 if is_wanted(request[0], by_ns):
                     return True
@@ -152,7 +156,7 @@ class Executor(Seat):
         alone = [rows for own in pending for _, _, rows, _ in own] == [batch.rows]
         outcomes: list[Outcome] = []
         for port, own in enumerate(pending):
-            is_wanted = self._supertensor.wanted[port]
+            is_wanted = self._supertensor.ports[port].is_wanted
             for context, first, rows, part in own:
                 outputs: Outputs | None = None
                 error: RequestError | None = failure

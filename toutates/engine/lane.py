@@ -78,13 +78,13 @@ class Batch:
         memory_bytes: of its buffers.
         order: grows from each batch to the one opened after it.
         rows: rows reserved; ``room`` at most.
-        counted: rows that ``Room`` has counted for it: more, as long as it is open, or less, while they are written by
-            a worker whose own it is.
+        counted: rows that the ``Budget`` has counted for it: more than ``rows`` while it is open, or fewer while the
+            one worker that it belongs to writes them.
         ahead: those of them that nobody may have come for yet.
         requests: that wait for it first of all, where that is bounded; of those that were split, these alone.
         held_bytes: of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
-        due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``supertensor``.
+        due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``batch_queue``.
         pending: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
             the executor from when it takes the batch, which the lock puts after every port's commit.
     """
@@ -135,10 +135,7 @@ class Batch:
     @property
     def is_long(self) -> bool:
         """Whether it takes long to prepare the run, so that it must not be done in a worker's thread."""
-        pieces = self.pieces
-        return bool(pieces) and any(
-            isinstance(piece, StringRows) and piece.many for _, _, arrays in pieces for piece in arrays
-        )
+        return any(isinstance(piece, StringRows) and piece.many for _, _, arrays in self.pieces for piece in arrays)
 
     def add_ports(self, ports: int) -> None:
         """Make lists of pending requests for ``ports`` ports. With the lock held, while the batch is not running."""
@@ -159,7 +156,7 @@ class Lane:
         packed: whether batches have buffers; see the module.
         batch_rows: rows that one batch of this lane takes at most.
         row_memory: bytes of one row in a batch's buffers.
-        room: rows that the next batch is to have room for, ``batch_rows`` at most; see ``widen``.
+        room: rows that the next batch is to have room for, ``batch_rows`` at most.
         spare: batches that wait to be used again, all with room for so many rows.
         wall_ns: how long batches usually are with their executor, likewise; 0 as long as there was none.
         run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
@@ -183,10 +180,22 @@ class Lane:
         """Memory of a batch that has room for as many rows as one takes."""
         return self.batch_rows * self.row_memory
 
-    def widen(self, rows: int) -> None:
-        """Batches to come shall have room for ``rows`` rows, at least twice as many as now, and none is spare."""
-        self.room = min(self.batch_rows, max(2 * self.room, rows))
-        self.spare = []
+    def state(self, open_batch: Batch | None) -> LaneState:
+        """What can be said of the lane at this moment.
+
+        Args:
+            open_batch: of the lane; None if it has none.
+        """
+        return LaneState(
+            row_shapes=self.row_shapes,
+            batch_rows=self.batch_rows,
+            room=self.room,
+            batch_bytes=self.room * self.row_memory,
+            spare=len(self.spare),
+            open_rows=open_batch.rows if open_batch is not None else None,
+            writing=open_batch.busy if open_batch is not None else 0,
+            run_ns=tuple(self.run_ns),
+        )
 
     def note_run(self, rows: int, duration_ns: int) -> None:
         """A batch of ``rows`` rows took so long. Falls at once, rises slowly: what takes long may be the scheduler."""

@@ -1,6 +1,6 @@
 """A port of a SuperTensor: rows are reserved, written, and committed together at the end of a round.
 
-Then an executor has them, or the worker itself runs them with an executor's session (``supertensor``, "Loans").
+Then an executor has them, or the worker itself runs them with an executor's session (``dispatcher``, "Inline runs").
 """
 
 from __future__ import annotations
@@ -68,16 +68,12 @@ class Submitter:
         counters: the consumer's.
     """
 
-    def __init__(
-        self,
-        supertensor: SuperTensor,
-        consumer: Consumer,
-    ) -> None:
+    def __init__(self, supertensor: SuperTensor, consumer: Consumer) -> None:
         self._supertensor = supertensor
         self._lock = supertensor.lock
-        self._room = supertensor.room
-        self._open = supertensor.open_batches
-        self._port = supertensor.connect(consumer.finish, consumer.is_wanted)
+        self._budget = supertensor.budget
+        self._open = supertensor.queue.open
+        self._port = supertensor.connect(consumer)
         self._finish_here = consumer.finish_here
         self._at_round_end = consumer.at_round_end
         self.counters = consumer.counters
@@ -157,7 +153,7 @@ class Submitter:
                 if batch is not None:
                     writer.batch = batch
                     # What it gets is counted at the commit: others may have taken the rest by then, which does no harm.
-                    limit = rows + self._room.most_rows - self._room.rows
+                    limit = rows + self._budget.most_rows - self._budget.rows
                     writer.limit = limit if limit < batch.room else batch.room
                     self._own.append(writer)
                     self._touched.add(batch)
@@ -206,16 +202,16 @@ class Submitter:
             self._after_adding(full=True)
 
     def commit(self) -> None:
-        """The rows added so far are written; executors may have them, or lend themselves for it."""
+        """The rows added so far are written: executors may have them. A quick batch is run here, inline."""
         touched, self._touched = self._touched, set()
         own, self._own = self._own, []
         for writer in own:
             writer.batch = None
         if touched:
-            loan = self._supertensor.commit(touched)
-            if loan is not None:
-                executor, batch = loan
-                executor.lend(batch, self._deliver)
+            run = self._supertensor.commit(touched)
+            if run is not None:
+                executor, batch = run
+                executor.run_inline(batch, self._deliver)
 
     def _deliver(self, port: int, result: BatchResult) -> None:
         if port == self._port:
@@ -262,7 +258,7 @@ class Submitter:
                 first = batch.rows
                 taken = min(rows - offset, batch.room - first)
                 if first + taken > batch.counted:
-                    self._room.count_more(batch, taken)
+                    self._budget.count_more(batch, taken)
                 self._reserve(batch, first + taken)
                 parts.append(Part(batch, first, taken, offset))
                 offset += taken

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Final
 
+from toutates.h2grpc.events import ConnectionTerminated, Event
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import NEVER
+from toutates.net.handlers import Handlers
 from toutates.net.housekeeping import Housekeeper
 from toutates.net.incidents import Incidents
 from toutates.net.schedule import Schedule
@@ -25,19 +28,28 @@ class Closing:
     """Ends connections of one worker.
 
     Args:
-        transports, schedule, incidents, housekeeper: of the worker.
+        transports, schedule, handlers, incidents, housekeeper: of the worker.
+        limit_hits: how often each limit was met.
 
     Attributes:
         cut_off_calls: calls that were cut off because the drain's grace was over.
     """
 
     def __init__(
-        self, transports: Transports, schedule: Schedule, incidents: Incidents, housekeeper: Housekeeper
+        self,
+        transports: Transports,
+        schedule: Schedule,
+        handlers: Handlers,
+        incidents: Incidents,
+        housekeeper: Housekeeper,
+        limit_hits: Counter[str],
     ) -> None:
         self._transports = transports
         self._schedule = schedule
+        self._handlers = handlers
         self._incidents = incidents
         self._housekeeper = housekeeper
+        self._limit_hits = limit_hits
         self._drain_until_ns: int | None = None
         self._goodbye_ns = NEVER
         self.cut_off_calls = 0
@@ -65,11 +77,15 @@ class Closing:
 
     def end(self, transport: Transport, reason: str, limit: str) -> None:
         """End a connection: because of ``limit``, or for a mistake of ours where that is ""."""
-        transport.handle_all(transport.connection.end(reason, limit))
+        for event in transport.connection.end(reason, limit):
+            if isinstance(event, ConnectionTerminated):
+                self.terminated(transport, event)
+            else:
+                self._handlers.dispatch(event)
 
-    def over(self, transport: Transport, reason: str) -> None:
-        """A connection has ended itself, and may have requests left to end."""
-        self._incidents.ended(transport.peer, reason)
+    def terminated(self, transport: Transport, event: ConnectionTerminated) -> None:
+        """A connection has ended itself, and may have calls left to end."""
+        self._incidents.ended(transport.peer, f"{event.text} ({event.code.name})")
         if transport.connection.behind:
             self._transports.behind.pop(transport, None)
             self._transports.fall_behind(transport, [])
@@ -81,9 +97,9 @@ class Closing:
             self.drop(transport)
             return
         if fault.limit:
-            self._incidents.limit_hits[fault.limit] += 1
-        transport.handle_all(transport.connection.connection_lost())
-        self.over(transport, f"{fault} ({fault.code.name})")
+            self._limit_hits[fault.limit] += 1
+        self._dispatch_all(transport.connection.connection_lost())
+        self.terminated(transport, ConnectionTerminated(fault.code, str(fault)))
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +144,7 @@ class Closing:
             transport.sock.close()
             self._incidents.bug("end of a connection", error, transport.peer)
         try:
-            transport.handle_all(connection.connection_lost())
+            self._dispatch_all(connection.connection_lost())
         except Exception as error:
             connection.behind = True  # what is left is tried again
             self._incidents.bug("end of a connection", error, transport.peer)
@@ -141,12 +157,16 @@ class Closing:
         connection = transport.connection
         before = connection.open_calls
         try:
-            transport.handle_all(connection.go_on(now_ns))
+            self._dispatch_all(connection.go_on(now_ns))
         except Exception as error:
             self._incidents.bug("end of a call", error)
             if connection.open_calls >= before:
                 return False  # and never will
         return connection.behind
+
+    def _dispatch_all(self, events: list[Event]) -> None:
+        for event in events:
+            self._handlers.dispatch(event)
 
     # --- the drain ---------------------------------------------------------------------------------------------------
 

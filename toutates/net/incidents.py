@@ -1,12 +1,10 @@
-"""What goes wrong on a worker: lines for the log, and how often peers met a limit."""
+"""What a worker logs: bad peers, and mistakes of ours."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 
-from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.net.quiet_log import QuietLog
 
 __all__ = ["Incidents"]
@@ -16,19 +14,17 @@ logger = logging.getLogger("toutates.net.worker")
 
 
 class Incidents:
-    """Logs for one worker, within the bounds of ``QuietLog``.
+    """The lines of one worker, bounded by ``QuietLog``.
 
     Args:
         name: of the worker.
 
     Attributes:
-        log: where lines go.
-        limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
+        log: where they go.
     """
 
     def __init__(self, name: str) -> None:
         self.log = QuietLog(logger, name)
-        self.limit_hits: Counter[str] = Counter(dict.fromkeys(LIMIT_NAMES, 0))
 
     def bug(self, what: str, error: Exception, peer: str = "") -> None:
         """Something was raised that nobody expects; with its traceback."""

@@ -146,8 +146,7 @@ class DataPlane:
         table = self.get_table()
         version = table.find(request.name, request.version)
         loaded = [served.number for served in table.models[request.name].served()]
-        shown = [version.number] if request.version else loaded
-        return model_metadata(request.name, shown, version.signature, version.config)
+        return model_metadata(request.name, [version.number] if request.version else loaded, version.signature)
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         """Answer ModelConfig."""

@@ -22,9 +22,10 @@ from toutates.backends.onnx.executor_sessions import executor_session_options, w
 from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.onnx.signature_reader import read_signature
-from toutates.models.config.configuration import VersionConfiguration
-from toutates.models.config.settings import ModelSettings
+from toutates.models.config.configuration import VersionConfiguration, from_triton, load_configuration
+from toutates.models.config.settings import MAX_PROBLEMS, ModelSettings
 from toutates.models.config.warmup import check_warmup
+from toutates.models.repository import VersionFolder
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
 
@@ -50,18 +51,31 @@ class PreparedVersion:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(model: str, configuration: VersionConfiguration, server: SessionOptions) -> PreparedVersion:
-    """See that a version's graph can be read, and choose what its sessions run on.
+def prepare(
+    model: str,
+    version: VersionFolder,
+    server: SessionOptions,
+    *,
+    overridden: bool = False,
+    most_problems: int | None = MAX_PROBLEMS,
+) -> PreparedVersion:
+    """Read a version's files, all but the graph, and choose what its sessions run on.
 
     Args:
         model: its name.
-        configuration: of the version.
+        version: what a repository has of it.
         server: how the server makes its sessions.
+        overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
+        most_problems: of a config.yaml that are told; None for all.
 
     Raises:
-        ConfigurationError: the configuration asks for a device that is not there; with a line for each problem.
+        ConfigurationError: a file cannot be used, or asks for a device that is not there; with a line for each problem.
         ModelLoadError: the graph's file cannot be found or read.
     """
+    if overridden and version.triton is not None:
+        configuration = from_triton(version, version.triton)
+    else:
+        configuration = load_configuration(version, most_problems=most_problems)
     if configuration.folder.problem:
         raise ModelLoadError(configuration.folder.problem)
     _check_readable(configuration.folder.model_path)

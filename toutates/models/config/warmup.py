@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.models.config.problems import Problems
-from toutates.models.config.settings import ModelSettings, WarmupInput, WarmupSample
+from toutates.models.config.settings import ModelSettings, WarmupInput, WarmupSample, raise_problems
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
@@ -32,19 +31,24 @@ def check_warmup(settings: ModelSettings, signature: Signature, model_dir: Path,
     Raises:
         ConfigurationError: with a line for each problem.
     """
-    problems = Problems(source)
+    problems: list[ConfigurationError] = []
     for sample in settings.warmup:
-        _check_sample(sample, settings, signature, model_dir, problems)
-    problems.raise_all()
+        _check_sample(sample, settings, signature, model_dir, source, problems)
+    raise_problems(problems, source)
 
 
 def _check_sample(
-    sample: WarmupSample, settings: ModelSettings, signature: Signature, model_dir: Path, problems: Problems
+    sample: WarmupSample,
+    settings: ModelSettings,
+    signature: Signature,
+    model_dir: Path,
+    source: Path,
+    problems: list[ConfigurationError],
 ) -> None:
     key = f"warmup '{sample.name}'"
 
     def refuse(where: str, problem: str, value: object, remedy: str) -> None:
-        problems.add(key + where, problem, value, remedy)
+        problems.append(ConfigurationError(problem, source=source, key=key + where, value=value, remedy=remedy))
 
     most = settings.batch_size if signature.batched else 1
     if sample.batch_size > most:

@@ -25,7 +25,7 @@ from toutates.system.errors import InvalidRequest, Overloaded, QueueFull
 if TYPE_CHECKING:
     from toutates.engine.lane import Batch, Lane
 
-__all__ = ["PBTXT_KEYS", "YAML_KEYS", "Bounds", "Keys", "Room"]
+__all__ = ["PBTXT_KEYS", "YAML_KEYS", "Bounds", "Budget", "Keys"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Bounds:
     keys: Keys = YAML_KEYS
 
 
-class Room:
+class Budget:
     """See the module.
 
     Args:
@@ -151,7 +151,7 @@ class Room:
         self.ahead += ahead - batch.ahead
         batch.ahead = ahead
 
-    def settle(self, batch: Batch) -> None:
+    def count_exactly(self, batch: Batch) -> None:
         """Count the rows that a batch has: those that it takes no more, and those its worker wrote without the lock."""
         self.rows += batch.rows - batch.counted
         batch.counted = batch.rows
@@ -162,7 +162,7 @@ class Room:
         # Afterwards nothing is counted ahead until a quarter of the rows is free again: this is rare.
         if self.ahead:
             for batch in self._open_batches.values():
-                self.settle(batch)
+                self.count_exactly(batch)
 
     def check_fit(self, lane: Lane, rows: int, held_bytes: int) -> None:
         """See that a request that may need several batches fits in now.
@@ -250,7 +250,7 @@ class Room:
 
     def start(self, batch: Batch) -> None:
         """A batch takes no more rows, and runs."""
-        self.settle(batch)
+        self.count_exactly(batch)
         if batch.requests:
             self.waiting -= batch.requests
             batch.requests = 0

@@ -1,4 +1,4 @@
-"""Quick batches, which a worker runs on its own thread with an executor on loan."""
+"""Quick batches, which a worker runs inline: on its own thread, with an idle executor that it claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.testing as npt
 import pytest
 
 from tests.engine.support import DOUBLE, Rig, gather, wait_until
-from toutates.engine.executor import MAX_LOAN_BATCHES
+from toutates.engine.executor import MAX_INLINE_BATCHES
 from toutates.engine.lane import Lane
 from toutates.system.errors import ExecutionFailed, Overloaded
 
@@ -136,7 +136,7 @@ def test_rows_that_do_not_fit_a_workers_own_batch_go_into_the_next() -> None:
     npt.assert_array_equal(split, 2 * rows(9, 20))
 
 
-def test_a_batch_waits_where_the_only_executor_is_on_loan_and_is_run_by_the_borrower() -> None:
+def test_a_batch_waits_where_the_only_executor_is_claimed_and_is_run_by_who_claimed_it() -> None:
     rig = Rig(DOUBLE, workers=2, quick_ns=ALWAYS)
     lane = rig.lane((4,))
     one, other = rig.workers
@@ -144,18 +144,18 @@ def test_a_batch_waits_where_the_only_executor_is_on_loan_and_is_run_by_the_borr
         learn(rig, lane, 1)
         rig.gate.clear()
         one.add("a", lane, rows(1))
-        borrower = in_thread(rig, 0)
+        runner = in_thread(rig, 0)
         wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
         other.add("b", lane, rows(1))
         other.end_round()  # does not stop at the gate
         rig.gate.set()
         one.collect("a")
         other.collect("b")
-        borrower.join()
-    assert rig.ran_in == [borrower, borrower]
+        runner.join()
+    assert rig.ran_in == [runner, runner]
 
 
-def test_a_borrower_goes_back_to_its_own_work_after_a_few_batches() -> None:
+def test_a_worker_goes_back_to_its_own_work_after_a_few_inline_batches() -> None:
     others = 6
     rig = Rig(DOUBLE, workers=1 + others, capacity=16, quick_ns=ALWAYS)
     lane = rig.lane((4,))
@@ -164,18 +164,18 @@ def test_a_borrower_goes_back_to_its_own_work_after_a_few_batches() -> None:
         for worker in rig.workers:
             worker.add("a", lane, rows(1))  # while the executor is idle: to each a batch of its own
         rig.gate.clear()
-        borrower = in_thread(rig, 0)
+        runner = in_thread(rig, 0)
         wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
         for worker in rig.workers[1:]:
             worker.end_round()
         rig.gate.set()
         for worker in rig.workers:
             worker.collect("a")
-        borrower.join()
-    assert rig.ran_in == [borrower] * MAX_LOAN_BATCHES + [rig.threads[0]] * (1 + others - MAX_LOAN_BATCHES)
+        runner.join()
+    assert rig.ran_in == [runner] * MAX_INLINE_BATCHES + [rig.threads[0]] * (1 + others - MAX_INLINE_BATCHES)
 
 
-def test_two_executors_are_lent_to_two_workers() -> None:
+def test_two_workers_claim_an_executor_each() -> None:
     rig = Rig(DOUBLE, workers=2, executors=2, quick_ns=ALWAYS)
     lane = rig.lane((4,))
     with rig.running():
@@ -183,17 +183,17 @@ def test_two_executors_are_lent_to_two_workers() -> None:
         rig.gate.clear()
         for worker in rig.workers:
             worker.add("a", lane, rows(1))
-        borrowers = [in_thread(rig, 0), in_thread(rig, 1)]
+        runners = [in_thread(rig, 0), in_thread(rig, 1)]
         wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
         rig.gate.set()
-        for borrower in borrowers:
-            borrower.join()
+        for runner in runners:
+            runner.join()
         for worker in rig.workers:
             worker.collect("a")
-    assert set(rig.ran_in) == set(borrowers)
+    assert set(rig.ran_in) == set(runners)
 
 
-def test_a_request_that_makes_a_batch_on_loan_fail_fails_alone() -> None:
+def test_a_request_that_makes_an_inline_batch_fail_fails_alone() -> None:
     rig = Rig(gather(), quick_ns=ALWAYS)
     lane = rig.lane((1,))
     with rig.running():
@@ -223,17 +223,17 @@ def test_own_batches_count_in_the_ring() -> None:
         other.collect("b")
 
 
-def test_an_executor_that_is_on_loan_ends_when_the_ring_is_closed() -> None:
+def test_an_executor_that_is_claimed_ends_when_the_ring_is_closed() -> None:
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
     lane = rig.lane((4,))
     rig.start()
     learn(rig, lane, 1)
     rig.gate.clear()
     rig.worker.add("a", lane, rows(1))
-    borrower = in_thread(rig, 0)
+    runner = in_thread(rig, 0)
     wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
     rig.close()
-    borrower.join()
+    runner.join()
     rig.worker.collect("a")
 
 

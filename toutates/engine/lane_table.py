@@ -1,0 +1,127 @@
+"""The lanes of one model version, and the spare batches that they keep."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+from weakref import WeakValueDictionary
+
+from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Pin, RowShapes
+from toutates.protocol.signature import Signature
+
+__all__ = ["LaneTable"]
+
+#: Lanes that are kept. Beyond it the least recently used one is forgotten, with its spare batches.
+MAX_LANES: Final = 256
+#: Memory that spare batches of all lanes may hold.
+MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
+
+
+class LaneTable:
+    """Finds, makes and forgets lanes, and counts the memory of their spare batches. Guarded by the SuperTensor's lock.
+
+    A spare batch has run, and its buffers wait to be used again.
+
+    Args:
+        signature: the model's tensors.
+        batch_size: most rows of a batch.
+        row_share_bytes: memory per row that the first buffers of a lane may take; None gives them room for all rows.
+        pin: makes the memory of batches page-locked; None for ordinary memory.
+
+    Attributes:
+        last: the lane that was used last.
+        spare_bytes: memory of the spare batches of all kept lanes.
+    """
+
+    def __init__(
+        self, signature: Signature, batch_size: int, *, row_share_bytes: int | None = None, pin: Pin | None = None
+    ) -> None:
+        self._signature = signature
+        self._batch_size = batch_size
+        self._row_share_bytes = row_share_bytes
+        self._pin = pin
+        #: the lanes that are kept, the least recently used one first
+        self._kept: OrderedDict[RowShapes, Lane] = OrderedDict()
+        #: these, and those that plans still hold: two lanes of one shape would take each other's place for ever
+        self._known: WeakValueDictionary[RowShapes, Lane] = WeakValueDictionary()
+        self.last: Lane | None = None
+        self.spare_bytes = 0
+
+    def __len__(self) -> int:
+        """How many lanes are kept."""
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Lane]:
+        """The lanes that are kept, the one used last first."""
+        return reversed(self._kept.values())
+
+    def find(self, row_shapes: RowShapes) -> Lane:
+        """The lane of these row shapes; it is made if there is none."""
+        lane = self._known.get(row_shapes)
+        if lane is None:
+            lane = self._known[row_shapes] = self._make(row_shapes)
+        self.note_use(lane)
+        return lane
+
+    def _make(self, row_shapes: RowShapes) -> Lane:
+        inputs = self._signature.inputs
+        if not row_shapes or any(not inputs[index].datatype.size or 0 in shape for index, shape in row_shapes):
+            return GatheredLane(self._signature, row_shapes, self._batch_size)
+        lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin)
+        if self._row_share_bytes is not None:
+            lane.room = max(1, min(lane.batch_rows, self._row_share_bytes // lane.row_memory))
+        return lane
+
+    def note_use(self, lane: Lane) -> None:
+        """Keep a lane, as the one used last; forget the least recently used one if there are too many."""
+        self.last = lane
+        self._kept[lane.row_shapes] = lane
+        self._kept.move_to_end(lane.row_shapes)
+        if len(self._kept) > MAX_LANES:
+            _, forgotten = self._kept.popitem(last=False)
+            self._drop_spare(forgotten)
+
+    def widen(self, lane: Lane, rows: int) -> None:
+        """Have the next batches of a lane take twice as many rows, ``rows`` at least; its spare ones are too small."""
+        self._drop_spare(lane)
+        lane.room = min(lane.batch_rows, max(2 * lane.room, rows))
+
+    def widen_after(self, full: Batch) -> None:
+        """Have the batches after a full one take twice as many rows, unless they take more than this one already."""
+        lane = full.lane
+        if full.room >= lane.room < lane.batch_rows:
+            self.widen(lane, 0)
+
+    def keep_spare(self, batch: Batch) -> None:
+        """Keep a batch that has run for its lane's next rows, if it has the size of the next and there is memory."""
+        lane = batch.lane
+        if batch.room == lane.room and batch.memory_bytes <= MAX_SPARE_BYTES:
+            if self.spare_bytes + batch.memory_bytes > MAX_SPARE_BYTES:
+                self._make_room(batch.memory_bytes)
+            lane.spare.append(batch)
+            self.spare_bytes += batch.memory_bytes
+
+    def take_spare(self, lane: Lane) -> Batch:
+        """A spare batch of a lane that has one, to be used again."""
+        batch = lane.spare.pop()
+        self.spare_bytes -= batch.memory_bytes
+        return batch
+
+    def clear(self) -> None:
+        """Forget all lanes and spare batches."""
+        for lane in self._kept.values():
+            lane.spare = []
+        self._kept.clear()
+        self.last = None
+        self.spare_bytes = 0
+
+    def _drop_spare(self, lane: Lane) -> None:
+        self.spare_bytes -= sum(batch.memory_bytes for batch in lane.spare)
+        lane.spare = []
+
+    def _make_room(self, memory_bytes: int) -> None:
+        """Drop spare batches of the least recently used lanes until so many bytes more fit."""
+        for lane in self._kept.values():
+            while self.spare_bytes + memory_bytes > MAX_SPARE_BYTES and lane.spare:
+                self.take_spare(lane)
