@@ -53,15 +53,6 @@ class AccessSink:
             self.left_out += 1
 
 
-def open_access_log(logs: Logs) -> AccessLog | None:
-    """An access log that is written with the log of the process; None where that belongs to somebody else."""
-    if logs.output is None or logs.formatter is None:
-        return None
-    access = AccessLog(logs.formatter, logs.output.put)
-    logs.output.add_chore(access.drain)
-    return access
-
-
 class AccessLog:
     """Makes lines of observations. ``drain`` runs on the log's thread, everything else on the main thread.
 
@@ -131,6 +122,15 @@ class AccessLog:
         if left_out > self._told and (now_ns == LAST or not self._limit.count("", now_ns)):
             count, self._told = left_out - self._told, left_out
             logger.warning("%d requests have no line in the access log: they came faster than lines are made", count)
+
+
+def open_access_log(logs: Logs) -> AccessLog | None:
+    """An access log that is written with the log of the process; None where that belongs to somebody else."""
+    if logs.output is None or logs.formatter is None:
+        return None
+    access = AccessLog(logs.formatter, logs.output.put)
+    logs.output.add_chore(access.drain)
+    return access
 
 
 def _milliseconds(ns: int) -> float:
