@@ -81,8 +81,8 @@ def run(options: Options) -> int:
 
 
 def _log_failure(error: BaseException) -> None:
-    """A bug of ours: with its traceback, like every other line, and not in Python's own form."""
-    if not isinstance(error, Exception):  # of KeyboardInterrupt, among others
+    """Log an unexpected error with its traceback, in the form of the log and not of Python."""
+    if not isinstance(error, Exception):  # such as a group with a KeyboardInterrupt
         raise error
     logger.critical("the server failed, and ends", exc_info=error)
 
@@ -105,9 +105,9 @@ class Server:
     Attributes:
         shutdown: ends the server.
         workers: its worker threads.
-        address: host and port of the gRPC service once it is bound; they tell the port where 0 was asked for.
-        http_address: the same of the HTTP side.
-        view: what those who watch the server may see of it, once its models are being loaded.
+        address: host and port of the gRPC service, once it is bound; the real port where options ask for port 0.
+        http_address: host and port of the HTTP side, once it is bound.
+        view: the server as metrics, status page and dumps see it, once its models are being loaded.
 
     Raises:
         ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, threads cannot be
@@ -130,7 +130,7 @@ class Server:
         self._gil_problem = ""
         self.shutdown = Shutdown()
         self.workers = Workers(options, self._placement, self.shutdown)
-        self._load = FirstLoad(
+        self._first_load = FirstLoad(
             options, self._placement, [name for name, _ in self._providers], self._logs, self.shutdown
         )
         self._monitoring: Monitoring | None = None
@@ -168,7 +168,7 @@ class Server:
                             await self._serve(listeners, task_status)
                         nursery.cancel_scope.cancel()
             finally:
-                self._load.close()
+                self._first_load.close()
         return EXIT_FAILURE if self.shutdown.failed or self.workers.cut_off_calls else EXIT_OK
 
     async def _handle_signals(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
@@ -189,14 +189,14 @@ class Server:
     async def _serve(self, listeners: Listeners, task_status: trio.TaskStatus[None]) -> None:
         """Load the models, and serve them until the shutdown has ended."""
         async with trio.open_nursery() as executors:
-            # The manager and the control tell of changes, which readiness judges by both of them.
+            # The manager and the control report changes to readiness, which reads both of them.
             manager = self._make_manager(executors, lambda: readiness.changed())
             control = self._make_control(manager, lambda: readiness.changed())
             readiness = ServerReadiness(
                 self._options.strict_readiness,
                 manager,
                 control,
-                self._load.waiting,
+                self._first_load.waiting,
                 self.shutdown,
                 self.workers.show_readiness,
             )
@@ -207,7 +207,7 @@ class Server:
             )
             try:
                 async with watched:
-                    if await self._load.run(manager, control):
+                    if await self._first_load.run(manager, control):
                         self._warn_of_gil()  # again, for what was imported while models were loaded
                         await self._serve_models(manager, control, readiness, listeners, task_status)
             finally:
@@ -236,8 +236,8 @@ class Server:
                 access_log=self._access_log,
             )
             self.workers.make(services, self._certificate.contexts, ready=not readiness.models_reason())
-            # What is there stays, by far the most of it: keep the collector from walking it again and again. Versions
-            # that are unloaded later are freed without it (``SuperTensor.free``).
+            # Most of what is in memory now stays: the garbage collector need not visit it again. Versions that are
+            # unloaded later are freed without the collector (``SuperTensor.free``).
             gc.collect()
             gc.freeze()
             async with trio.open_nursery() as serving:
@@ -247,7 +247,7 @@ class Server:
             changes.cancel_scope.cancel()
 
     async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlQueue]) -> None:
-        """Whatever changes models while they are served, until the server stops."""
+        """Run what changes models while they are served, until the shutdown begins."""
         async with trio.open_nursery() as nursery:
             queue = ControlQueue(nursery)
             nursery.start_soon(control.poll_for_ever)
@@ -302,13 +302,13 @@ class Server:
     def _make_control(self, manager: ModelManager, on_change: Callable[[], None]) -> ModelControl:
         options = self._options
         return ModelControl(
-            self._load.repositories,
+            self._first_load.repositories,
             manager,
             options.model_control_mode,
             only=options.load_models,
             poll_s=options.repository_poll_s,
             cpus=self._placement.anywhere,
-            passed_over=self._load.passed_over,
+            passed_over=self._first_load.passed_over,
             on_change=on_change,
         )
 
@@ -325,7 +325,7 @@ class Server:
             workers=workers,
             infer=self.workers.infer,
             get_table=lambda: manager.table,
-            repositories=self._load.repositories,
+            repositories=self._first_load.repositories,
             loading=manager.counters,
             dropped_log_lines=dropped_log_lines,
             traces=self._tracing.counts,
