@@ -21,6 +21,7 @@ from h2.events import PingAckReceived
 
 from tests.engine.support import DOUBLE, wait_until
 from tests.threads import cpus_of_threads
+from toutates.api.grpc.statuses import STATUSES
 from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx.session import load_session
 from toutates.command.probe import probe
@@ -425,7 +426,7 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             running.server.stop()
 
     run(main)
-    given = {"max_connections": 5, "buffer_bytes": 12, "response_encoding": "gzip"}
+    given = {"max_connections": 5, "buffer_bytes": 12, "response_encoding": "gzip", "statuses": STATUSES}
     assert seen == [("worker-0", options.limits, given), ("worker-1", options.limits, given)]
 
 

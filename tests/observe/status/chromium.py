@@ -32,20 +32,28 @@ def find_chromium() -> str:
 
 
 class Tab:
-    """One tab of a browser."""
+    """The tab of a browser."""
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read = write, read
         self._number = 0
         self._rest = b""
+        self._target = ""
         self._session: str | None = None
         #: what the page wrote to its console, and what it threw or was refused
         self.complaints: list[str] = []
 
     def open(self) -> None:
-        """Make the tab."""
-        target = self.command("Target.createTarget", url="about:blank")["targetId"]
+        """Make the tab, in the place of the one that was open before."""
+        self._session = None
+        if self._target:
+            self.command("Target.closeTarget", targetId=self._target)
+        # A context of its own, without cookies, cache and processes of the tab before.
+        context = self.command("Target.createBrowserContext")["browserContextId"]
+        target = self.command("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self._target = target
         self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.complaints.clear()
         for domain in ("Page", "Runtime", "Log", "Performance", "HeapProfiler"):
             self.command(f"{domain}.enable")
 
@@ -77,7 +85,8 @@ class Tab:
         return answer
 
     def _note(self, event: dict[str, Any]) -> None:
-        if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
+        methods = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
+        if event.get("method") in methods and event.get("sessionId") == self._session:
             self.complaints.append(json.dumps(event["params"]))
 
     def look(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
@@ -128,7 +137,7 @@ class Tab:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Tab]:
-    """A browser with one tab, for the block.
+    """A browser with one tab, which has to be opened, for the block.
 
     Args:
         folder: an empty one, for its profile.
@@ -160,9 +169,7 @@ def browser(folder: Path) -> Iterator[Tab]:
     os.close(to_read)
     os.close(to_write)
     try:
-        tab = Tab(write, read)
-        tab.open()
-        yield tab
+        yield Tab(write, read)
     finally:
         os.close(write)
         os.close(read)

@@ -52,12 +52,18 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         assert "Traceback" not in both[0].log
 
 
-@pytest.fixture
-def tab(tmp_path: Path) -> Iterator[Tab]:
-    (tmp_path / "browser").mkdir()
-    with browser(tmp_path / "browser") as tab:
-        tab.look(1240, 900)
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("browser")) as tab:
         yield tab
+
+
+@pytest.fixture
+def tab(chromium: Tab) -> Tab:
+    """A new tab."""
+    chromium.open()
+    chromium.look(1240, 900)
+    return chromium
 
 
 @contextmanager
