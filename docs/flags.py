@@ -34,9 +34,9 @@ The tables are written by `python docs/flags.py` from `toutates/command/flags.py
 | file, named by `--config` or `TOUTATES_CONFIG` | YAML; keys are flags without dashes | `grpc-addr: 0.0.0.0:9001` |
 | default | | |
 
-A flag goes before a variable, a variable before the file, and the file before the default. A flag that may be given
-several times is replaced as a whole: where the command line has one `--model-repository`, those of the file do not
-count. Each name of `--limit` is a setting of its own.
+A flag overrides a variable, a variable overrides the file, and the file overrides the default. A flag that may be given
+several times is overridden as a whole: if the command line has a `--model-repository`, those of the file do not count.
+Each name of `--limit` is a setting of its own.
 
 ```yaml
 model-repository:
@@ -52,8 +52,8 @@ limit:
   value; `limit` takes a mapping.
 - In a variable a setting that may be given several times has one value on each line. An empty variable counts as unset,
   and variables of other names that begin with `TOUTATES_` are passed over.
-- A setting that cannot be used ends the start with exit code 2. There is a line for each mistake, which names the flag,
-  the variable, or the file and key, says what is wrong, and what to write.
+- A setting that cannot be used ends the start with exit code 2. A line for each mistake names the flag, the variable, or
+  the file and key, and says what is wrong and what to write.
 - `toutates config show` takes the same flags, prints the settings, and ends with exit code 2 where a server could not
   start with them. It hides secrets. A model's directory of the name `show` is written `toutates config ./show`.
 - `toutates check`, `config MODEL_DIR` and `probe` read their flags alone.
@@ -67,7 +67,7 @@ what clients see. The flags in the last column set the same, also as variables a
 other, not both.
 """
 
-_OLD = """## Flags of before
+_OLD = """## Former flags
 
 `--executor-cores N` sets both `--model-load-thread-count` and `--executor-cpus`, where these are not given by the same
 source. It is accepted, and not shown by `--help`.
@@ -80,34 +80,34 @@ DETAILS = {
     "load-models": "An unknown name is an error",
     "model-control-mode": "See [Model control](model-repository.md#model-control)",
     "repository-poll-secs": (
-        "In all modes also the time between two questions to a repository that did not answer at the start"
+        "In all modes a repository that did not answer at the start is asked again after the same time"
     ),
-    "model-load-thread-count": "Triton's name",
-    "strict-readiness": "Or while there is none; see [Health](operating.md#health)",
+    "model-load-thread-count": "The name is Triton's",
+    "strict-readiness": "Also while there is no model; see [Health](operating.md#health)",
     "exit-on-error": (
         "The exit code is 1 for a model, 2 for a repository. Otherwise the others are served, and the server "
         "is not ready. Triton's default is `true`"
     ),
     "s3-endpoint": "See [S3](model-repository.md#s3)",
     "model-cache-dir": "Servers of one host and user may share it",
-    "model-cache-size": "What a running server uses stays",
+    "model-cache-size": "Models that a running server uses are not removed",
     "execution-providers": (
         "`trt` is `tensorrt`. `auto` is CUDA where this ONNX Runtime and this machine have it, else the CPU. "
-        "The CPU always comes last, for what the others leave"
+        "The CPU always comes last, for operators that the others do not run"
     ),
     "custom-op-libraries": "They are registered with every session",
-    "ort-intra-threads": "More than one pays for large models. They do not spin",
+    "ort-intra-threads": "More than one helps large models. Idle threads do not spin",
     "processing-cores": (
-        "Each has a listener, an epoll and connections of its own. More than one pays on free-threaded Python"
-        " only, where the default is one per CPU that the process may use, less those of the other roles; see"
+        "Each has a listener, an epoll and connections of its own. More than one helps on free-threaded Python"
+        " only, where the default is one per CPU that the process may use, without those of the other roles; see"
         " [Cores](operating.md#cores)"
     ),
     "executor-cpus": (
-        "With `--cpu-pinning` executors are pinned to these; without, the default of `--processing-cores` "
-        "leaves so many CPUs free"
+        "With `--cpu-pinning` executors are pinned to them; without it, the default of `--processing-cores` "
+        "leaves this many CPUs free"
     ),
-    "cpu-pinning": "In the environment and in a file `all` stands for the flag without CPUS",
-    "grpc-addr": "Or `[IPV6]:PORT`. Port 0 lets the system choose, and the log says which",
+    "cpu-pinning": "In the environment and in a file write `all` for the flag without CPUS",
+    "grpc-addr": "Or `[IPV6]:PORT`. With port 0 the system chooses a port, which the log names",
     "limit": "See [Limits](#limits) for the names",
     "max-inflight-requests": "Of all models together; see [Overload](operating.md#overload)",
     "grpc-restricted-protocol": (
@@ -115,26 +115,26 @@ DETAILS = {
         "repository, statistics, trace, logging; see [Access](operating.md#access)"
     ),
     "grpc-compression": "Inference responses only",
-    "server-id": "Some clients assert the default",
-    "tls-cert": "SIGHUP has the files read again, without dropping a connection; see [TLS](operating.md#tls)",
+    "server-id": "Some clients require the default",
+    "tls-cert": "On SIGHUP the files are read again, without dropping connections; see [TLS](operating.md#tls)",
     "trace-endpoint": (
         "Needs `toutates[otel]`. TraceSetting changes all but this while the server runs. See [tracing](tracing.md)"
     ),
-    "trace-rate": "0 traces only those whose callers record the trace",
+    "trace-rate": "0 traces only requests whose callers record the trace",
     "metrics-addr": "See [monitoring.md](monitoring.md)",
     "log-level": "See [logging.md](logging.md)",
     "log-format": "The log goes to standard error",
-    "access-log-rate": "0.01 is one of a hundred of each worker",
-    "connections": "Further ones get GOAWAY. Split over the workers, each of which counts its own",
-    "streams": "Clients queue silently beyond it",
-    "message_size": "Above it RESOURCE_EXHAUSTED",
+    "access-log-rate": "Each worker counts its own requests",
+    "connections": "Further connections get GOAWAY. The number is split over the workers",
+    "streams": "Clients queue further calls silently",
+    "message_size": "Larger requests get RESOURCE_EXHAUSTED",
     "decompressed_size": (
-        "Above it RESOURCE_EXHAUSTED. Requests that become more than 256 KiB, and all beyond 32 MiB a second,"
+        "Larger requests get RESOURCE_EXHAUSTED. Requests of more than 256 KiB, and all beyond 32 MiB a second,"
         " are decompressed in a thread beside the worker, one at a time"
     ),
-    "connection_buffer": "A call above it gets RESOURCE_EXHAUSTED",
+    "connection_buffer": "A call that exceeds it gets RESOURCE_EXHAUSTED",
     "server_buffer": "Records of open calls count too; see [Limits](operating.md#limits)",
-    "stall_timeout": "In that time a client has to send 64 KiB, or the rest, and to read as much",
+    "stall_timeout": "In this time a client has to send or read 64 KiB, or the rest",
 }
 
 
