@@ -52,8 +52,8 @@ limit:
   value; `limit` takes a mapping.
 - In a variable a setting that may be given several times has one value on each line. An empty variable counts as unset,
   and variables of other names that begin with `TOUTATES_` are passed over.
-- A setting that cannot be used ends the start with exit code 2. A line for each mistake names the flag, the variable, or
-  the file and key, and says what is wrong and what to write.
+- A setting that cannot be used ends the start with exit code 2. A line for each mistake names the flag, the variable,
+  or the file and key, and says what is wrong and what to write.
 - `toutates config show` takes the same flags, prints the settings, and ends with exit code 2 where a server could not
   start with them. It hides secrets. A model's directory of the name `show` is written `toutates config ./show`.
 - `toutates check`, `config MODEL_DIR` and `probe` read their flags alone.
