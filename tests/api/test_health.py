@@ -86,7 +86,7 @@ def test_a_watch_takes_no_task_and_hears_of_every_change(served: Served) -> None
     with RawClient(served.server) as client:
         client.send(watches(2))
         assert read(client, 2) == [(1, SERVING), (3, SERVING)]
-        assert not served.server.worker.handlers.streams
+        assert not served.server.service.streams
         served.update(ready=False)
         assert sorted(read(client, 2)) == [(1, NOT_SERVING), (3, NOT_SERVING)]
         served.update(ready=False)  # no change
@@ -130,13 +130,13 @@ def test_watchers_are_forgotten_when_their_call_or_connection_ends(
     with RawClient(server) as client:
         client.send(watches(MANY))
         read(client, MANY)
-        assert server.call(lambda: server.worker.shared.budget.used) == MANY * CALL_BYTES
+        assert server.call(lambda: server.service.shared.budget.used) == MANY * CALL_BYTES
         client.send(rst_stream(1) + rst_stream(3))
         server.until(lambda: served.open_calls() == MANY - 2)
         served.update(ready=False)
         read(client, MANY - 2)
         assert len(served.planned) == MANY - 2
-    server.until(lambda: server.worker.shared.budget.used == 0)
+    server.until(lambda: server.service.shared.budget.used == 0)
     served.update(ready=True)
     assert len(served.planned) == MANY - 2
 

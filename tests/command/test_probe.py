@@ -14,7 +14,7 @@ import trio
 
 from toutates.command.probe import probe
 from toutates.h2grpc import Call, Limits, Method, Status, method_table
-from toutates.net import Worker
+from toutates.net import GrpcService, Worker
 from toutates.protocol.health_pb2 import HealthCheckResponse
 from toutates.system.address import Address
 
@@ -31,7 +31,7 @@ def address_of(sock: socket.socket) -> Address:
 def worker_with(*methods: Method) -> Iterator[Address]:
     """A worker of ours in a thread, for the length of a block."""
     worker = Worker("worker", Limits())
-    worker.methods = method_table(list(methods))
+    worker.service = GrpcService(worker, method_table(list(methods)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         thread = threading.Thread(target=trio.run, args=(worker.run, listener))

@@ -16,7 +16,7 @@ from toutates.engine.batched import BatchedServable
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager
 from toutates.models.table import ServedVersion
-from toutates.net import Worker
+from toutates.net import GrpcService, Worker
 from toutates.server import server as server_module
 from toutates.server.options import Options
 from toutates.server.server import Server
@@ -69,10 +69,11 @@ class Inside:
             connections = [
                 transport.connection for worker in self.workers for transport in list(worker.transports.open.values())
             ]
+            services = [worker.service for worker in self.workers]
             return (
                 not self.open_streams()
                 and not any(connection.awaits_window for connection in connections)
-                and not any(worker.handlers.streams for worker in self.workers)
+                and not any(isinstance(service, GrpcService) and service.streams for service in services)
                 and not any(servable.statistics().occupancy.in_flight for servable in servables)
             )
 

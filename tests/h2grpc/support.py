@@ -30,7 +30,7 @@ from toutates.h2grpc import (
 from toutates.h2grpc.events import InflationDue
 from toutates.h2grpc.shared import Shared
 from toutates.net import ServerStream
-from toutates.net.inflation import inflate
+from toutates.net.grpc.inflation import inflate
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

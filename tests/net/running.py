@@ -17,7 +17,8 @@ import trio
 from tests.certificates import SERVER_NAME
 from tests.h2grpc.support import DATA, OPENING, Client, Frame, Response, parse
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
-from toutates.net import ServerStream, Worker
+from toutates.net import GrpcService, ServerStream, Worker
+from toutates.net.connection import Service
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class Running:
     """A worker in a thread, with the methods of ``/test.Echo``; ``stop`` drains it and checks that nothing is left.
 
     Attributes:
+        service: what answers its gRPC connections.
         held: calls of ``/test.Echo/Hold``, which nobody answers; their messages are in ``context``.
         cut_off: what ``Worker.run`` returned, once stopped.
     """
@@ -41,18 +43,13 @@ class Running:
         response_encoding: str,
         *more: Method,
         tls: ssl.SSLContext | None = None,
+        serve: Callable[[Worker, GrpcService], Service] = lambda _, grpc: grpc,
     ) -> None:
-        self.worker = Worker(
-            "test",
-            limits,
-            max_connections=max_connections,
-            buffer_bytes=buffer_bytes,
-            response_encoding=response_encoding,
-        )
+        self.worker = Worker("test", limits, max_connections=max_connections, buffer_bytes=buffer_bytes)
         self.worker.tls = tls
         self.held: list[Call] = []
         self.streams_ended: list[str] = []
-        self.worker.methods = method_table(
+        methods = method_table(
             [
                 Method("/test.Echo/Unary", unary=lambda call: call.reply(call.message)),
                 Method("/test.Echo/Compressible", unary=lambda call: call.reply(call.message), compressible=True),
@@ -63,6 +60,8 @@ class Running:
                 *more,
             ]
         )
+        self.service = GrpcService(self.worker, methods, response_encoding)
+        self.worker.service = serve(self.worker, self.service)
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=1_024)
         self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]
@@ -133,7 +132,7 @@ class Running:
         assert not worker.transports.closing
         assert not worker.transports.leaving
         assert not worker.transports.timed
-        assert not worker.handlers.streams
+        assert not self.service.streams
         assert self.listener.fileno() == -1
 
     def client(self, *, initial_window: int | None = None, receive_buffer: int | None = None) -> BlockingClient:
@@ -157,13 +156,19 @@ def running(
     response_encoding: str = "",
     count_descriptors: bool = True,
     tls: ssl.SSLContext | None = None,
+    serve: Callable[[Worker, GrpcService], Service] = lambda _, grpc: grpc,
 ) -> Iterator[Running]:
     """A running worker; when the block ends well, it is stopped and every file descriptor has to be closed again.
 
-    ``count_descriptors`` is off where a client library opens and closes some as it likes.
+    Args:
+        limits: of the worker.
+        more: methods beside those of ``/test.Echo``.
+        max_connections, buffer_bytes, response_encoding, tls: of the worker and its service.
+        count_descriptors: off where a client library opens and closes some as it likes.
+        serve: gives what connections are for, where that is not gRPC alone.
     """
     before = len(os.listdir("/proc/self/fd"))
-    server = Running(limits or Limits(), max_connections, buffer_bytes, response_encoding, *more, tls=tls)
+    server = Running(limits or Limits(), max_connections, buffer_bytes, response_encoding, *more, tls=tls, serve=serve)
     try:
         yield server
     except BaseException:

@@ -14,7 +14,7 @@ from tests.net.running import PATIENCE_S, RawClient, running
 from toutates.h2grpc import GrpcError
 from toutates.h2grpc.events import InflationDue
 from toutates.h2grpc.messages import SMALL_BYTES
-from toutates.net import inflation
+from toutates.net.grpc import inflation
 
 LARGE = bytes(SMALL_BYTES) + b"x"
 DEFLATED = block(request("/test.Echo/Hold", ("grpc-encoding", "deflate")))
@@ -67,7 +67,7 @@ def test_large_requests_are_decompressed_in_a_thread_that_ends_with_the_worker()
         server.until(lambda: len(server.held) == 2)
         assert [call.context for call in server.held] == [b"small", LARGE]
         assert threads() == ["test-inflation"]
-        assert server.call(lambda: server.worker.shared.budget.used) == 0
+        assert server.call(lambda: server.service.shared.budget.used) == 0
     assert not threads()
 
 
@@ -98,7 +98,7 @@ def test_others_are_served_meanwhile_and_connections_take_turns(monkeypatch: pyt
         modest.send(compressed(1, zlib.compress(LARGE)))
         with server.client() as other:
             assert other.unary(b"x").messages == [b"x"]
-        server.until(lambda: len(server.worker.handlers.inflation.waiting) == 2)
+        server.until(lambda: len(server.service.inflation.waiting) == 2)
         held.open(4)
         server.until(lambda: len(server.held) == 4)
         connections = [due.call.responder for due in held.begun]

@@ -48,7 +48,7 @@ def test_stream_echoes_messages_one_by_one() -> None:
         client.send(data(1, b"", END_STREAM))
         assert client.until(HEADERS).flags & END_STREAM
         server.until(lambda: server.streams_ended == ["finished"])
-        assert server.call(lambda: not server.worker.handlers.streams)
+        assert server.call(lambda: not server.service.streams)
 
 
 def test_stream_is_answered_while_unary_calls_keep_the_worker_busy() -> None:
@@ -152,7 +152,7 @@ def test_cancelled_handler_is_cancelled_where_it_waits(how: str) -> None:
     with running(None, own(wait)) as server, RawClient(server) as client:
         timeout = ("grpc-timeout", "50m") if how == "deadline" else ("x-none", "")
         client.send(headers(1, block(request(METHOD, timeout))))
-        server.until(lambda: server.worker.handlers.streams)
+        server.until(lambda: server.service.streams)
         if how == "reset":
             client.send(rst_stream(1))
         elif how == "connection lost":
@@ -162,7 +162,7 @@ def test_cancelled_handler_is_cancelled_where_it_waits(how: str) -> None:
         else:
             assert b"Deadline Exceeded" in client.until(HEADERS).payload
         server.until(lambda: ended == ["cancelled"])
-        server.until(lambda: not server.worker.handlers.streams)
+        server.until(lambda: not server.service.streams)
 
 
 def test_handler_that_fails_while_it_is_cancelled_leaves_the_worker_alive(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,9 +179,9 @@ def test_handler_that_fails_while_it_is_cancelled_leaves_the_worker_alive(caplog
 
     with running(None, own(stubborn)) as server, RawClient(server) as client:
         client.send(OPEN)
-        server.until(lambda: server.worker.handlers.streams)
+        server.until(lambda: server.service.streams)
         client.send(rst_stream(1))
-        server.until(lambda: not server.worker.handlers.streams)
+        server.until(lambda: not server.service.streams)
         client.send(unary(3))
         assert client.until(DATA).payload == message(b"hello")
     assert "while cleaning up" in caplog.text
@@ -193,7 +193,7 @@ def test_call_that_is_opened_and_reset_in_one_go_runs_no_further_than_its_first_
             client.send(headers(number, block(request("/test.Echo/Stream"))) + rst_stream(number))
         client.send(unary(101))
         client.until(DATA)
-        server.until(lambda: not server.worker.handlers.streams)
+        server.until(lambda: not server.service.streams)
 
 
 def test_slow_handler_slows_its_sender() -> None:

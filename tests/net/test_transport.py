@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from toutates.h2grpc import Limits, ServerConnection
+from toutates.h2grpc import Limits
+from toutates.net import GrpcService, Worker
 from toutates.net.transport import LARGE_READ_BYTES, READ_BYTES, READ_NS, SMALL_READ_BYTES, Transport
 
 
@@ -17,7 +18,9 @@ def transport() -> Iterator[Transport]:
     """A transport over a real socket."""
     ours, theirs = socket.socketpair()
     with theirs, select.epoll() as epoll:
-        transport = Transport(ours, ServerConnection({}, Limits(), []), "test", epoll, 1_000, 0)
+        service = GrpcService(Worker("test", Limits()), {})
+        service.start(None)  # type: ignore[arg-type]
+        transport = Transport(ours, service, "test", epoll, 1_000, 0)
         yield transport
         transport.close()
 

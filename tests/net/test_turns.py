@@ -393,9 +393,7 @@ def test_streams_left_over_that_are_reset_do_not_begin() -> None:
         time.sleep(0.05)
         gate.opened.set()
         server.until(
-            lambda: (
-                len(gate.served) == 100 and not server.worker.transports.behind and not server.worker.handlers.streams
-            )
+            lambda: len(gate.served) == 100 and not server.worker.transports.behind and not server.service.streams
         )
         client.send(unary(301))
         while client.until(DATA).stream_id != 301:

@@ -41,7 +41,7 @@ from tests.h2grpc.support import (
 )
 from tests.net.running import PATIENCE_S, RawClient, Running, running
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
-from toutates.net import ServerStream, Worker
+from toutates.net import GrpcService, ServerStream, Worker
 
 #: The opening of a client that sets no bounds to what it is sent.
 WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
@@ -411,7 +411,7 @@ def test_connection_that_the_system_cannot_watch_is_closed(monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "no space")
 
     with running() as server:
-        monkeypatch.setattr("toutates.net.accepting.Transport", refuse)
+        monkeypatch.setattr("toutates.net.worker.Transport", refuse)
         with connect(server) as sock:
             assert read_all(sock) == b""
         monkeypatch.undo()
@@ -483,7 +483,7 @@ def test_drain_counts_the_calls_it_cuts_off_after_the_grace() -> None:
             client.start(b"", "/test.Echo/Hold")
         stream_id = client.client.open("/test.Echo/Stream")
         client.flush()
-        server.until(lambda: len(server.held) == 3 and server.worker.handlers.streams)
+        server.until(lambda: len(server.held) == 3 and server.service.streams)
         started = time.monotonic()
         server.drain(0.2)
         server.drain(100)
@@ -538,6 +538,7 @@ def test_drain_sends_a_large_answer_to_a_slow_reader_whole(monkeypatch: pytest.M
 def test_drain_may_be_asked_for_by_a_task_while_the_worker_sleeps() -> None:
     async def main() -> int:
         worker = Worker("test", Limits())
+        worker.service = GrpcService(worker, {})
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         results: list[int] = []
@@ -567,9 +568,8 @@ def test_cancelled_worker_closes_everything() -> None:
 
     held: list[Call] = []
     worker = Worker("test", Limits())
-    worker.methods = method_table(
-        [Method("/test.Echo/Stream", stream=stream_handler), Method("/test.Echo/Unary", unary=held.append)]
-    )
+    methods = [Method("/test.Echo/Stream", stream=stream_handler), Method("/test.Echo/Unary", unary=held.append)]
+    worker.service = service = GrpcService(worker, method_table(methods))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     port = listener.getsockname()[1]
@@ -580,7 +580,7 @@ def test_cancelled_worker_closes_everything() -> None:
                 await nursery.start(worker.run, listener)
                 client = await trio.open_tcp_stream("127.0.0.1", port)
                 await client.send_all(OPENING + headers(1, STREAM_BLOCK) + unary(3))
-                while not held or not worker.handlers.streams:  # noqa: ASYNC110  # no event could be set by either
+                while not held or not service.streams:  # noqa: ASYNC110  # no event could be set by either
                     await trio.sleep(0.001)
                 nursery.cancel_scope.cancel()
             await client.aclose()

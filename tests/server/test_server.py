@@ -26,7 +26,7 @@ from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx.session import load_session
 from toutates.command.probe import probe
 from toutates.models.manager import ModelManager
-from toutates.net import Worker
+from toutates.net import GrpcService, Worker
 from toutates.server import server as server_module
 from toutates.server import workers as workers_module
 from toutates.server.options import Options
@@ -416,7 +416,13 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             seen.append((name, limits, more))
             super().__init__(name, limits, **more)
 
+    class SeenService(GrpcService):
+        def __init__(self, worker: Worker, methods: Any, *more: Any) -> None:
+            seen.append((worker.name, *more))
+            super().__init__(worker, methods, *more)
+
     monkeypatch.setattr(workers_module, "Worker", Seen)
+    monkeypatch.setattr("toutates.server.services.GrpcService", SeenService)
     options = options_of(
         repository, processing_cores=2, max_concurrent_connections=11, max_buffered_bytes=25, grpc_compression="gzip"
     )
@@ -426,8 +432,10 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             running.server.stop()
 
     run(main)
-    given = {"max_connections": 5, "buffer_bytes": 12, "response_encoding": "gzip", "statuses": STATUSES}
-    assert seen == [("worker-0", options.limits, given), ("worker-1", options.limits, given)]
+    given = {"max_connections": 5, "buffer_bytes": 12}
+    assert seen == [
+        part for name in ("worker-0", "worker-1") for part in ((name, options.limits, given), (name, "gzip", STATUSES))
+    ]
 
 
 # --- cores

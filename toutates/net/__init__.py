@@ -1,21 +1,23 @@
-"""What drives connections: the worker with its sockets, TLS, streams of handlers, and housekeeping.
+"""What drives connections: the worker with its sockets, TLS, housekeeping, and gRPC as it is served by one.
 
-A service is a table of methods::
+A gRPC service is a table of methods::
 
     def echo(call: Call) -> None:
         call.reply(call.message)
 
     worker = Worker("worker-0", Limits())
-    worker.methods = method_table([Method("/test.Echo/Unary", unary=echo)])
+    worker.service = GrpcService(worker, method_table([Method("/test.Echo/Unary", unary=echo)]))
     trio.run(worker.run, listening_socket)
 
-Cleartext with prior knowledge, or TLS (``Worker.tls``).
+Cleartext with prior knowledge, or TLS (``Worker.tls``). Services of other protocols have the interface of
+``connection.Service``.
 """
 
 from __future__ import annotations
 
-from toutates.net.streaming import ServerStream
+from toutates.net.grpc.service import GrpcService
+from toutates.net.grpc.streaming import ServerStream
 from toutates.net.tls import describe_tls_error, harden_tls
 from toutates.net.worker import Worker
 
-__all__ = ["ServerStream", "Worker", "describe_tls_error", "harden_tls"]
+__all__ = ["GrpcService", "ServerStream", "Worker", "describe_tls_error", "harden_tls"]

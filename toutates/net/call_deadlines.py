@@ -7,7 +7,6 @@ from typing import Final
 
 from toutates.h2grpc.stream import NEVER
 from toutates.net.closing import Closing
-from toutates.net.handlers import Handlers
 from toutates.net.schedule import Schedule
 from toutates.net.transport import Transport
 from toutates.net.transports import Transports
@@ -23,13 +22,12 @@ class CallDeadlines:
     """Fails the calls that are late.
 
     Args:
-        transports, schedule, handlers, closing: of the worker.
+        transports, schedule, closing: of the worker.
     """
 
-    def __init__(self, transports: Transports, schedule: Schedule, handlers: Handlers, closing: Closing) -> None:
+    def __init__(self, transports: Transports, schedule: Schedule, closing: Closing) -> None:
         self._transports = transports
         self._schedule = schedule
-        self._handlers = handlers
         self._closing = closing
         self._again_ns = 0
 
@@ -54,8 +52,7 @@ class CallDeadlines:
 
     def _expire(self, transport: Transport, now_ns: int) -> None:
         try:
-            for event in transport.connection.expire(now_ns):
-                self._handlers.dispatch(event)
+            transport.handle_all(transport.connection.expire(now_ns))
             if transport.connection.behind:
                 self._transports.fall_behind(transport, [])
         except Exception as error:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import Final
 
-from toutates.h2grpc.events import ConnectionTerminated, Event
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import NEVER
-from toutates.net.handlers import Handlers
 from toutates.net.housekeeping import Housekeeper
 from toutates.net.incidents import Incidents
 from toutates.net.schedule import Schedule
@@ -28,28 +25,19 @@ class Closing:
     """Ends connections of one worker.
 
     Args:
-        transports, schedule, handlers, incidents, housekeeper: of the worker.
-        limit_hits: how often each limit was met.
+        transports, schedule, incidents, housekeeper: of the worker.
 
     Attributes:
         cut_off_calls: calls that were cut off because the drain's grace was over.
     """
 
     def __init__(
-        self,
-        transports: Transports,
-        schedule: Schedule,
-        handlers: Handlers,
-        incidents: Incidents,
-        housekeeper: Housekeeper,
-        limit_hits: Counter[str],
+        self, transports: Transports, schedule: Schedule, incidents: Incidents, housekeeper: Housekeeper
     ) -> None:
         self._transports = transports
         self._schedule = schedule
-        self._handlers = handlers
         self._incidents = incidents
         self._housekeeper = housekeeper
-        self._limit_hits = limit_hits
         self._drain_until_ns: int | None = None
         self._goodbye_ns = NEVER
         self.cut_off_calls = 0
@@ -77,15 +65,11 @@ class Closing:
 
     def end(self, transport: Transport, reason: str, limit: str) -> None:
         """End a connection: because of ``limit``, or for a mistake of ours where that is ""."""
-        for event in transport.connection.end(reason, limit):
-            if isinstance(event, ConnectionTerminated):
-                self.terminated(transport, event)
-            else:
-                self._handlers.dispatch(event)
+        transport.handle_all(transport.connection.end(reason, limit))
 
-    def terminated(self, transport: Transport, event: ConnectionTerminated) -> None:
-        """A connection has ended itself, and may have calls left to end."""
-        self._incidents.ended(transport.peer, f"{event.text} ({event.code.name})")
+    def over(self, transport: Transport, reason: str) -> None:
+        """A connection has ended itself, and may have requests left to end."""
+        self._incidents.ended(transport.peer, reason)
         if transport.connection.behind:
             self._transports.behind.pop(transport, None)
             self._transports.fall_behind(transport, [])
@@ -97,9 +81,9 @@ class Closing:
             self.drop(transport)
             return
         if fault.limit:
-            self._limit_hits[fault.limit] += 1
-        self._dispatch_all(transport.connection.connection_lost())
-        self.terminated(transport, ConnectionTerminated(fault.code, str(fault)))
+            self._incidents.limit_hits[fault.limit] += 1
+        transport.handle_all(transport.connection.connection_lost())
+        self.over(transport, f"{fault} ({fault.code.name})")
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +128,7 @@ class Closing:
             transport.sock.close()
             self._incidents.bug("end of a connection", error, transport.peer)
         try:
-            self._dispatch_all(connection.connection_lost())
+            transport.handle_all(connection.connection_lost())
         except Exception as error:
             connection.behind = True  # what is left is tried again
             self._incidents.bug("end of a connection", error, transport.peer)
@@ -157,16 +141,12 @@ class Closing:
         connection = transport.connection
         before = connection.open_calls
         try:
-            self._dispatch_all(connection.go_on(now_ns))
+            transport.handle_all(connection.go_on(now_ns))
         except Exception as error:
             self._incidents.bug("end of a call", error)
             if connection.open_calls >= before:
                 return False  # and never will
         return connection.behind
-
-    def _dispatch_all(self, events: list[Event]) -> None:
-        for event in events:
-            self._handlers.dispatch(event)
 
     # --- the drain ---------------------------------------------------------------------------------------------------
 

@@ -1,117 +1,199 @@
-"""What a worker drives: a connection without a socket, whatever protocol it speaks."""
+"""What a worker drives, without a word of any protocol: connections, and the services that they belong to.
+
+A protocol needs two classes. Its ``Connection`` turns bytes into events and answers into bytes; it has no socket. Its
+``Service`` makes connections, and handles their events. What an event is, only the two of them know. A worker holds
+connections of several services at once.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from toutates.h2grpc.events import Event
-from toutates.h2grpc.stream import Buffer
+import trio
 
-__all__ = ["Connection", "Deadlines"]
+from toutates.h2grpc.stream import NEVER, Buffer
+
+__all__ = ["Connection", "Deadlines", "Exchange", "Link", "Service"]
 
 
 class Deadlines(Protocol):
-    """The deadlines of a connection's calls."""
+    """The deadlines of a connection's requests."""
 
     #: the earliest moment at which one may have expired, on the driver's monotonic clock; ``NEVER`` for none
     next_ns: int
 
 
+class _NoDeadlines:
+    next_ns: int = NEVER
+
+
 class Connection(Protocol):
-    """Bytes in, events and bytes out. ``h2grpc.ServerConnection`` is one, and the documentation of each member.
+    """Bytes in, events and bytes out. ``h2grpc.ServerConnection`` is one.
 
     No call takes longer than some milliseconds. ``behind`` says that something is left to do then, and ``go_on`` does
     the next piece of it; meanwhile no data is handed in. Used by one thread only.
+
+    A connection that inherits from this class gets, for what its protocol does not have, what is given here.
     """
 
     #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
-    behind: bool
+    behind: bool = False
 
     # --- bytes in and out
 
-    def receive_data(self, data: bytes, now_ns: int) -> list[Event]:
-        """Take received bytes; returns what they completed, in order."""
+    @abstractmethod
+    def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
+        """Take received bytes; returns what they completed, in order: events for the connection's service."""
 
-    def go_on(self, now_ns: int) -> list[Event]:
+    @abstractmethod
+    def go_on(self, now_ns: int) -> list[Any]:
         """Do the next piece of the work that one turn had no time for; returns what came of it."""
 
+    @abstractmethod
     def take_output(self) -> Sequence[Buffer]:
         """The bytes to send now, in order; the connection forgets them."""
 
+    @abstractmethod
     def bind(self, link: Any) -> None:
-        """Have ``link`` put into the driver's list as soon as there is output; None when the driver lets go."""
+        """Have ``link`` put into ``Worker.dirty`` as soon as there is output; None when the driver lets go."""
 
     @property
+    @abstractmethod
     def has_output(self) -> bool:
         """Whether ``take_output`` would return anything."""
 
     @property
     def bulky(self) -> bool:
         """Whether the output is worth sending piece by piece instead of joined."""
+        return False
 
     # --- time
 
     @property
     def deadlines(self) -> Deadlines:
         """When ``expire`` may have something to do."""
+        return _NO_DEADLINES
 
-    def expire(self, now_ns: int) -> list[Event]:
-        """Fail the calls whose deadline has passed."""
+    def expire(self, now_ns: int) -> list[Any]:
+        """Fail the requests whose deadline has passed."""
+        return []
 
     def ping(self) -> None:
         """Ask whether the peer is there; anything that it sends is an answer. Does nothing where there is no way to."""
 
     # --- the end
 
+    @abstractmethod
     def begin_shutdown(self, reason: str) -> None:
-        """Tell the peer to leave; calls begun are answered."""
+        """Tell the peer to leave, if the protocol can; requests that have begun are answered. May be called twice."""
 
     def finish_shutdown(self) -> None:
-        """Answer no more new calls."""
+        """Answer no more new requests."""
 
+    @abstractmethod
     def refuse(self, reason: str) -> None:
-        """Turn the connection away before it begins; the driver then closes it."""
+        """Turn the connection away before it begins, and count it as a limit; the driver then closes it."""
 
-    def end(self, reason: str, limit: str) -> list[Event]:
-        """End the connection: because of ``limit``, of ``LIMIT_NAMES``, or for a mistake of ours where that is ""."""
+    @abstractmethod
+    def end(self, reason: str, limit: str) -> list[Any]:
+        """End the connection: because of ``limit``, of ``LIMIT_NAMES``, or for a mistake of ours where that is "".
 
-    def connection_lost(self) -> list[Event]:
-        """The socket is gone, and every call is over."""
+        One of the events makes the service call ``Worker.connection_over``.
+        """
+
+    @abstractmethod
+    def connection_lost(self) -> list[Any]:
+        """The socket is gone, and every request is over."""
 
     # --- what it is at
 
     @property
+    @abstractmethod
     def closed(self) -> bool:
         """Whether the connection is over."""
 
     @property
     def established(self) -> bool:
-        """Whether the peer has said what it has to before its first call."""
+        """Whether the peer has said what it has to before its first request."""
+        return True
 
     @property
+    @abstractmethod
     def drained(self) -> bool:
-        """Whether a shutdown is complete."""
+        """Whether a shutdown is complete: nothing is read any more, and all answers are out or in ``take_output``."""
 
     @property
+    @abstractmethod
     def open_calls(self) -> int:
-        """Calls that have not ended."""
+        """Requests that have not ended."""
 
     @property
+    @abstractmethod
     def calls_begun(self) -> int:
-        """Calls so far."""
+        """Requests so far."""
 
     @property
+    @abstractmethod
     def awaits_request(self) -> bool:
         """Whether the peer owes the rest of a request."""
 
     @property
     def awaits_window(self) -> int:
         """Bytes of responses that wait for room at the peer's, beside its socket."""
+        return 0
 
     @property
+    @abstractmethod
     def held_bytes(self) -> int:
-        """About how many bytes the connection's calls take."""
+        """About how many bytes the connection's requests and their answers take."""
 
     def wake_senders(self) -> None:
         """The peer's socket takes more again: handlers that wait for that may go on."""
+
+
+_NO_DEADLINES: Final = _NoDeadlines()
+
+
+class Link(Protocol):
+    """The socket under a connection, as its service knows it."""
+
+    #: the peer's address
+    peer: str
+
+    @property
+    def congested(self) -> bool:
+        """Whether the peer leaves so much unread that it should be sent no more for now."""
+
+
+class Exchange(Protocol):
+    """A request that is to be answered, of whatever protocol. ``h2grpc.Call`` is one."""
+
+    @property
+    def link(self) -> Any:
+        """What its connection is bound to (``Connection.bind``); None once that connection is gone."""
+
+
+class Service(Protocol):
+    """What answers the connections of one protocol, for one worker and on its thread.
+
+    It knows its worker, and tells it what happens to connections: ``Worker.connection_over`` when one has ended itself,
+    ``Worker.leave`` when one is to be closed after its last answer, ``Worker.connection_failed`` when answering raised.
+    What ``handle`` raises ends the connection, and nothing else.
+    """
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Called once, before the first connection; tasks of handlers run in ``nursery``."""
+
+    def stop(self) -> None:
+        """Called once, after the last connection."""
+
+    def connect(self) -> Connection:
+        """A connection for a socket that was accepted."""
+
+    def handle(self, link: Any, event: Any) -> None:
+        """Deal with one event of a connection, which is bound to ``link``. Must not block."""
+
+    def is_wanted(self, event: Any) -> bool:
+        """Whether an event that has waited for its connection's turn still means something."""

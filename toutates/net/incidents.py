@@ -1,10 +1,12 @@
-"""What a worker logs: bad peers, and mistakes of ours."""
+"""What goes wrong on a worker: lines for the log, and how often peers met a limit."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 
+from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.net.quiet_log import QuietLog
 
 __all__ = ["Incidents"]
@@ -14,17 +16,19 @@ logger = logging.getLogger("toutates.net.worker")
 
 
 class Incidents:
-    """The lines of one worker, bounded by ``QuietLog``.
+    """Logs for one worker, within the bounds of ``QuietLog``.
 
     Args:
         name: of the worker.
 
     Attributes:
-        log: where they go.
+        log: where lines go.
+        limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
     """
 
     def __init__(self, name: str) -> None:
         self.log = QuietLog(logger, name)
+        self.limit_hits: Counter[str] = Counter(dict.fromkeys(LIMIT_NAMES, 0))
 
     def bug(self, what: str, error: Exception, peer: str = "") -> None:
         """Something was raised that nobody expects; with its traceback."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import Buffer
-from toutates.net.connection import Connection
+from toutates.net.connection import Service
 from toutates.net.tls import TlsEngine
 from toutates.net.transport import MAX_BUFFERS, Transport
 
@@ -30,7 +30,7 @@ class TlsTransport(Transport):
     count: they wait in the engine and in ``_ciphertext``.
 
     Args:
-        sock, connection, peer, epoll, max_unsent_bytes, now_ns: as of ``Transport``.
+        sock, service, peer, epoll, max_unsent_bytes, now_ns: as of ``Transport``.
         engine: this connection's.
 
     Raises:
@@ -42,14 +42,14 @@ class TlsTransport(Transport):
     def __init__(
         self,
         sock: socket.socket,
-        connection: Connection,
+        service: Service,
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
         now_ns: int,
         engine: TlsEngine,
     ) -> None:
-        super().__init__(sock, connection, peer, epoll, max_unsent_bytes, now_ns)
+        super().__init__(sock, service, peer, epoll, max_unsent_bytes, now_ns)
         self._engine = engine
         #: what the kernel has not taken of the engine's output so far
         self._ciphertext: Buffer = b""

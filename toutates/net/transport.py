@@ -11,11 +11,11 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from toutates.h2grpc.output import part_of_its_own
 from toutates.h2grpc.stream import Buffer
-from toutates.net.connection import Connection
+from toutates.net.connection import Connection, Service
 
 __all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "READ_NS", "Transport"]
 
@@ -39,8 +39,8 @@ class Transport:
     """A connection's socket. Methods that send return False when the socket turns out to be broken.
 
     Args:
-        sock: accepted, non-blocking.
-        connection: what the bytes are for, and where they come from.
+        sock: accepted.
+        service: what the peer's bytes are for.
         peer: for logs.
         epoll: watches the socket; registered here.
         max_unsent_bytes: above it the peer's requests are not read until it has read what they were answered.
@@ -48,6 +48,9 @@ class Transport:
 
     Raises:
         OSError: the socket or the epoll refused.
+
+    Attributes:
+        connection: the service's: what the bytes are handed to, and where they come from.
     """
 
     __slots__ = (
@@ -67,6 +70,7 @@ class Transport:
         "receive",
         "received_bytes",
         "sent_bytes",
+        "service",
         "sock",
         "timed_bytes",
         "unsent",
@@ -76,7 +80,7 @@ class Transport:
     def __init__(
         self,
         sock: socket.socket,
-        connection: Connection,
+        service: Service,
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
@@ -84,7 +88,6 @@ class Transport:
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.connection = connection
         self.peer = peer
         #: reads the connection's next bytes, so many at most, and raises what the socket's ``recv`` does; with TLS also
         #: ConnectionFault
@@ -112,6 +115,24 @@ class Transport:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         epoll.register(self.fd, EPOLLIN)
+        self.service: Service
+        self.connection: Connection
+        self.speak(service)
+
+    def speak(self, service: Service) -> None:
+        """From here on the peer's bytes are for ``service``, which gives it a new connection.
+
+        A connection that was made to find out which protocol its peer speaks calls this when it knows, and returns what
+        the new connection has made of the bytes.
+        """
+        self.service = service
+        self.connection = service.connect()
+        self.connection.bind(self)
+
+    def handle_all(self, events: list[Any]) -> None:
+        """Hand a few events of the connection to its service."""
+        for event in events:
+            self.service.handle(self, event)
 
     @property
     def established(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
-from toutates.h2grpc.events import Event
 from toutates.net.mailbox import Mailbox
 from toutates.net.transport import Transport
 
@@ -34,7 +34,7 @@ class Transports:
         self.closing: dict[Transport, None] = {}
         self.leaving: dict[Transport, None] = {}
         self.timed: dict[Transport, None] = {}
-        self.behind: OrderedDict[Transport, list[Event]] = OrderedDict()
+        self.behind: OrderedDict[Transport, list[Any]] = OrderedDict()
         self.catch_up: Callable[[], None]
         self._catching_up = False
 
@@ -49,7 +49,7 @@ class Transports:
         self.timed.pop(transport, None)
         return True
 
-    def fall_behind(self, transport: Transport, events: list[Event]) -> None:
+    def fall_behind(self, transport: Transport, events: list[Any]) -> None:
         """A connection has work left over, ``events`` first."""
         left = self.behind.setdefault(transport, [])
         left += events

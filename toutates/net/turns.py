@@ -1,18 +1,15 @@
-"""Reading: what a connection receives is handed to handlers, within its turn; what is left goes on in later rounds."""
+"""Reading: what a connection receives is handed to its service, in its turn; what is left goes on in later rounds."""
 
 from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from toutates.h2grpc.call import Call
-from toutates.h2grpc.events import ConnectionTerminated, Event, StreamOpened
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import NEVER
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
-from toutates.net.handlers import Handlers
 from toutates.net.transport import EPOLLOUT, READ_NS, Transport
 from toutates.net.transports import Transports
 
@@ -31,16 +28,13 @@ class Turns:
     """The turns of one worker's connections. None can hold up the others.
 
     Args:
-        transports, handlers, closing, deadlines: of the worker.
+        transports, closing, deadlines: of the worker.
     """
 
-    def __init__(self, transports: Transports, handlers: Handlers, closing: Closing, deadlines: CallDeadlines) -> None:
+    def __init__(self, transports: Transports, closing: Closing, deadlines: CallDeadlines) -> None:
         self._transports = transports
         self._open = transports.open
         self._leaving = transports.leaving
-        self._handlers = handlers
-        self._start_unary = handlers.start_unary
-        self._dispatch = handlers.dispatch
         self._closing = closing
         self._deadlines = deadlines
         transports.catch_up = self._catch_up
@@ -76,18 +70,14 @@ class Turns:
         began_ns = time.monotonic_ns() if timed else 0
         transport.last_read_ns = now_ns
         transport.received_bytes += size
-        connection = transport.connection
-        events = connection.receive_data(data, now_ns)
+        events = transport.connection.receive_data(data, now_ns)
+        connection = transport.connection  # looked up only now: it may be another one (``Transport.speak``)
         if len(events) > EVENTS_AT_ONCE or connection.behind:
             self._take_turn(transport, events, now_ns)
         else:
+            handle = transport.service.handle
             for event in events:
-                if event.__class__ is Call:
-                    self._start_unary(event)
-                elif event.__class__ is ConnectionTerminated:
-                    self._closing.terminated(transport, event)
-                else:
-                    self._dispatch(event)
+                handle(transport, event)
         if timed:
             ended_ns = time.monotonic_ns()
             crowded = ended_ns - now_ns > CROWDED_ROUND_NS
@@ -108,29 +98,25 @@ class Turns:
         if self._leaving:
             self._closing.close_if_drained(transport)  # its last call may have ended without an answer
 
-    def _take_turn(self, transport: Transport, events: list[Event], now_ns: int) -> None:
+    def _take_turn(self, transport: Transport, events: list[Any], now_ns: int) -> None:
         """Hand out what a connection has received, and let it go on with what it has left over, for TURN_NS.
 
         What is left then goes on in the next round; until nothing is, no more is read.
         """
         connection = transport.connection
+        handle = transport.service.handle
         left = self._transports.behind.pop(transport, None)
         if left:
             if connection.behind:
                 events += connection.go_on(now_ns)  # which may reset what has waited
-            events = [event for event in left if _is_wanted(event)] + events
+            events = [event for event in left if transport.service.is_wanted(event)] + events
         until_ns = time.monotonic_ns() + TURN_NS
         while True:
             coming = iter(events)
             left_over = len(events)
             while left_over > 0:
                 for event in islice(coming, EVENTS_AT_ONCE):
-                    if event.__class__ is Call:
-                        self._start_unary(event)
-                    elif event.__class__ is ConnectionTerminated:
-                        self._closing.terminated(transport, event)
-                    else:
-                        self._dispatch(event)
+                    handle(transport, event)
                 left_over -= EVENTS_AT_ONCE
                 if left_over > 0 and time.monotonic_ns() >= until_ns:
                     self._transports.fall_behind(transport, list(coming))
@@ -168,10 +154,3 @@ class Turns:
                 break
         if behind:
             self._transports.plan_catching_up()
-
-
-def _is_wanted(event: Event) -> bool:
-    """Whether an event that has waited for its connection's turn still means something."""
-    if isinstance(event, Call):
-        return event.open
-    return not isinstance(event, StreamOpened) or event.call.open

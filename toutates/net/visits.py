@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from toutates.net.closing import Closing
 from toutates.net.housekeeping import Duty, Finding, Housekeeper
 from toutates.net.incidents import Incidents
@@ -17,16 +15,12 @@ class Visits:
 
     Args:
         housekeeper, closing, incidents: of the worker.
-        limit_hits: how often each limit was met.
     """
 
-    def __init__(
-        self, housekeeper: Housekeeper, closing: Closing, incidents: Incidents, limit_hits: Counter[str]
-    ) -> None:
+    def __init__(self, housekeeper: Housekeeper, closing: Closing, incidents: Incidents) -> None:
         self._housekeeper = housekeeper
         self._closing = closing
         self._incidents = incidents
-        self._limit_hits = limit_hits
 
     def visit(self, now_ns: int) -> None:
         """Look at the next few connections, and act on what is found."""
@@ -42,7 +36,7 @@ class Visits:
         if finding.duty is Duty.PING:
             transport.connection.ping()
         elif finding.duty is Duty.LEAVE:
-            self._limit_hits[finding.limit] += 1
+            self._incidents.limit_hits[finding.limit] += 1
             self._closing.tell_to_leave(transport, finding.text)
         elif finding.duty is Duty.FINISH_LEAVING:
             self._closing.finish_leaving(transport)
@@ -52,6 +46,6 @@ class Visits:
             assert finding.error is not None
             self._closing.failed(transport, finding.error)
         else:
-            self._limit_hits[finding.limit] += 1
+            self._incidents.limit_hits[finding.limit] += 1
             self._incidents.ended(transport.peer, finding.text)
             self._closing.drop(transport)

@@ -1,7 +1,7 @@
 """A worker: one thread, one Trio run, one epoll, and the connections that live on it.
 
 Connections are state, not tasks. One Trio task watches the worker's epoll; when it fires, every socket that is ready is
-read in one go and its calls are handed to their handlers, then the round ends: callbacks asked for by ``at_round_end``
+read in one go and what it brings is handed to its service, then the round ends: callbacks asked for by ``at_round_end``
 run, and every connection with output is flushed with one system call. A task per connection costs twice as much per
 request at one request at a time per connection.
 
@@ -12,48 +12,43 @@ No connection can hold up the others: what takes longer than its turn goes on in
 is new there. None can end them: whatever is raised while a connection is dealt with ends that connection, and nothing
 else (``closing``). Such ``try`` blocks cost nothing as long as nothing is raised.
 
+A worker knows no protocol. What its connections speak is its service's (``connection``): gRPC's is ``grpc.service``.
+
 Threads outside the worker reach it through ``call_soon`` alone (``mailbox``).
 """
 
 from __future__ import annotations
 
 import pickle
+import random
 import select
 import socket
 import ssl
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, Final
 
 import trio
 
-from toutates.h2grpc.call import Call
-from toutates.h2grpc.connection import ServerConnection
-from toutates.h2grpc.limits import LIMIT_NAMES, Limits
-from toutates.h2grpc.method import Method
-from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.status import Status
+from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.stream import NEVER
 from toutates.net.accepting import Acceptor
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
-from toutates.net.connection import Connection
+from toutates.net.connection import Exchange, Link, Service
 from toutates.net.connection_state import ConnectionState
-from toutates.net.handlers import Handlers, peer_of
 from toutates.net.housekeeping import Housekeeper, Traffic
 from toutates.net.incidents import Incidents
 from toutates.net.mailbox import Mailbox
 from toutates.net.schedule import Lateness, Schedule
+from toutates.net.tls import TlsEngine
 from toutates.net.tls_transport import TlsTransport
 from toutates.net.transport import Transport
 from toutates.net.transports import Transports
 from toutates.net.turns import Turns
 from toutates.net.visits import Visits
-from toutates.system.errors import RequestError
 
 __all__ = ["Worker"]
 
@@ -66,33 +61,37 @@ LINGER_S: Final = 0.001
 MOST_FAILED_ROUNDS: Final = 100
 #: How soon after one what is due by time is looked at again.
 FAILED_ROUND_PAUSE_NS: Final = 10_000_000
+#: The ages of connections vary by so much, so that those made together do not all come back together.
+AGE_FACTORS: Final = (0.9, 1.1)
 
 
 class Worker:
-    """See the module. Made in any thread; ``run`` and all that handlers call belong to the worker's own.
+    """Serves the connections of one listener in one thread.
+
+    Made in any thread; ``run`` and all that services and handlers call belong to the worker's own.
 
     Args:
         name: for logs.
         limits: bounds of every connection.
         max_connections: connections above it are turned away.
         buffer_bytes: what connections may hold for slow peers, together; None for as much as they like.
-        response_encoding: compression of compressible methods' responses, or "".
-        statuses: the status of each kind of RequestError that handlers of unary calls raise.
 
     Attributes:
-        methods: the methods served; set before ``run``, usually with handlers that know this worker.
+        service: what new connections are for. Set before ``run``, because a service knows its worker.
         tls: what new connections shake hands with, this worker's alone; None is plaintext. Set before ``run``, later by
             ``use_tls``.
         now_ns: the time of the current round, monotonic nanoseconds.
         call_soon: runs a callback on the worker's thread, soon and in order. The one member that any thread may call.
             Does nothing visible once ``run`` has ended.
+        limits: as given; once ``run`` has begun, a copy of this thread's own.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
+        incidents: the worker's log.
+        dirty: links of connections that have output; connections add themselves (``Connection.bind``).
         traffic: what the connections have had so far; other threads may read it.
         lateness: how late this thread's tasks get their turn; other threads may read it.
         cpu_clock: the clock of the CPU time that the worker's thread has used, once ``run`` has begun
             (``time.clock_gettime``).
         transports: the connections; the worker's thread alone may look at it.
-        handlers: what runs for their calls; as above.
     """
 
     def __init__(
@@ -102,33 +101,29 @@ class Worker:
         *,
         max_connections: int = 100_000,
         buffer_bytes: int | None = None,
-        response_encoding: str = "",
-        statuses: Mapping[type[RequestError], Status] = MappingProxyType({}),
     ) -> None:
         self.name = name
-        self.methods: Mapping[bytes, Method] = {}
+        self.service: Service
         self.tls: ssl.SSLContext | None = None
         self.now_ns = time.monotonic_ns()
-        self.limit_hits: Counter[str] = Counter(dict.fromkeys(LIMIT_NAMES, 0))
         self.traffic = Traffic()
         self.lateness = Lateness()
         self.cpu_clock: int | None = None
-        self._limits = limits
+        self.limits = limits
+        self.buffer_bytes = 2**63 - 1 if buffer_bytes is None else buffer_bytes
         self._max_connections = max_connections
-        self._buffer_bytes = buffer_bytes
-        self._response_encoding = response_encoding
-        self._incidents = Incidents(name)
+        self.incidents = Incidents(name)
+        self.limit_hits = self.incidents.limit_hits
         self._mailbox = Mailbox()
         self.call_soon: Callable[[Callable[[], None]], None] = self._mailbox.put
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
-        self.handlers = Handlers(name, self._mailbox, self._incidents, self, self._stream_ended, statuses)
-        #: connections that have output
-        self._dirty: list[Any] = []
+        self.dirty: list[Any] = []
+        #: whether a task of Trio's was given something to do in this round
+        self._task_woken = False
         self._round_end: list[Callable[[], None]] = []
         self._failed_rounds = 0
         # Made by ``run``, in the thread that uses them.
-        self.shared: Shared
         self.housekeeper: Housekeeper
         self.closing: Closing
         self.deadlines: CallDeadlines
@@ -146,7 +141,7 @@ class Worker:
 
     def flush(self) -> None:
         """Send what has been answered. Tasks call it after ``call.reply``; in handlers and callbacks the round does."""
-        dirty = self._dirty
+        dirty = self.dirty
         while dirty:
             transport = dirty.pop()
             if transport is None or transport.dropped:
@@ -159,14 +154,10 @@ class Worker:
             except Exception as error:
                 self.closing.failed(transport, error)
 
-    def congested(self, call: Call) -> bool:
-        """Whether the call's peer reads its responses too slowly for more of them."""
-        return call.link is not None and call.link.congested
-
-    def connection_failed(self, call: Call, error: Exception) -> None:
-        """Answering ``call`` raised ``error``, which is to cost nobody else anything: end the call's connection."""
-        if call.link is not None:
-            self.closing.failed(call.link, error)
+    def connection_failed(self, exchange: Exchange, error: Exception) -> None:
+        """Answering ``exchange`` raised ``error``, which is to cost nobody else anything: end its connection."""
+        if exchange.link is not None:
+            self.closing.failed(exchange.link, error)
 
     def task_woken(self) -> None:
         """A callback or handler gave a task something to do: go back to Trio once the round is over.
@@ -174,7 +165,7 @@ class Worker:
         Without it the task waits until the worker goes back by itself, up to STAY_NS under load. It is not assumed of
         every callback, because a batch's is one, and one open stream would then cost each batch a trip through Trio.
         """
-        self.handlers.trio_has_work = True
+        self._task_woken = True
 
     def use_tls(self, context: ssl.SSLContext) -> None:
         """Shake hands with ``context`` from now on; connections that are open, or shaking hands, keep theirs.
@@ -183,16 +174,39 @@ class Worker:
         """
         self.tls = context
 
-    def peer(self, call: Call) -> str:
-        """The address that a call came from; "" once its connection is gone."""
-        return peer_of(call)
+    def peer(self, exchange: Exchange) -> str:
+        """The address that a request came from; "" once its connection is gone."""
+        peer: str = "" if exchange.link is None else exchange.link.peer
+        return peer
+
+    # --- for services, on the worker's thread ------------------------------------------------------------------------
+
+    def connection_over(self, link: Link, reason: str) -> None:
+        """A connection has ended itself: send what it has left, then close its socket.
+
+        Args:
+            link: what the connection is bound to.
+            reason: for the log.
+        """
+        assert isinstance(link, Transport)
+        self.closing.over(link, reason)
+
+    def leave(self, link: Link, reason: str) -> None:
+        """Begin the shutdown of one connection, which is closed once its requests are answered."""
+        assert isinstance(link, Transport)
+        self.closing.tell_to_leave(link, reason)
+
+    def exchange_ended(self, exchange: Exchange) -> None:
+        """A request has ended without output, which may have been the last one of a connection that is leaving."""
+        if exchange.link is not None:
+            self.closing.close_if_drained(exchange.link)
 
     # --- what it is at -----------------------------------------------------------------------------------------------
 
     @property
     def log_lines_dropped(self) -> int:
         """Lines about bad peers that the log was spared; may be read in any thread."""
-        return self._incidents.log.dropped
+        return self.incidents.log.dropped
 
     @property
     def connections(self) -> int:
@@ -239,7 +253,7 @@ class Worker:
         self._mailbox.open(self._epoll)
         try:
             async with trio.open_nursery() as nursery:
-                self.handlers.nursery = nursery
+                self.service.start(nursery)
                 self.acceptor.listen(listener)
                 nursery.start_soon(self._keep_house)
                 task_status.started()
@@ -257,33 +271,45 @@ class Worker:
 
     def _make_parts(self) -> None:
         # A copy of the worker's own, down to the numbers, for the reason that ``Wire`` has.
-        limits = self._limits = pickle.loads(pickle.dumps(self._limits))
-        transports, schedule, handlers, incidents = self.transports, self.schedule, self.handlers, self._incidents
+        self.limits = pickle.loads(pickle.dumps(self.limits))
+        transports, schedule, incidents = self.transports, self.schedule, self.incidents
         self._epoll = select.epoll()
-        self.shared = Shared(self._buffer_bytes, self.limit_hits, limits.inflation)
-        self.housekeeper = Housekeeper(limits, self.shared.budget, self.traffic)
-        self.closing = Closing(transports, schedule, handlers, incidents, self.housekeeper, self.limit_hits)
-        self.deadlines = CallDeadlines(transports, schedule, handlers, self.closing)
-        self._turns = Turns(transports, handlers, self.closing, self.deadlines)
-        self._visits = Visits(self.housekeeper, self.closing, incidents, self.limit_hits)
-        self.acceptor = Acceptor(
-            self._connect,
-            lambda: self.tls,
-            limits,
-            self._max_connections,
-            self._epoll,
-            transports,
-            schedule,
-            self.closing,
-            incidents,
-            self.housekeeper,
-            self.limit_hits,
-        )
+        self.housekeeper = Housekeeper(self.limits, self.buffer_bytes, self.traffic)
+        self.closing = Closing(transports, schedule, incidents, self.housekeeper)
+        self.deadlines = CallDeadlines(transports, schedule, self.closing)
+        self._turns = Turns(transports, self.closing, self.deadlines)
+        self._visits = Visits(self.housekeeper, self.closing, incidents)
+        self.acceptor = Acceptor(self._epoll, schedule, incidents, self._take)
 
-    def _connect(self) -> Connection:
-        return ServerConnection(
-            self.methods, self._limits, self._dirty, response_encoding=self._response_encoding, shared=self.shared
-        )
+    def _take(self, sock: socket.socket, peer: str, now_ns: int) -> None:
+        """Make a connection for a socket that was accepted."""
+        transports = self.transports
+        try:
+            try:
+                transport = self._make_transport(sock, peer, now_ns)
+            except OSError as error:
+                self.incidents.not_taken(peer, str(error.strerror))
+                sock.close()
+                return
+            transports.open[transport.fd] = transport
+            self.housekeeper.add(transport, now_ns, random.uniform(*AGE_FACTORS))
+            if len(transports.open) - len(transports.closing) > self._max_connections:
+                transport.connection.refuse("too many connections")
+                self.closing.close_gently(transport)
+        except Exception as error:
+            taken = transports.open.get(sock.fileno())
+            if taken is not None:
+                self.closing.failed(taken, error)
+            else:
+                sock.close()
+                self.incidents.bug("connection that was to be taken", error)
+
+    def _make_transport(self, sock: socket.socket, peer: str, now_ns: int) -> Transport:
+        limits = self.limits
+        if self.tls is None:
+            return Transport(sock, self.service, peer, self._epoll, limits.max_unsent_bytes, now_ns)
+        engine = TlsEngine(self.tls, limits.max_preface_bytes)
+        return TlsTransport(sock, self.service, peer, self._epoll, limits.max_unsent_bytes, now_ns, engine)
 
     def drain(self, grace_s: float) -> None:
         """Stop accepting, say goodbye on every connection, answer what is under way, then let ``run`` return.
@@ -300,10 +326,10 @@ class Worker:
     def _close_everything(self) -> None:
         self.acceptor.stop()
         self.closing.drop_all(time.monotonic_ns())
-        self.handlers.stop()
+        self.service.stop()
         self._mailbox.close()
         self._round_end = []
-        self._incidents.log.flush(NEVER)
+        self.incidents.log.flush(NEVER)
         self._epoll.close()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -322,7 +348,7 @@ class Worker:
 
     def work(self) -> None:
         """Rounds, for as long as there is something to do and Trio can be kept waiting."""
-        schedule, mailbox, handlers, serve = self.schedule, self._mailbox, self.handlers, self._turns.serve
+        schedule, mailbox, serve = self.schedule, self._mailbox, self._turns.serve
         transports = self.transports.open
         schedule.in_round = True
         until_ns = time.monotonic_ns() + STAY_NS
@@ -333,7 +359,7 @@ class Worker:
             self.now_ns = now_ns = time.monotonic_ns()
             if not ready and not mailbox.callbacks and now_ns < schedule.next_ns:
                 break
-            handlers.trio_has_work = False
+            self._task_woken = False
             for fd, mask in ready:
                 transport = transports.get(fd)
                 if transport is not None:
@@ -350,11 +376,11 @@ class Worker:
             if self._round_end:
                 callbacks, self._round_end = self._round_end, []
                 self._run_all(callbacks)
-            if self._dirty:
+            if self.dirty:
                 self.flush()
             if now_ns >= schedule.next_ns:
                 self._tick(now_ns)
-            if now_ns >= until_ns or handlers.trio_has_work:
+            if now_ns >= until_ns or self._task_woken:
                 break
             timeout_s = LINGER_S if mailbox.fall_asleep() else 0.0
         schedule.in_round = False
@@ -364,7 +390,7 @@ class Worker:
             try:
                 callback()
             except Exception as error:
-                self._incidents.bug("callback", error)
+                self.incidents.bug("callback", error)
 
     def _tick(self, now_ns: int) -> None:
         """Everything that is due by time; plans the next one."""
@@ -384,7 +410,7 @@ class Worker:
         self._failed_rounds += 1
         if self._failed_rounds > MOST_FAILED_ROUNDS:
             raise error
-        self._incidents.bug("round", error)
+        self.incidents.bug("round", error)
         self.schedule.plan(time.monotonic_ns() + FAILED_ROUND_PAUSE_NS)
 
     async def _keep_house(self) -> None:
@@ -399,11 +425,4 @@ class Worker:
                 self._visits.visit(self.now_ns)
                 self.flush()
             except Exception as error:
-                self._incidents.bug("housekeeping", error)
-
-    def _stream_ended(self, call: Call, error: Exception | None) -> None:
-        """A streaming call's handler has returned, and its call is over; or ending it raised ``error``."""
-        if error is not None:
-            self.connection_failed(call, error)
-        elif call.link is not None:
-            self.closing.close_if_drained(call.link)
+                self.incidents.bug("housekeeping", error)

@@ -9,6 +9,7 @@ from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.control_queue import ControlQueue
 from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
+from toutates.api.grpc.statuses import STATUSES
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Sampling
 from toutates.infer.parameter_notices import ParameterNotices
@@ -16,7 +17,7 @@ from toutates.infer.service import InferService
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
-from toutates.net import Worker
+from toutates.net import GrpcService, Worker
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.options import Options
@@ -87,7 +88,8 @@ class Services:
             infer.observer.sample(Sampling(self.access_log.sink()), round(1 / options.access_log_rate))
         plane = DataPlane(self.identity, get_table, readiness, self.control, self.log_control, tracing.settings)
         infer_method = model_infer(infer, WorkerTraces(worker, infer.observer, tracing.settings, tracing.put))
-        worker.methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
+        methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
+        worker.service = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         return WorkerServices(infer, readiness)
 
     def _inflight(self, number: int) -> Inflight | None:

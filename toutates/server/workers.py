@@ -12,7 +12,6 @@ from functools import partial
 import trio
 
 from toutates.api.dataplane.readiness import Readiness
-from toutates.api.grpc.statuses import STATUSES
 from toutates.infer.service import InferService
 from toutates.net import Worker
 from toutates.server.options import Options
@@ -67,8 +66,6 @@ class Workers:
                 options.limits,
                 max_connections=max(1, options.max_concurrent_connections // count),
                 buffer_bytes=max(1, buffer_bytes // count),
-                response_encoding=options.grpc_compression,
-                statuses=STATUSES,
             )
             worker.tls = tls[number] if tls else None
             own = services.attach(worker, number, ready=ready)

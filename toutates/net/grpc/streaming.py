@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.connection import ServerConnection
 from toutates.h2grpc.status import GrpcError, Metadata, Status
+from toutates.net.worker import Worker
 
-__all__ = ["ServerStream", "StreamDriver"]
+__all__ = ["ServerStream"]
 
 #: Response bytes a stream may have queued for window before ``send`` waits.
 MAX_QUEUED_BYTES = 65_536
-
-
-class StreamDriver(Protocol):
-    """What a stream needs of the worker it runs on."""
-
-    def flush(self) -> None:
-        """Send the output of every connection that has some."""
-
-    def congested(self, call: Call) -> bool:
-        """Whether the peer reads too slowly for more output; ``call.on_drained`` is called when it no longer does."""
-
-    def task_woken(self) -> None:
-        """A task has something to do, so Trio should get its turn soon."""
 
 
 class ServerStream:
@@ -37,13 +24,13 @@ class ServerStream:
     Args:
         call: the call; ``metadata()`` and the rest of it are the handler's to read.
         connection: the connection it came on.
-        driver: sends what was queued.
+        worker: sends what was queued.
     """
 
-    def __init__(self, call: Call, connection: ServerConnection, driver: StreamDriver) -> None:
+    def __init__(self, call: Call, connection: ServerConnection, worker: Worker) -> None:
         self.call = call
         self._connection = connection
-        self._driver = driver
+        self._worker = worker
         self._messages: deque[bytes] = deque()
         self._request_ended = False
         self._arrivals = trio.lowlevel.ParkingLot()
@@ -62,7 +49,7 @@ class ServerStream:
             await self._arrivals.park()
         message = self._messages.popleft()
         self._connection.message_read(self.call, len(message))
-        self._driver.flush()
+        self._worker.flush()
         return message
 
     # Not an async generator: one that its handler leaves early would have to be closed by the garbage collector.
@@ -78,7 +65,7 @@ class ServerStream:
     async def send_headers(self, metadata: Metadata = ()) -> None:
         """Initial metadata, before the first message; ``send`` does it by itself when there are none."""
         self.call.responder.send_headers(self.call, metadata)
-        self._driver.flush()
+        self._worker.flush()
         await trio.lowlevel.checkpoint()
 
     async def send(self, message: bytes) -> None:
@@ -89,12 +76,12 @@ class ServerStream:
         """
         self.call.responder.send_headers(self.call)
         self.call.responder.send_message(self.call, (message,))
-        self._driver.flush()
+        self._worker.flush()
         await trio.lowlevel.checkpoint()
-        while self.call.outbox_bytes > MAX_QUEUED_BYTES or self._driver.congested(self.call):
+        while self.call.outbox_bytes > MAX_QUEUED_BYTES or (self.call.link is not None and self.call.link.congested):
             await self._departures.park()
 
-    # --- for the driver ----------------------------------------------------------------------------------------------
+    # --- for the service ---------------------------------------------------------------------------------------------
 
     def put(self, message: bytes) -> None:
         """A message has arrived."""
@@ -113,7 +100,7 @@ class ServerStream:
     def _wake_sender(self) -> None:
         if self._departures:
             self._departures.unpark_all()
-            self._driver.task_woken()
+            self._worker.task_woken()
 
     async def run(self, on_error: Callable[[Exception], None]) -> None:
         """Run the method's handler to the call's end; ``on_error`` is told of exceptions that are no GrpcError."""
@@ -132,7 +119,7 @@ class ServerStream:
             on_error(error)
             self.call.responder.fail(self.call, Status.INTERNAL, "internal error")
         self.call.on_drained = None
-        self._driver.flush()
+        self._worker.flush()
 
     def _fail(self, error: GrpcError, on_error: Callable[[Exception], None]) -> None:
         try:
