@@ -82,6 +82,7 @@ class Connection(Protocol):
 
     def ping(self) -> None:
         """Ask whether the peer is there; anything that it sends is an answer. Does nothing where there is no way to."""
+        return
 
     # --- the end
 
@@ -91,6 +92,7 @@ class Connection(Protocol):
 
     def finish_shutdown(self) -> None:
         """Answer no more new requests."""
+        return
 
     @abstractmethod
     def refuse(self, reason: str) -> None:
@@ -151,6 +153,7 @@ class Connection(Protocol):
 
     def wake_senders(self) -> None:
         """The peer's socket takes more again: handlers that wait for that may go on."""
+        return
 
 
 _NO_DEADLINES: Final = _NoDeadlines()
@@ -179,21 +182,27 @@ class Service(Protocol):
     """What answers the connections of one protocol, for one worker and on its thread.
 
     It knows its worker, and tells it what happens to connections: ``Worker.connection_over`` when one has ended itself,
-    ``Worker.leave`` when one is to be closed after its last answer, ``Worker.connection_failed`` when answering raised.
-    What ``handle`` raises ends the connection, and nothing else.
+    ``Worker.leave`` when one is to be closed after its last answer, ``Worker.go_on`` when one can go on although
+    nothing was received, ``Worker.connection_failed`` when answering raised. What ``handle`` raises ends the
+    connection, and nothing else.
     """
 
     def start(self, nursery: trio.Nursery) -> None:
         """Called once, before the first connection; tasks of handlers run in ``nursery``."""
+        return
 
     def stop(self) -> None:
         """Called once, after the last connection."""
+        return
 
+    @abstractmethod
     def connect(self) -> Connection:
         """A connection for a socket that was accepted."""
 
+    @abstractmethod
     def handle(self, link: Any, event: Any) -> None:
         """Deal with one event of a connection, which is bound to ``link``. Must not block."""
 
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""
+        return True

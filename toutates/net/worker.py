@@ -196,6 +196,12 @@ class Worker:
         assert isinstance(link, Transport)
         self.closing.tell_to_leave(link, reason)
 
+    def go_on(self, link: Link) -> None:
+        """Have ``Connection.go_on`` called: an answer has made room for what was received earlier."""
+        assert isinstance(link, Transport)
+        if not link.dropped:
+            self.transports.fall_behind(link, [])
+
     def exchange_ended(self, exchange: Exchange) -> None:
         """A request has ended without output, which may have been the last one of a connection that is leaving."""
         if exchange.link is not None:
