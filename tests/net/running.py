@@ -15,7 +15,23 @@ from typing import TypeVar
 import trio
 
 from tests.certificates import SERVER_NAME
-from tests.h2grpc.support import DATA, OPENING, Client, Frame, Response, parse
+from tests.h2grpc.support import (
+    DATA,
+    END_STREAM,
+    OPENING,
+    PREFACE,
+    Client,
+    Frame,
+    Response,
+    block,
+    data,
+    headers,
+    message,
+    parse,
+    request,
+    settings,
+    window_update,
+)
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.net import GrpcService, ServerStream, Worker
 from toutates.net.connection import Service
@@ -24,6 +40,12 @@ T = TypeVar("T")
 
 #: Nothing in these tests takes longer than this on a working machine.
 PATIENCE_S = 20.0
+HOUR_NS = 3_600_000_000_000
+
+#: The opening of a client that sets no bounds to what it is sent.
+WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
+#: A request that nobody answers.
+HOLD = headers(1, block(request("/test.Echo/Hold"))) + data(1, message(b""), END_STREAM)
 
 
 class Running:
@@ -114,6 +136,15 @@ class Running:
         while not self.call(condition):
             assert time.monotonic() < ends, "waited in vain"
             time.sleep(0.001)
+
+    def rounds(self) -> None:
+        """Return when the worker has looked at its sockets, and let its tasks run, a few times more."""
+        for _ in range(10):
+            self.call(self.worker.task_woken)
+
+    def expire(self) -> None:
+        """Have the worker see the deadlines of calls as they will be in an hour; returns at once."""
+        self.worker.call_soon(lambda: self.worker.deadlines.tick(time.monotonic_ns() + HOUR_NS))
 
     def drain(self, grace_s: float) -> None:
         self.worker.call_soon(lambda: self.worker.drain(grace_s))

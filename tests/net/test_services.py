@@ -13,15 +13,12 @@ from typing import cast
 import pytest
 
 from tests.certificates import SERVER_NAME, client_context
-from tests.h2grpc.support import END_STREAM, OPENING, block, data, headers, message
-from tests.h2grpc.support import request as grpc_request
+from tests.h2grpc.support import OPENING, message
 from tests.http1.support import request
 from tests.net.protocols import LARGE, ByFirstBytes, LineConnection
-from tests.net.running import PATIENCE_S, BlockingClient, RawClient, Running, running
+from tests.net.running import HOLD, PATIENCE_S, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from toutates.h2grpc import Limits
-
-HOLD = headers(1, block(grpc_request("/test.Echo/Hold"))) + data(1, message(b""), END_STREAM)
 
 
 @contextmanager

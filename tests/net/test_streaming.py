@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
+import threading
 import time
 
 import pytest
 import trio
+import trio.testing
 
 from tests.h2grpc.support import (
     DATA,
     END_STREAM,
     HEADERS,
-    PREFACE,
     RST_STREAM,
     WINDOW_UPDATE,
     block,
@@ -21,17 +24,15 @@ from tests.h2grpc.support import (
     message,
     request,
     rst_stream,
-    settings,
     unary,
     window_update,
 )
-from tests.net.running import PATIENCE_S, RawClient, running
+from tests.net.running import PATIENCE_S, WIDE, RawClient, running
 from toutates.h2grpc import GrpcError, Limits, Method, Status
 from toutates.net import ServerStream
 
 METHOD = "/test.Own/Stream"
 OPEN = headers(1, block(request(METHOD)))
-WIDE = PREFACE + settings((4, 2**31 - 1)) + window_update(0, 2**31 - 1 - 65_535)
 
 
 def own(handler: object) -> Method:
@@ -140,9 +141,11 @@ def test_failing_handler_ends_its_call_only(handler: object, status: int, text: 
 
 @pytest.mark.parametrize("how", ["reset", "connection lost", "connection error", "deadline"])
 def test_cancelled_handler_is_cancelled_where_it_waits(how: str) -> None:
+    begun = threading.Event()
     ended: list[str] = []
 
     async def wait(stream: ServerStream) -> None:
+        begun.set()
         try:
             await trio.sleep_forever()
         except trio.Cancelled:
@@ -150,9 +153,8 @@ def test_cancelled_handler_is_cancelled_where_it_waits(how: str) -> None:
             raise
 
     with running(None, own(wait)) as server, RawClient(server) as client:
-        timeout = ("grpc-timeout", "50m") if how == "deadline" else ("x-none", "")
-        client.send(headers(1, block(request(METHOD, timeout))))
-        server.until(lambda: server.service.streams)
+        client.send(headers(1, block(request(METHOD, ("grpc-timeout", "10M")))))
+        assert begun.wait(PATIENCE_S)
         if how == "reset":
             client.send(rst_stream(1))
         elif how == "connection lost":
@@ -160,6 +162,7 @@ def test_cancelled_handler_is_cancelled_where_it_waits(how: str) -> None:
         elif how == "connection error":
             client.send(data(0))
         else:
+            server.expire()
             assert b"Deadline Exceeded" in client.until(HEADERS).payload
         server.until(lambda: ended == ["cancelled"])
         server.until(lambda: not server.service.streams)
@@ -235,7 +238,7 @@ def test_send_waits_while_the_peers_window_is_full() -> None:
     with running(None, own(flood)) as server, RawClient(server) as client:
         client.send(OPEN)
         server.until(lambda: sent >= 10)
-        time.sleep(0.05)
+        server.rounds()
         # 65,535 bytes went through the window, as many may be queued, and one message more.
         assert sent <= 15
         size = 0
@@ -265,7 +268,7 @@ def test_send_waits_while_the_peer_does_not_read_its_socket() -> None:
     with running(limits, own(flood)) as server, RawClient(server, WIDE, receive_buffer=10_000) as client:
         client.send(OPEN + data(1, b"", END_STREAM))
         server.until(lambda: sent >= 10)
-        time.sleep(0.1)
+        server.rounds()
         assert sent < 400
         (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
         assert transport.unsent_bytes < 1_500_000
@@ -283,7 +286,7 @@ def test_task_may_use_the_workers_rounds() -> None:
 
     async def in_a_round(stream: ServerStream) -> None:
         done = trio.Event()
-        await trio.sleep(0.02)
+        await trio.testing.wait_all_tasks_blocked()
         server.worker.at_round_end(done.set)
         with trio.fail_after(PATIENCE_S):
             await done.wait()
@@ -299,22 +302,21 @@ def test_task_may_use_the_workers_rounds() -> None:
 def test_callback_that_says_it_woke_a_task_lets_it_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker does not wait for more requests first."""
     monkeypatch.setattr("toutates.net.worker.LINGER_S", 0.3)
-    results: list[trio.Event] = []
+    results: queue.SimpleQueue[trio.Event] = queue.SimpleQueue()
 
     async def wait_for_results(stream: ServerStream) -> None:
         async for body in stream:
-            results.append(trio.Event())
-            await results[-1].wait()
+            result = trio.Event()
+            results.put(result)
+            await result.wait()
             await stream.send(body)
 
     with running(None, own(wait_for_results)) as server, RawClient(server) as client:
         client.send(OPEN)
         started = time.monotonic()
-        for number in range(1, 11):
+        for _ in range(10):
             client.send(data(1, message(b"m")))
-            while len(results) < number:
-                time.sleep(0.001)
-            server.worker.call_soon(results[-1].set)
+            server.worker.call_soon(results.get(timeout=PATIENCE_S).set)
             server.worker.call_soon(server.worker.task_woken)
             client.until(DATA)
         assert time.monotonic() - started < 1.5
@@ -364,10 +366,12 @@ def test_grpcio_client_makes_unary_and_streaming_calls() -> None:
             assert caught.value.code() is grpc.StatusCode.ABORTED
             assert caught.value.details() == "aborted by its handler"
             assert ("x-why", "so") in [tuple(entry) for entry in caught.value.trailing_metadata()]
-            endless = stream(b"m" for _ in iter(lambda: time.sleep(0.01), 0))
+            cancelled = threading.Event()
+            endless = stream(itertools.chain([b"m"], (b"" for _ in iter(cancelled.wait, True))))
             assert next(endless) == b"m"
             endless.cancel()
             server.until(lambda: "cancelled" in server.streams_ended)
+            cancelled.set()
 
 
 def test_grpcio_client_gets_long_error_texts_every_time() -> None:

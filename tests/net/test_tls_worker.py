@@ -21,7 +21,6 @@ from tests.h2grpc.support import (
     HEADERS,
     OPENING,
     PING,
-    PREFACE,
     SETTINGS,
     STREAM,
     Frame,
@@ -32,11 +31,9 @@ from tests.h2grpc.support import (
     message,
     parse,
     request,
-    settings,
     unary,
-    window_update,
 )
-from tests.net.running import PATIENCE_S, BlockingClient, RawClient, Running, running
+from tests.net.running import PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from toutates.h2grpc import Call, Limits, Method
 from toutates.net import ServerStream
@@ -46,8 +43,6 @@ from toutates.net.transport import Transport
 LARGE = bytes(range(250)) * 100_000
 #: Of a client that takes little; with less than a few records the kernel sends in drops.
 SMALL_BUFFER = 100_000
-#: The opening of a client that sets no bounds to what it is sent.
-WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +96,8 @@ class HandMade:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.sock.settimeout(PATIENCE_S)
         self.sock.connect(("127.0.0.1", server.port))
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = client_context().wrap_bio(self._incoming, self._outgoing, server_hostname=SERVER_NAME)
+        self.incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = client_context().wrap_bio(self.incoming, self._outgoing, server_hostname=SERVER_NAME)
 
     def send(self) -> None:
         """Send what has gathered, at once."""
@@ -115,7 +110,7 @@ class HandMade:
                 self.tls.do_handshake()
             except ssl.SSLWantReadError:
                 self.send()
-                self._incoming.write(self.sock.recv(65_536))
+                self.incoming.write(self.sock.recv(65_536))
             else:
                 return
 
@@ -132,7 +127,7 @@ class HandMade:
             except ssl.SSLWantReadError:
                 octets = self.sock.recv(65_536)
                 assert octets, "the server closed the connection without close_notify"
-                self._incoming.write(octets)
+                self.incoming.write(octets)
                 continue
             except ssl.SSLZeroReturnError:
                 piece = b""
@@ -208,7 +203,7 @@ def test_a_large_answer_is_encrypted_as_its_reader_takes_it_and_arrives_whole(tl
         server.until(lambda: transport.unsent_bytes > 0)
         waiting = server.call(lambda: transport.unsent_bytes)
         assert len(LARGE) - 6_000_000 < waiting < len(LARGE) + 100_000, "what the kernel has not taken is counted"
-        assert server.call(lambda: len(transport._ciphertext)) < CHUNK_BYTES + 1_000
+        assert server.call(lambda: len(transport.ciphertext)) < CHUNK_BYTES + 1_000
         with client_of(server) as other:
             assert other.unary(b"others are served").messages == [b"others are served"]
         received = bytearray()
@@ -235,7 +230,7 @@ def test_worker_stops_reading_a_peer_that_reads_too_slowly_and_goes_on_once_it_r
         sender.start()
         transport = transport_of(server)
         server.until(lambda: transport.congested)
-        time.sleep(0.1)
+        server.rounds()
         assert sender.is_alive(), "the worker should have stopped reading"
         assert server.call(lambda: transport.congested)
         assert server.call(lambda: transport.unsent_bytes) < 5_000_000
@@ -244,7 +239,7 @@ def test_worker_stops_reading_a_peer_that_reads_too_slowly_and_goes_on_once_it_r
             try:
                 received += len(client.tls.read(65_536))
             except ssl.SSLWantReadError:
-                client._incoming.write(client.sock.recv(65_536))
+                client.incoming.write(client.sock.recv(65_536))
         sender.join(PATIENCE_S)
         assert not sender.is_alive()
         server.until(lambda: not transport.congested)
@@ -266,7 +261,7 @@ def test_a_stream_waits_for_a_slow_reader_and_goes_on(tls: ssl.SSLContext) -> No
         client.send(headers(1, block(request("/test.Large/Flood"))) + data(1, b"", 1))
         transport = transport_of(server)
         server.until(lambda: transport.congested)
-        time.sleep(0.05)
+        server.rounds()
         assert len(sent) < 1_000
         assert sum(len(one.payload) for one in _until_trailers(client)) == 1_000 * 50_005
 

@@ -12,7 +12,6 @@ from tests.h2grpc.support import (
     END_STREAM,
     GOAWAY,
     HEADERS,
-    PREFACE,
     PROTOCOL_ERROR,
     REQUEST_BLOCK,
     STREAM_BLOCK,
@@ -29,14 +28,12 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from tests.net.running import RawClient, running
+from tests.net.running import WIDE, RawClient, running
 from toutates.h2grpc import Allowance, Call, CallCancelled, Event, Limits, Method, ServerConnection
 from toutates.h2grpc import connection as connection_module
 from toutates.h2grpc.connection import BYTES_AT_ONCE, ENDED_AT_ONCE, SLOW_FRAME_BYTES
 from toutates.h2grpc.responder import FRAMES_AT_ONCE
 
-#: The opening of a client that sets no bounds to what it is sent.
-WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
 SLOW = "/test.Echo/Slow"
 SLOW_BLOCK = block(request(SLOW))
 
@@ -296,7 +293,7 @@ def frames(client: RawClient, kind: int, count: int) -> list[Frame]:
 
 
 class Gate:
-    """A method whose calls take their turn's time, the first of them for as long as the test likes."""
+    """A method whose first call takes as long as the test likes."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
@@ -307,8 +304,13 @@ class Gate:
         if len(self.served) == 1:
             self.entered.set()
             assert self.opened.wait(20)
-        time.sleep(0.001)
         call.reply(b"")
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is over after the fewest events that it may have."""
+    monkeypatch.setattr("toutates.net.turns.TURN_NS", 0)
 
 
 def slow_calls(count: int, *fields: tuple[str, str]) -> bytes:
@@ -318,18 +320,20 @@ def slow_calls(count: int, *fields: tuple[str, str]) -> bytes:
     )
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_calls_left_over_from_a_turn_that_expire_are_not_begun() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
-        client.send(slow_calls(400, ("grpc-timeout", "30m")))
+        client.send(slow_calls(400, ("grpc-timeout", "10M")))
         assert gate.entered.wait(20)
-        time.sleep(0.05)
+        server.expire()
         gate.opened.set()
         expired = [one for one in frames(client, HEADERS, 400) if b"grpc-message" in one.payload]
         assert len(expired) > 300
         assert len(gate.served) < 100
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_calls_left_over_from_a_turn_that_are_reset_are_not_begun() -> None:
     gate, sent = Gate(), threading.Event()
     gate.opened.set()
@@ -350,6 +354,7 @@ def test_calls_left_over_from_a_turn_that_are_reset_are_not_begun() -> None:
         assert len(gate.served) < 100
 
 
+@pytest.mark.usefixtures("short_turns")
 @pytest.mark.parametrize("end", ["close", "violation"])
 def test_calls_left_over_when_their_connection_ends_are_not_begun(end: str) -> None:
     gate = Gate()
@@ -368,6 +373,7 @@ def test_calls_left_over_when_their_connection_ends_are_not_begun(end: str) -> N
         assert len(gate.served) < 100
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_drain_answers_calls_left_over_from_a_turn() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
@@ -381,16 +387,17 @@ def test_drain_answers_calls_left_over_from_a_turn() -> None:
         assert server.cut_off == 0
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_streams_left_over_that_are_reset_do_not_begin() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
-        timed = block(request("/test.Echo/Stream", ("grpc-timeout", "20m")))
+        timed = block(request("/test.Echo/Stream", ("grpc-timeout", "10M")))
         streams = b"".join(
             headers(stream_id, timed) + data(stream_id, message(b"x")) for stream_id in range(201, 261, 2)
         )
         client.send(slow_calls(100) + streams)
         assert gate.entered.wait(20)
-        time.sleep(0.05)
+        server.expire()
         gate.opened.set()
         server.until(
             lambda: len(gate.served) == 100 and not server.worker.transports.behind and not server.service.streams

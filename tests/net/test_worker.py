@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
+import trio.testing
 
 from tests.h2grpc.support import (
     ACK,
@@ -37,16 +38,11 @@ from tests.h2grpc.support import (
     rst_stream,
     settings,
     unary,
-    window_update,
 )
-from tests.net.running import PATIENCE_S, RawClient, Running, running
+from tests.net.running import HOLD, PATIENCE_S, WIDE, RawClient, Running, running
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.net import GrpcService, ServerStream, Worker
-
-#: The opening of a client that sets no bounds to what it is sent.
-WIDE = PREFACE + settings((4, 2**31 - 1), (5, 2**24 - 1)) + window_update(0, 2**31 - 1 - 65_535)
-#: A request that nobody answers.
-HOLD = headers(1, block(request("/test.Echo/Hold"))) + data(1, message(b""), END_STREAM)
+from toutates.net.worker import LINGER_S
 
 
 def reset(sock: socket.socket) -> None:
@@ -159,7 +155,7 @@ def test_worker_answers_http1_with_a_text_also_when_the_request_has_a_large_body
         for body in (b"", bytes(3_000_000)):
             with connect(server) as sock:
                 sock.sendall(b"POST /v2/health HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body))
-                time.sleep(0.01)
+                server.until(lambda: server.worker.transports.closing)
                 sock.sendall(body)
                 answer = read_all(sock)
                 assert answer.startswith(b"HTTP/1.1 400 ")
@@ -362,7 +358,7 @@ def test_worker_stops_reading_a_peer_that_reads_too_slowly_and_goes_on_once_it_r
         sender.start()
         (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
         server.until(lambda: transport.congested)
-        time.sleep(0.1)
+        server.rounds()
         assert sender.is_alive(), "the worker should have stopped reading"
         assert transport.congested
         assert transport.unsent_bytes < 5_000_000
@@ -529,7 +525,10 @@ def test_drain_sends_a_large_answer_to_a_slow_reader_whole(monkeypatch: pytest.M
         server.drain(PATIENCE_S)
         client.send(frame(PING, ACK, 0, client.until(PING).payload))
         server.worker.call_soon(lambda: server.held[0].reply(bytes(30_000_000)))
-        time.sleep(0.2)  # longer than a closing connection may linger
+        (transport,) = server.worker.transports.open.values()
+        server.until(lambda: transport.unsent)
+        # longer than a closing connection may linger
+        server.call(lambda: server.worker.closing.tick(time.monotonic_ns() + 200_000_000))
         assert client.body() == message(bytes(30_000_000))
         server.join()
         assert server.cut_off == 0
@@ -549,7 +548,7 @@ def test_drain_may_be_asked_for_by_a_task_while_the_worker_sleeps() -> None:
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
-                await trio.sleep(0.05)
+                await trio.testing.wait_all_tasks_blocked()
                 worker.drain(PATIENCE_S)
         return results[0]
 
@@ -559,17 +558,24 @@ def test_drain_may_be_asked_for_by_a_task_while_the_worker_sleeps() -> None:
 def test_cancelled_worker_closes_everything() -> None:
     before = len(os.listdir("/proc/self/fd"))
     ended: list[str] = []
+    streaming, holding = trio.Event(), trio.Event()
 
     async def stream_handler(stream: ServerStream) -> None:
+        streaming.set()
         try:
             await trio.sleep_forever()
         finally:
             ended.append("stream")
 
     held: list[Call] = []
+
+    def hold(call: Call) -> None:
+        held.append(call)
+        holding.set()
+
     worker = Worker("test", Limits())
-    methods = [Method("/test.Echo/Stream", stream=stream_handler), Method("/test.Echo/Unary", unary=held.append)]
-    worker.service = service = GrpcService(worker, method_table(methods))
+    methods = [Method("/test.Echo/Stream", stream=stream_handler), Method("/test.Echo/Unary", unary=hold)]
+    worker.service = GrpcService(worker, method_table(methods))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     port = listener.getsockname()[1]
@@ -580,8 +586,8 @@ def test_cancelled_worker_closes_everything() -> None:
                 await nursery.start(worker.run, listener)
                 client = await trio.open_tcp_stream("127.0.0.1", port)
                 await client.send_all(OPENING + headers(1, STREAM_BLOCK) + unary(3))
-                while not held or not service.streams:  # noqa: ASYNC110  # no event could be set by either
-                    await trio.sleep(0.001)
+                await streaming.wait()
+                await holding.wait()
                 nursery.cancel_scope.cancel()
             await client.aclose()
 
@@ -598,14 +604,14 @@ def test_cancelled_worker_closes_everything() -> None:
 # --- call_soon -------------------------------------------------------------------------------------------------------
 
 
-def test_callback_wakes_a_sleeping_worker_every_time() -> None:
+@pytest.mark.parametrize("linger_s", [0.0, LINGER_S], ids=["asleep in Trio", "lingering"])
+def test_callback_wakes_a_sleeping_worker_every_time(linger_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toutates.net.worker.LINGER_S", linger_s)
     with running() as server:
-        for number in range(3_000):
+        for number in range(1_500):
             done = threading.Event()
             server.worker.call_soon(done.set)
             assert done.wait(PATIENCE_S), f"callback {number} was slept through"
-            if number % 500 == 0:
-                time.sleep(0.01)  # lets the worker go to sleep in Trio
 
 
 def test_callbacks_of_many_threads_all_run_in_the_order_of_each_thread() -> None:
@@ -615,8 +621,6 @@ def test_callbacks_of_many_threads_all_run_in_the_order_of_each_thread() -> None
         def thread(name: int) -> None:
             for number in range(2_000):
                 server.worker.call_soon(lambda number=number: ran.append((name, number)))  # type: ignore[misc]
-                if number % 97 == 0:
-                    time.sleep(0.0005)
 
         threads = [threading.Thread(target=thread, args=(n,)) for n in range(4)]
         for each in threads:

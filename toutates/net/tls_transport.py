@@ -27,7 +27,7 @@ class TlsTransport(Transport):
     """A connection's socket and its TLS. ``unsent`` is plaintext, and holds what the kernel has not taken encrypted.
 
     Before the handshake is complete, output waits there too. Handshake messages and alerts, a few KiB at most, do not
-    count: they wait in the engine and in ``_ciphertext``.
+    count: they wait in the engine and in ``ciphertext``.
 
     Args:
         sock, service, peer, epoll, max_unsent_bytes, now_ns: as of ``Transport``.
@@ -37,7 +37,7 @@ class TlsTransport(Transport):
         OSError: the socket or the epoll refused.
     """
 
-    __slots__ = ("_ciphertext", "_encrypted_bytes", "_engine", "_peer_ended")
+    __slots__ = ("_encrypted_bytes", "_engine", "_peer_ended", "ciphertext")
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class TlsTransport(Transport):
         super().__init__(sock, service, peer, epoll, max_unsent_bytes, now_ns)
         self._engine = engine
         #: what the kernel has not taken of the engine's output so far
-        self._ciphertext: Buffer = b""
+        self.ciphertext: Buffer = b""
         #: how much of the head of ``unsent`` is in it
         self._encrypted_bytes = 0
         #: the peer's last data have been received, and its end as well
@@ -114,7 +114,7 @@ class TlsTransport(Transport):
         engine = self._engine
         if engine.over:
             return True
-        if bulky or self.unsent or self._ciphertext or not engine.established:
+        if bulky or self.unsent or self.ciphertext or not engine.established:
             self._queue(out if bulky else (b"".join(out),))
             working = self.send_unsent()
             if bulky and self.unsent:
@@ -135,7 +135,7 @@ class TlsTransport(Transport):
         except OSError:
             return False
         if sent < len(ciphertext):
-            self._ciphertext = memoryview(ciphertext)[sent:]
+            self.ciphertext = memoryview(ciphertext)[sent:]
             self._queue((data,))
             self._encrypted_bytes = len(data)
             self._watch(sending=True)
@@ -185,13 +185,13 @@ class TlsTransport(Transport):
         Raises:
             OSError: the socket is broken.
         """
-        while data := self._ciphertext or self._engine.take_output():
+        while data := self.ciphertext or self._engine.take_output():
             try:
                 sent = self.sock.send(data)
             except BlockingIOError:
                 sent = 0
-            self._ciphertext = memoryview(data)[sent:] if sent < len(data) else b""
-            if self._ciphertext:
+            self.ciphertext = memoryview(data)[sent:] if sent < len(data) else b""
+            if self.ciphertext:
                 return False
         return True
 
