@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -142,16 +141,27 @@ def judge(message: bytes) -> float:
     return time.process_time() - begun
 
 
+def least_cost_s(message: bytes, enough_s: float) -> float:
+    """What ``judge`` says at its best, in as many attempts as it takes to be below ``enough_s``."""
+    least_s = float("inf")
+    for _ in range(9):
+        least_s = max(min(least_s, judge(message)), 0.001)
+        if least_s < enough_s:
+            break
+    return least_s
+
+
 @pytest.mark.parametrize("message_of", [*MANY.values(), *DATA.values()], ids=[*MANY, *DATA])
 def test_twice_the_fields_never_cost_four_times_the_time(message_of: Callable[[int], bytes]) -> None:
-    sizes = [MAX_FIELDS // 4, MAX_FIELDS // 2, MAX_FIELDS - 100]
+    smallest, *larger = [message_of(size) for size in (MAX_FIELDS // 4, MAX_FIELDS // 2, MAX_FIELDS - 100)]
     # The least of several, which a busy machine makes no smaller; and of no less than what a clock can tell.
-    costs = [max(min(judge(message_of(size)) for _ in range(9)), 0.001) for size in sizes]
-    for smaller, larger in itertools.pairwise(costs):
-        assert larger < 3.5 * smaller, [f"{cost * 1e3:.1f} ms" for cost in costs]
+    cost_s = max(min(judge(smallest) for _ in range(3)), 0.001)
+    for message in larger:
+        most_s, cost_s = 3.5 * cost_s, least_cost_s(message, 3.5 * cost_s)
+        assert cost_s < most_s
 
 
 @pytest.mark.parametrize("message_of", MANY.values(), ids=MANY.keys())
 def test_a_message_of_megabytes_of_fields_is_refused_before_it_is_read(message_of: Callable[[int], bytes]) -> None:
-    message = message_of(30 * MAX_FIELDS)
-    assert min(judge(message) for _ in range(3)) < 0.1  # without the count, up to 4 s on free-threaded Python
+    message = message_of(10 * MAX_FIELDS)
+    assert least_cost_s(message, 0.1) < 0.1  # without the count, more than 1 s on free-threaded Python

@@ -229,7 +229,7 @@ def test_collector_that_hangs_costs_a_bounded_time_at_the_end_and_what_does_not_
 def test_collector_that_is_down_is_a_warning_now_and_then_and_no_line_per_attempt(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")  # a second attempt fits, and no third
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")  # a second attempt fits, and no third
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     exporter = TraceExporter(f"{url}/v1/traces", "1")
