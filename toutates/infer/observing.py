@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 STEPS_INTERVAL: Final = 256
 
 
+@dataclass(slots=True, eq=False)
 class Observation:
     """The steps of one request. Times are monotonic nanoseconds; 0 for a step that the request did not reach.
 
@@ -59,41 +60,25 @@ class Observation:
         transport: by which the request came.
     """
 
-    __slots__ = (
-        "answered_ns",
-        "arrival_ns",
-        "batch_rows",
-        "copied_ns",
-        "done_ns",
-        "ended_ns",
-        "error",
-        "found_ns",
-        "id_field",
-        "peer",
-        "rows",
-        "started_ns",
-        "taken_ns",
-        "text",
-        "traceparent",
-        "tracestate",
-        "transport",
-        "version",
-        "wants",
-    )
-
-    def __init__(self, arrival_ns: int, transport: Transport, peer: str, wants: Sequence[Sampling]) -> None:
-        self.transport = transport
-        self.arrival_ns = arrival_ns
-        self.found_ns = self.copied_ns = self.taken_ns = self.started_ns = self.ended_ns = self.done_ns = 0
-        self.answered_ns = 0
-        self.version: ServedVersion | None = None
-        self.rows = self.batch_rows = 0
-        self.error: type[RequestError] | None = None
-        self.text = ""
-        self.id_field = b""
-        self.peer = peer
-        self.wants = wants
-        self.traceparent = self.tracestate = ""
+    arrival_ns: int
+    transport: Transport
+    peer: str
+    wants: Sequence[Sampling]
+    traceparent: str = ""
+    tracestate: str = ""
+    found_ns: int = 0
+    copied_ns: int = 0
+    taken_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    done_ns: int = 0
+    answered_ns: int = 0
+    version: ServedVersion | None = None
+    rows: int = 0
+    batch_rows: int = 0
+    error: type[RequestError] | None = None
+    text: str = ""
+    id_field: bytes = b""
 
     @property
     def status(self) -> IntEnum:
@@ -136,6 +121,7 @@ class FirstSteps:
     to_copy: Durations
 
 
+@dataclass(slots=True, eq=False)
 class Sampling:
     """Which of one worker's requests a sink gets. Only the ``Observer`` that it is given to changes it.
 
@@ -145,12 +131,9 @@ class Sampling:
         next_at: how many requests the worker will have seen when the sink gets the next one.
     """
 
-    __slots__ = ("interval", "next_at", "sink")
-
-    def __init__(self, sink: Sink, interval: int = 0) -> None:
-        self.sink = sink
-        self.interval = interval
-        self.next_at = 0
+    sink: Sink
+    interval: int = 0
+    next_at: int = 0
 
 
 class Observer:
@@ -209,8 +192,9 @@ class Observer:
         if chosen is not None and chosen not in wants:
             wants.append(chosen)
         transport = self._transport
-        observation = call.context = Observation(arrival_ns, transport, transport.peer(call), wants)
-        observation.traceparent, observation.tracestate = transport.trace_context(call)
+        observation = call.context = Observation(
+            arrival_ns, transport, transport.peer(call), wants, *transport.trace_context(call)
+        )
         self.under_way += 1
         return observation
 
