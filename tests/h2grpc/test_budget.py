@@ -232,7 +232,8 @@ def test_a_response_that_waits_keeps_no_more_than_itself() -> None:
     """A view of a batch's output would keep what others were answered with, uncounted."""
     server = Server.opened()
     batch = bytearray(10_000_000)
-    server.call(unary(1)).reply_parts([memoryview(batch)[:200_000]], 200_000)
+    call = server.call(unary(1))
+    call.responder.reply(call, [memoryview(batch)[:200_000]], 200_000)
     server.frames()
     assert server.budget.used == 200_005 - 65_535
     assert sys.getrefcount(batch) <= 2

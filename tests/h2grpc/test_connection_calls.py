@@ -94,7 +94,8 @@ def test_unary_call_is_answered_with_headers_message_and_trailers() -> None:
 def test_answer_in_parts_is_one_message() -> None:
     client, server = connected()
     stream_id = client.unary(b"")
-    call_of(client, server).reply_parts([b"an", memoryview(b"swer"), bytearray(b"!")], 7)
+    call = call_of(client, server)
+    call.responder.reply(call, [b"an", memoryview(b"swer"), bytearray(b"!")], 7)
     exchange(client, server)
     assert client.responses[stream_id].messages == [b"answer!"]
 
@@ -103,7 +104,8 @@ def test_answer_in_parts_above_the_frame_size_is_one_message() -> None:
     client, server = connected()
     stream_id = client.unary(b"")
     parts: list[Buffer] = [b"a" * 10_000, memoryview(b"b" * 70_000), b"", b"c" * 5]
-    call_of(client, server).reply_parts(parts, 80_005)
+    call = call_of(client, server)
+    call.responder.reply(call, parts, 80_005)
     exchange(client, server)
     assert client.responses[stream_id].messages == [b"".join(parts)]
 
@@ -308,7 +310,7 @@ def test_response_is_compressed_where_all_agree(encoding: str, wbits: int) -> No
     ]
     for call in server.receive(client.h2.data_to_send()):
         assert isinstance(call, Call)
-        call.reply_parts([b"x" * 500, b"y" * 500], 1_000)
+        call.responder.reply(call, [b"x" * 500, b"y" * 500], 1_000)
     exchange(client, server)
     compressed, *plain = (client.responses[stream_id] for stream_id in streams)
     assert compressed.headers[b"grpc-encoding"] == encoding.encode()

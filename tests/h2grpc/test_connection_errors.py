@@ -509,7 +509,7 @@ def test_calls_of_a_dead_connection_take_their_answers_in_silence() -> None:
     call = lost.call(unary(1))
     lost.connection.connection_lost()
     call.reply(b"late", [("a", "b")], [("c", "d")])
-    call.reply_parts([b"late"], 4)
+    call.responder.reply(call, [b"late"], 4)
     assert lost.sent() == b""
     assert lost.receive(unary(3)) == []
 

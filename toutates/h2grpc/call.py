@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from toutates.h2grpc.request_head import RequestHead
@@ -53,14 +53,6 @@ class Call(Stream):
         else:
             self.responder.reply(self, (message,), len(message))
 
-    def reply_parts(self, parts: Sequence[Buffer], length: int) -> None:
-        """``reply`` with a message given in pieces of ``length`` bytes together, sent without joining them first.
-
-        Whoever owns the pieces must leave them as they are until the round is over; those of 64 KiB and more, and of
-        messages above the peer's frame size or window, until they are sent, of which there is no notice.
-        """
-        self.responder.reply(self, parts, length)
-
     def send(self, message: Buffer) -> None:
         """Send one message of an answer of many. The call goes on until ``fail``, or until its caller ends it.
 
@@ -75,7 +67,7 @@ class Call(Stream):
 
 
 #: Called on the worker's thread with a call whose request is complete: ``call.buffer[call.start:call.end]`` is the
-#: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError or what the driver knows a status for.
-#: Must not block. To answer later, use a
-#: callback of ``Worker.call_soon``, or a task of the worker's that calls ``Worker.flush`` afterwards.
+#: message. Answers through ``call.reply`` or ``call.fail``, or raises GrpcError, or an error that the driver has a
+#: status for. Must not block. To answer later, use a callback of ``Worker.call_soon``, or a task of the worker's that
+#: calls ``Worker.flush`` afterwards.
 UnaryHandler = Callable[[Call], None]

@@ -25,7 +25,7 @@ class Responder(Protocol):
 
         Args:
             call: the call.
-            parts: the serialized message in pieces, which are not changed until they are sent.
+            parts: the serialized message in pieces, which nobody changes until they are sent.
             length: bytes of all pieces.
         """
         ...

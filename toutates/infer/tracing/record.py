@@ -11,6 +11,9 @@ __all__ = ["TracedRequest"]
 class TracedRequest:
     """The steps and the outcome of a traced request. Times are monotonic nanoseconds; 0 for a step it did not reach.
 
+    It is a copy of the request's ``Observation``, which holds the model version: a version that is unloaded must not
+    stay in memory until a collector has taken its traces.
+
     Attributes:
         arrived_ns: the round began in which it was read.
         planned_ns: its plan was found or made.
