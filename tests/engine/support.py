@@ -25,27 +25,30 @@ from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.batched import BatchedServable
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.executor import Executor
-from toutates.engine.lane import GatheredLane, PackedLane, Piece, RowShapes
+from toutates.engine.lane import Batch, GatheredLane, PackedLane, Piece, RowShapes
 from toutates.engine.result import BatchResult, Outputs, Split
 from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.settings import ModelSettings
 from toutates.models.table import ServedVersion
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig
-from toutates.protocol.signature import Signature
+from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings, StringRows, join_rows
 from toutates.system.errors import RequestError
 
 __all__ = [
     "DOUBLE",
     "DOUBLE_LENGTHS",
+    "Clock",
     "Rig",
     "TestWorker",
     "gather",
     "model",
     "rows_of",
     "shown_version",
+    "some_batch",
     "tensor",
     "unary",
     "wait_until",
@@ -207,6 +210,34 @@ def rows_of(outputs: Outputs, first: int, rows: int, signature: Signature) -> li
     return cut
 
 
+# --- parts by themselves ---------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def some_batch(order: int, *, rows: int = 1, busy: int = 0) -> Batch:
+    """A batch of a lane of its own, which has room for 8 rows.
+
+    Args:
+        order: of opening.
+        rows: reserved.
+        busy: workers that write to it.
+    """
+    fp32 = BY_NAME["FP32"]
+    signature = Signature((TensorSpec("x", fp32, (-1,)),), (TensorSpec("y", fp32, (-1,)),), True)
+    batch = PackedLane(signature, ((0, (order,)),), 8).new_batch(1, 8)
+    batch.order, batch.rows, batch.busy = order, rows, busy
+    return batch
+
+
 # --- everything together ---------------------------------------------------------------------------------------------
 
 
@@ -218,6 +249,7 @@ class Rig:
         batch_size, capacity, capacity_bytes, max_queue_size: of the ring.
         workers, executors: how many.
         quick_ns: see SuperTensor; without it, every batch runs in an executor's thread.
+        delay_ns, enough_rows: see SuperTensor.
         settings: for shapes that config.yaml gives.
         profile: where each session writes its profile, and after how many batches.
     """
@@ -233,6 +265,8 @@ class Rig:
         workers: int = 1,
         executors: int = 1,
         quick_ns: int = 0,
+        delay_ns: int = 0,
+        enough_rows: int = 1,
         settings: ModelSettings | None = None,
         profile: tuple[Path, int] | None = None,
     ) -> None:
@@ -258,6 +292,8 @@ class Rig:
             capacity_bytes=capacity_bytes,
             max_queue_size=max_queue_size,
             quick_ns=quick_ns,
+            delay_ns=delay_ns,
+            enough_rows=enough_rows,
         )
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
@@ -271,6 +307,8 @@ class Rig:
         self.unwanted: set[Any] = set()
         #: until when requests are wanted, by context, monotonic nanoseconds
         self.deadlines: dict[Any, int] = {}
+        #: raised in place of the answer: "is_wanted" and "on_batch"
+        self.faults: dict[str, BaseException] = {}
         #: (rows, requests) of every batch that ran
         self.batches: list[tuple[int, int]] = []
         #: the thread that each of them ran in
@@ -281,6 +319,8 @@ class Rig:
 
     def _executor(self, number: int) -> Executor:
         def on_batch(rows: int, requests: int, timing: Any) -> None:
+            if "on_batch" in self.faults:
+                raise self.faults["on_batch"]
             self.batches.append((rows, requests))
             self.ran_in.append(threading.current_thread())
             self.counters[number].add(rows, requests, timing)
@@ -289,6 +329,8 @@ class Rig:
 
     def _is_wanted(self, context: Any, by_ns: int) -> bool:
         assert self.gate.wait(PATIENCE_S)
+        if "is_wanted" in self.faults:
+            raise self.faults["is_wanted"]
         return context not in self.unwanted and self.deadlines.get(context, by_ns + 1) > by_ns
 
     @property

@@ -15,7 +15,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, model, tensor, unary, wait_until
-from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import Lane, PackedLane
 from toutates.engine.result import BatchResult
@@ -71,8 +70,7 @@ def test_whatever_raises_with_a_batch_its_callers_are_told_and_nothing_is_lost(
             elif where == "note_run":
                 patch.setattr(Lane, "note_run", raising(error))
             else:
-                [executor] = rig.executors
-                patch.setattr(executor, f"_{where}", raising(error))
+                patch.setitem(rig.faults, where, error)
             for worker in rig.workers:
                 worker.add("a", rig.lane((4,)), rows(1))
                 worker.add("b", rig.lane((4,)), rows(1))
@@ -247,28 +245,18 @@ def test_a_worker_that_cannot_be_told_does_not_keep_the_others_waiting(caplog: p
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["in its thread", "inline"])
-def test_a_split_request_whose_copy_fails_is_answered_with_nobodys_rows(
-    monkeypatch: pytest.MonkeyPatch, quick: bool
-) -> None:
+def test_a_split_request_whose_copy_fails_is_answered_with_nobodys_rows(quick: bool) -> None:
     """Its rows are reserved, and hold what was there before. They run, inline before the error has come back."""
     rig = Rig(DOUBLE, batch_size=2, quick_ns=ALWAYS if quick else 0)
-    lane = rig.lane((4,))
+    lane = rig.packed((4,))
     with rig.running():
         rig.wait_idle()
         for size in (1, 2):
             lane.note_run(size, 1_000)
         assert_serves(rig)
-        with monkeypatch.context() as patch:
-            copied = []
-
-            def fail_second(*arguments: object) -> None:
-                copied.append(arguments)
-                if len(copied) == 2:
-                    raise MemoryError
-
-            patch.setattr(rig.worker.submitter, "_copy", fail_second)
-            with pytest.raises(MemoryError):
-                rig.worker.add("split", lane, rows(5))
+        submitter = rig.worker.submitter
+        with pytest.raises(ValueError, match="memoryview assignment"):  # the buffer ends within the second batch
+            submitter.add_packed(submitter.writer(lane), 5, "split", bytes(3 * 16), [0, 5 * 16])
         rig.worker.end_round()
         wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
         assert rig.worker.results.empty()
@@ -400,15 +388,6 @@ def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(whe
 
 # --- profiles
 
-really_problem_of_profile = session_module._problem_of_profile
-
-
-def problem_of_half(path: str) -> str:
-    """What is said of a profile of which the disk took half."""
-    with open(path, "r+b") as file:
-        file.truncate(file.seek(0, os.SEEK_END) // 2)
-    return really_problem_of_profile(path)
-
 
 @pytest.mark.parametrize("fault", ["cut short", "missing", "raises"])
 def test_a_profile_that_cannot_be_written_takes_no_request_down(
@@ -416,10 +395,18 @@ def test_a_profile_that_cannot_be_written_takes_no_request_down(
 ) -> None:
     prefix = tmp_path / ("missing/profile" if fault == "missing" else "profile")
     rig = Rig(gather(), profile=(prefix, 2))
+    session = rig.sessions[0].session
+    write_profile = session.end_profiling
+
+    def write_half() -> str:
+        path = str(write_profile())
+        os.truncate(path, os.path.getsize(path) // 2)
+        return path
+
     if fault == "cut short":
-        monkeypatch.setattr(session_module, "_problem_of_profile", problem_of_half)
+        monkeypatch.setattr(session, "end_profiling", write_half)
     if fault == "raises":
-        monkeypatch.setattr(rig.sessions[0].session, "end_profiling", raising(OSError("No space left on device")))
+        monkeypatch.setattr(session, "end_profiling", raising(OSError("No space left on device")))
     with rig.running():
         for at in range(4):
             rig.worker.add(at, rig.lane((1,)), np.array([[1]]))

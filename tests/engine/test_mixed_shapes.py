@@ -275,7 +275,7 @@ def test_ever_new_shapes_hold_no_more_memory_than_is_allowed(quick_ns: int) -> N
     with rig.running():
         if not quick_ns:
             rig.gate.clear()
-        for turn, length in enumerate(np.random.default_rng(1).permutation(3000)[:1500] + 1):
+        for turn, length in enumerate(np.random.default_rng(1).permutation(3000)[:400] + 1):
             try:
                 add(rig, int(length))
             except Overloaded:

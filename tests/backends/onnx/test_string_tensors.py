@@ -141,7 +141,21 @@ def test_bytes_that_a_model_makes_of_numbers_are_read() -> None:
         assert rig.worker.collect("a")[0].tolist() == [[b"\0" * 30], [b"\xff\xfe"], [b""]]
 
 
-def test_a_run_that_fails_takes_the_bytes_back() -> None:
+@pytest.fixture
+def blanks(monkeypatch: pytest.MonkeyPatch) -> list[BlankStrings]:
+    """The blanks that sessions make."""
+    made: list[BlankStrings] = []
+
+    class Noted(BlankStrings):
+        def __init__(self, shape: tuple[int, ...]) -> None:
+            super().__init__(shape)
+            made.append(self)
+
+    monkeypatch.setattr(session_module, "BlankStrings", Noted)
+    return made
+
+
+def test_a_run_that_fails_takes_the_bytes_back(blanks: list[BlankStrings]) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
     x, y = tensor("x", ["n", 1], TensorProto.STRING), tensor("y", ["n", 1])
     rig = Rig(model(nodes, [x], [y]))
@@ -152,11 +166,10 @@ def test_a_run_that_fails_takes_the_bytes_back() -> None:
         (output,) = session.run_arrays({0: StringTensor.of([b"2.5"], (1, 1))})
         assert isinstance(output, np.ndarray)
         assert output.tolist() == [[2.5]]
-    for _, blanks in session._string_bindings.values():
-        assert all(read_strings(blank.value).content == bytes(4) for blank in blanks.values())
+    assert [read_strings(blank.value).content for blank in blanks] == [bytes(4)]
 
 
-def test_a_blank_is_as_it_was_after_each_loan() -> None:
+def test_a_blank_is_as_it_was_after_each_use() -> None:
     for count in (1, 20, 200):
         blank = BlankStrings((count,))
         before = ctypes.string_at(blank.value.data_ptr(), 32 * count)
@@ -169,15 +182,21 @@ def test_a_blank_is_as_it_was_after_each_loan() -> None:
         gc.collect()
 
 
-def test_only_so_many_bindings_are_kept_and_none_of_many_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_bindings_are_kept_and_none_of_many_elements(blanks: list[BlankStrings]) -> None:
     rig = Rig(unary("Identity", ["n", "m"], TensorProto.STRING))
-    session = rig.sessions[0]
-    for width in range(1, session_module.MAX_STRING_BINDINGS + 9):
-        session.run_arrays({0: StringTensor.of([b"x"] * width, (1, width))})
-    assert len(session._string_bindings) == session_module.MAX_STRING_BINDINGS
-    session._string_bindings.clear()
-    session.run_arrays({0: StringTensor.of([b""] * 5_000, (1, 5_000))})
-    assert not session._string_bindings
+
+    def made(width: int) -> int:
+        """How many blanks a run makes."""
+        before = len(blanks)
+        rig.sessions[0].run_arrays({0: StringTensor.of([b"x"] * width, (1, width))})
+        return len(blanks) - before
+
+    most = session_module.MAX_STRING_BINDINGS
+    assert [made(width) for width in range(1, most + 9)] == [1] * (most + 8)
+    assert [made(width) for width in range(9, most + 9)] == [0] * most
+    assert made(8) == 1
+    assert [made(5_000), made(5_000)] == [1, 1]
+    assert made(most + 8) == 0  # and takes nobody's place
 
 
 def test_sessions_of_several_threads_do_not_disturb_each_other() -> None:
