@@ -1,1 +1,1 @@
-"""What computes: one package per kind of model."""
+"""Backends, which compute the answers: one package per kind of model."""

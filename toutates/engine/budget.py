@@ -11,26 +11,24 @@ The buffers of a batch are made for twice as many rows as a batch of this shape 
 no more than leave each row that may still come its *share* of the memory. So large buffers for few rows never cause a
 refusal, as long as rows are not larger than that share.
 
-Guarded by the lock of the SuperTensor, all of it.
+All of it is guarded by the SuperTensor's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from toutates.engine.lane import Batch, Lane
 from toutates.system.errors import InvalidRequest, Overloaded, QueueFull
-
-if TYPE_CHECKING:
-    from toutates.engine.lane import Batch, Lane
 
 __all__ = ["PBTXT_KEYS", "YAML_KEYS", "Bounds", "Budget", "Keys"]
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What an operator may raise, for errors: the keys of the file that configures the model."""
+    """What error messages tell the operator to raise: the file that configures the model, and its keys."""
 
     file: str = "config.yaml"
     rows: str = "'capacity' or 'num_executors'"
@@ -38,9 +36,9 @@ class Keys:
     waiting: str = "'max_queue_size'"
 
 
-#: In config.yaml.
+#: The keys of config.yaml.
 YAML_KEYS: Final = Keys()
-#: In Triton's file.
+#: The keys of Triton's config.pbtxt.
 PBTXT_KEYS: Final = Keys(
     "config.pbtxt",
     "the parameter 'toutates.capacity' or the 'count' of its 'instance_group'",
@@ -55,9 +53,9 @@ class Bounds:
 
     Attributes:
         rows: of all shapes together.
-        memory_bytes: that buffers of batches, and arrays in their place, may take.
+        memory_bytes: memory of batches' buffers, and of arrays that are kept in place of buffers.
         waiting: requests whose batch is not running; 0 for as many as there are rows.
-        keys: that set them.
+        keys: what sets these bounds.
     """
 
     rows: int
@@ -67,21 +65,21 @@ class Bounds:
 
 
 class Budget:
-    """See the module.
+    """Counts the rows, bytes and requests of one model version that are under way, and refuses what is too much.
 
     Args:
         name: the model's, for errors.
-        bounds: see Bounds.
+        bounds: how much may be under way.
         open_batches: those that still take rows of any worker, and may have rows counted ahead.
 
     Attributes:
         most_rows: that may be counted.
         rows: that are counted.
-        ahead: those of them that nobody may have come for yet.
-        memory_bytes: of the batches under way.
-        waiting: requests that wait, counted only where that is bounded.
+        ahead: rows among these that were counted ahead, and may never come.
+        memory_bytes: memory of the batches under way.
+        waiting: requests that wait; counted only where their number is bounded.
         share_bytes: memory that is left for each row that may still come.
-        easy_bytes: as long as no more is used, each of them has its share.
+        easy_bytes: as long as no more memory than this is used, each such row has its share.
     """
 
     __slots__ = (
@@ -112,10 +110,10 @@ class Budget:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def check_rows(self, rows: int) -> None:
-        """See that ``rows`` more can be counted; takes back what is counted ahead if need be.
+        """Check that ``rows`` more rows can be counted; takes back rows counted ahead if it has to.
 
         Raises:
-            Overloaded: they cannot, now.
+            Overloaded: there are too many rows under way now.
         """
         if rows > self.most_rows - self.rows:
             self._give_back_ahead()
@@ -129,7 +127,7 @@ class Budget:
         """Count ``rows`` more rows of an open batch that has room for them, and some ahead.
 
         Raises:
-            Overloaded: there are too many rows, now.
+            Overloaded: there are too many rows under way now.
         """
         missing = batch.rows + rows - batch.counted
         if missing > self.most_rows - self.rows:
@@ -139,7 +137,13 @@ class Budget:
         self.count(batch, batch.rows + rows, missing)
 
     def count(self, batch: Batch, rows: int, missing: int) -> None:
-        """Count ``missing`` rows more of a batch, for which there is room, so that it has ``rows``; and some ahead."""
+        """Count ``missing`` more rows of a batch, and some ahead; the caller has checked that they fit.
+
+        Args:
+            batch: whose rows they are.
+            rows: rows of the batch with these.
+            missing: how many of them are not counted yet.
+        """
         left = self.most_rows - self.rows - missing
         ahead = 0
         if 4 * left >= self.most_rows and not self.bounds.waiting:
@@ -152,7 +156,10 @@ class Budget:
         batch.ahead = ahead
 
     def count_exactly(self, batch: Batch) -> None:
-        """Count the rows that a batch has: those that it takes no more, and those its worker wrote without the lock."""
+        """Count exactly the rows that a batch has.
+
+        Rows counted ahead are given back; rows that a worker wrote to its own batch without the lock are added.
+        """
         self.rows += batch.rows - batch.counted
         batch.counted = batch.rows
         self.ahead -= batch.ahead
@@ -165,7 +172,7 @@ class Budget:
                 self.count_exactly(batch)
 
     def check_fit(self, lane: Lane, rows: int, held_bytes: int) -> None:
-        """See that a request that may need several batches fits in now.
+        """Check that a request that may need several batches fits in now.
 
         Args:
             lane: of its rows.
@@ -173,8 +180,8 @@ class Budget:
             held_bytes: of arrays that are kept until it has run.
 
         Raises:
-            InvalidRequest: it never will.
-            Overloaded: not now.
+            InvalidRequest: it is larger than the bounds.
+            Overloaded: too much is under way now.
         """
         bounds = self.bounds
         if rows > bounds.rows:
@@ -197,8 +204,8 @@ class Budget:
         """How many rows the buffers of a new batch shall have room for, ``rows`` at least.
 
         Raises:
-            InvalidRequest: there never is memory for these.
-            Overloaded: there is none now.
+            InvalidRequest: these rows need more memory than the bound.
+            Overloaded: too much memory is in use now.
         """
         row_memory = lane.row_memory
         if not row_memory:
@@ -226,13 +233,13 @@ class Budget:
     # --- requests that wait ------------------------------------------------------------------------------------------
 
     def check_waiting(self, starting: int) -> None:
-        """See that one more request may wait.
+        """Check that one more request may wait.
 
         Args:
             starting: requests that an idle executor is about to take, which do not wait.
 
         Raises:
-            QueueFull: it may not.
+            QueueFull: as many requests wait as may.
         """
         waiting = self.waiting - starting
         if waiting >= self.bounds.waiting:
@@ -242,14 +249,14 @@ class Budget:
             )
 
     def count_waiting(self, batch: Batch) -> None:
-        """One more request waits for ``batch``, or for this and others."""
+        """Count one more request that waits. One that was split over several batches waits for ``batch``, its first."""
         batch.requests += 1
         self.waiting += 1
 
     # --- batches that go ---------------------------------------------------------------------------------------------
 
     def start(self, batch: Batch) -> None:
-        """A batch takes no more rows, and runs."""
+        """Count a batch that takes no more rows and is about to run: its requests wait no longer."""
         self.count_exactly(batch)
         if batch.requests:
             self.waiting -= batch.requests

@@ -1,12 +1,11 @@
-"""Counters of one model version: plain numbers, each written by one thread only, added up when somebody asks.
+"""Counters of one model version: plain numbers, each written by one thread only, added up when they are read.
 
 A reader may see a request in one counter and not yet in the next; it never sees a torn number, because each is one
-attribute, or one place of a list, holding an int. That is what monotonic counters promise, and it keeps locks off the
-way of a request.
+attribute, or one place of a list, holding an int. Monotonic counters promise no more, and so no request takes a lock.
 
 Times and sizes are also counted in *buckets*, lists of BUCKETS numbers. Bucket ``k`` of times holds those up to
 ``BUCKET_NS << k`` nanoseconds that bucket ``k - 1`` does not, so that bucket 3 ends at 100 us; bucket ``k`` of sizes
-those up to ``1 << k``. Nothing is beyond the last one.
+those up to ``1 << k``. The last bucket is far above any value.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ BUCKETS: Final = 64
 
 
 def time_bucket(ns: int) -> int:
-    """The bucket that ``ns`` nanoseconds belong to. The request path has this written out, which saves the call."""
+    """The bucket of a time in nanoseconds. The request path has this written out, which saves the call."""
     return ((ns - 1) // BUCKET_NS).bit_length()
 
 
 def size_bucket(size: int) -> int:
-    """The bucket that ``size`` belongs to; nothing is in the first, as one is."""
+    """The bucket of a size. A size of 0 is in the first bucket, as 1 is."""
     return (size - 1).bit_length() if size else 0
 
 
@@ -52,8 +51,8 @@ class Durations:
     """Times of one kind.
 
     Attributes:
-        buckets: how many there were of each length; see the module.
-        sum_ns: all of them together.
+        buckets: how many times there were, by bucket.
+        sum_ns: their sum.
     """
 
     __slots__ = ("buckets", "sum_ns")
@@ -63,7 +62,7 @@ class Durations:
         self.sum_ns = 0
 
     def add(self, ns: int) -> None:
-        """One more."""
+        """Count one more."""
         self.buckets[((ns - 1) // BUCKET_NS).bit_length()] += 1
         self.sum_ns += ns
 
@@ -77,20 +76,20 @@ class WorkerCounters:
         success_ns: from arrival to answer.
         rows: rows of the requests answered; one of a request that has none, as Triton counts it.
         fail: requests that failed after they were queued.
-        rejected: those of ``fail`` whose deadline could not be met.
-        broken: those of ``fail`` that ONNX Runtime, or what became of its outputs, failed.
+        rejected: requests in ``fail`` whose deadline could not be met.
+        broken: requests in ``fail`` whose run failed, or returned outputs that cannot be sent.
         other: the rest of ``fail``.
         cancel: requests whose caller left after they were queued.
-        fail_ns: from arrival to the end of both kinds.
+        fail_ns: from arrival to the end, of failed and cancelled requests.
         overloaded: requests refused because the ring was full; these and ``refused`` are in no other counter.
         refused: requests refused for what they were.
         queue_ns, input_ns, infer_ns, output_ns: the parts of ``success_ns`` that Triton reports.
         last_ms: Unix time of the last batch, milliseconds.
         durations: buckets of requests answered, by the time from arrival to answer.
-        queued: the same, by the time from arrival until an executor took the batch.
-        starts, runs, replies: the same, by the times from there until ONNX Runtime started, until it ended, and until
-            the answer was written.
-        sizes: the same, by their number of rows.
+        queued: buckets of them by the time from arrival until an executor took the batch.
+        starts, runs, replies: buckets of them by the time from then until the computation started, from its start to
+            its end, and from its end until the answer was written.
+        sizes: buckets of them by their number of rows.
     """
 
     success: int = 0
@@ -165,8 +164,8 @@ class ExecutorCounters:
 
     Attributes:
         by_rows: by number of rows.
-        durations: buckets by the time from when it was taken until its outputs were ready.
-        runs: by that of ONNX Runtime alone.
+        durations: buckets by the time from when the batch was taken until its outputs were ready.
+        runs: buckets by the time of the computation alone.
     """
 
     __slots__ = ("by_rows", "durations", "runs")
@@ -223,11 +222,11 @@ class VersionCounters:
         return dict(sorted(total.items()))
 
     def batch_durations(self) -> list[int]:
-        """Buckets of the executors' batches: from when they were taken until their outputs were ready."""
+        """Buckets of the executors' batches by the time from when they were taken until their outputs were ready."""
         return _add_up([executor.durations for executor in self.executors])
 
     def batch_runs(self) -> list[int]:
-        """Buckets of the executors' batches: ONNX Runtime alone."""
+        """Buckets of the executors' batches by the time of the computation alone."""
         return _add_up([executor.runs for executor in self.executors])
 
 

@@ -42,7 +42,7 @@ class Executor(ExecutorHandle):
     Args:
         supertensor: where batches come from.
         backend: used by this executor alone.
-        on_batch: told of every batch that ran: rows, requests, timing. Called in the thread that ran it.
+        on_batch: takes the rows, requests and timing of every batch that ran. Called in the thread that ran it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Executor(ExecutorHandle):
         """Run batches until there will be no more. No ``Exception`` of a batch ends the loop.
 
         Raises:
-            BaseException: what ended it nevertheless. To be called again then, in another thread.
+            BaseException: what is no ``Exception``. ``run`` is then to be called again, in another thread.
         """
         supertensor = self._supertensor
         clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
@@ -75,7 +75,7 @@ class Executor(ExecutorHandle):
                 if not isinstance(error, Exception):
                     fatal = error
             batch.drop_pending()
-            # Not after the delivery: whoever hears that the ring is free again must find it so.
+            # Before the delivery: who has heard the outcome must find the rows free again.
             supertensor.release(batch)
             _deliver(outcomes, supertensor.deliver)
             if fatal is not None:
@@ -105,12 +105,12 @@ class Executor(ExecutorHandle):
         """Run a batch that nobody else touches any more.
 
         Args:
-            batch: it.
-            clock_ns: measures the run for ``Lane.note_run``. CPU time on an executor's thread if no other works for it:
-                there, a run of 5 us may wait a thousand times as long for the GIL before it can say that it is over.
+            batch: to be run.
+            clock_ns: measures the run for ``Lane.note_run``. On an executor's thread it is CPU time, if the run uses no
+                other thread: a run of 5 us may then wait a thousand times as long for the GIL before it can return.
 
         Returns:
-            What the callers get. They stay in the batch until ``Batch.drop_pending``, for the case that this raises.
+            What the callers get. The requests stay in the batch until ``Batch.drop_pending``, in case this raises.
         """
         taken_ns = time.monotonic_ns()
         pending = batch.pending
@@ -144,15 +144,15 @@ class Executor(ExecutorHandle):
 
     @staticmethod
     def _usual_ns(batch: Batch) -> int:
-        """How long the batch may take from now, which is half as long again as such batches do."""
+        """How long the batch may take from now, nanoseconds: 1.5 times what such batches take on average."""
         usual_ns = batch.lane.wall_ns[batch.rows.bit_length()]
         return usual_ns + (usual_ns >> 1)
 
     def _run_one_by_one(
         self, batch: Batch, pending: list[list[PendingRequest]], failure: RequestError, taken_ns: int
     ) -> list[Outcome]:
-        """After a failed run: only requests that fail by themselves shall fail, not those that shared their batch."""
-        # Beside the rows of a single request there may be those of one that was reserved and could not be written.
+        """Run each request of a failed batch by itself, so that only those fail that cause the failure."""
+        # The batch may also have rows that were reserved for a request whose copy failed.
         alone = [rows for own in pending for _, _, rows, _ in own] == [batch.rows]
         outcomes: list[Outcome] = []
         for port, own in enumerate(pending):
@@ -168,7 +168,7 @@ class Executor(ExecutorHandle):
                 timing = Timing(taken_ns, self._backend.started_ns, self._backend.ended_ns, time.monotonic_ns())
                 if outputs is not None:
                     self._on_batch(rows, 1, timing)
-                    # The request's rows are the whole of these outputs.
+                    # These outputs hold the rows of this request alone.
                     first = 0
                 one: list[list[PendingRequest]] = [[] for _ in pending]
                 one[port] = [(context, first, rows, part)]
@@ -182,7 +182,7 @@ class Executor(ExecutorHandle):
             return None, self._as_failure(error)
 
     def _fail(self, batch: Batch, error: BaseException) -> list[Outcome]:
-        """The outcome of a batch that raised where nothing should: all callers get the same error."""
+        """The outcome of a batch in which something unexpected was raised: all callers get the same error."""
         now_ns = time.monotonic_ns()
         return [(batch.pending, None, self._as_failure(error), Timing(now_ns, now_ns, now_ns, now_ns))]
 
@@ -199,7 +199,7 @@ class Executor(ExecutorHandle):
         return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
 
 
-#: Waiters by port, and what they get: outputs, or an error.
+#: Pending requests by port, and what they get: outputs or an error.
 Outcome = tuple[list[list[PendingRequest]], Outputs | None, RequestError | None, Timing]
 
 
@@ -215,13 +215,13 @@ def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:
 
 
 def _deliver_failure(port: int, own: list[PendingRequest], timing: Timing, deliver: Deliver) -> None:
-    """Once more, with less: an error needs no memory of the outputs."""
+    """Hand over an error in place of the outcome, which takes less memory."""
     try:
         deliver(port, BatchResult(own, None, _UNDELIVERED, timing))
     except Exception:
         logger.exception("handing an error to port %d failed; %d requests wait for nothing", port, len(own))
 
 
-#: For callers that have not left; in the words of a deadline that has passed.
+#: What callers get whose batch was not run. It has the text of a deadline that has passed.
 _ABANDONED: Final = TooLate("Deadline Exceeded")
 _UNDELIVERED: Final = ExecutionFailed("internal error")

@@ -1,7 +1,7 @@
-"""The threads of a version's executors: each is replaced when it dies.
+"""The threads of a version's executors. A thread that dies is replaced.
 
 An executor whose thread dies, or cannot be started, gets another one: at once the first time, then after a pause that
-doubles, up to MAX_PAUSE_S, until one has lived for FORGET_S.
+doubles, up to MAX_PAUSE_S. After a thread that has lived for FORGET_S the count begins anew.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 #: Pauses before an executor's thread is replaced; none before the first time, then from FIRST_PAUSE_S, doubled.
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 10.0
-#: A thread that has lived for so long died of something new.
+#: Seconds after which the death of a thread counts as the first one again.
 FORGET_S: Final = 60.0
-#: How often a thread is replaced once no worker is left to wait for what it does.
+#: How many deaths of an executor's threads are accepted once no worker is left; then it is given up.
 MAX_DEATHS_AT_THE_END: Final = 3
 
 
@@ -36,7 +36,7 @@ class ExecutorThreads:
     Args:
         model: its name.
         version: its number.
-        executors: all of it.
+        executors: all executors of the version.
     """
 
     def __init__(self, model: str, version: int, executors: Sequence[Executor]) -> None:
@@ -44,7 +44,7 @@ class ExecutorThreads:
         self._version = version
         self._executors = list(executors)
         self._count = len(self._executors)
-        #: numbers of those that have no thread just now
+        #: numbers of the executors that have no thread now
         self._dead: set[int] = set()
         self._workers_ended = trio.Event()
 
@@ -62,7 +62,7 @@ class ExecutorThreads:
             self._executors.clear()
 
     def note_that_workers_ended(self) -> None:
-        """Nobody waits for answers any more: threads that die are replaced without a pause, and a few times only."""
+        """Replace threads that die without a pause from now on, and only a few times: nobody waits for answers."""
         self._workers_ended.set()
 
     async def _keep_running(self, executor: Executor, number: int, host: Host) -> None:
@@ -99,7 +99,7 @@ class ExecutorThreads:
     async def _run(
         executor: Executor, name: str, cpus: tuple[int, ...], anywhere: tuple[int, ...]
     ) -> BaseException | None:
-        """One thread of an executor; returns what it died of, or that it could not be started for."""
+        """Run one thread of an executor; returns the error that ended it or kept it from starting, None for neither."""
 
         def run() -> BaseException | None:
             try:
@@ -119,7 +119,7 @@ class ExecutorThreads:
             thread.end()
 
     def _mark(self, number: int, host: Host, *, dead: bool) -> None:
-        """Note that an executor has no thread, or has one again."""
+        """Note whether an executor has no thread, and tell the host if that changes ``ready``."""
         was_ready = self.ready
         if dead:
             self._dead.add(number)

@@ -46,17 +46,17 @@ MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """A lane at one moment, for those who look for what is wrong.
+    """A lane at one moment, for a debugging dump.
 
     Attributes:
-        row_shapes: of its rows, by input.
+        row_shapes: the shape of a row, by input.
         batch_rows: rows that one batch takes at most.
-        room: rows that the next one will have room for.
-        batch_bytes: memory of such a batch.
+        room: rows that the next batch will have room for.
+        batch_bytes: memory of the next batch.
         spare: batches that wait to be used again.
-        open_rows: rows in the batch that still takes some; None if there is none.
-        writing: workers that have not committed to that one.
-        run_ns: how long runs take, by the bit length of their rows; see ``Lane``.
+        open_rows: rows in the open batch; None if there is none.
+        writing: workers that have reserved rows of the open batch and not committed them.
+        run_ns: how long runs take, by the bit length of their number of rows; see ``Lane.run_ns``.
     """
 
     row_shapes: RowShapes
@@ -75,14 +75,15 @@ class Batch:
     Attributes:
         lane: whose rows these are.
         room: rows that it has room for; ``lane.batch_rows`` at most.
-        memory_bytes: of its buffers.
+        memory_bytes: memory of its buffers.
         order: grows from each batch to the one opened after it.
         rows: rows reserved; ``room`` at most.
         counted: rows that the ``Budget`` has counted for it: more than ``rows`` while it is open, or fewer while the
             one worker that it belongs to writes them.
-        ahead: those of them that nobody may have come for yet.
-        requests: that wait for it first of all, where that is bounded; of those that were split, these alone.
-        held_bytes: of arrays that are kept for it.
+        ahead: rows among ``counted`` that were counted ahead, and may never come.
+        requests: requests that wait for it, where their number is bounded. A request that was split waits for its first
+            batch only.
+        held_bytes: memory of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``batch_queue``.
         pending: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
@@ -134,7 +135,7 @@ class Batch:
 
     @property
     def is_long(self) -> bool:
-        """Whether it takes long to prepare the run, so that it must not be done in a worker's thread."""
+        """Whether preparing the run takes so long that it must not be done in a worker's thread."""
         return any(isinstance(piece, StringRows) and piece.many for _, _, arrays in self.pieces for piece in arrays)
 
     def add_ports(self, ports: int) -> None:
@@ -150,17 +151,18 @@ class Batch:
 
 
 class Lane:
-    """What both kinds of lane share.
+    """The rows of one shape; what both kinds of lane share.
 
     Attributes:
-        packed: whether batches have buffers; see the module.
+        packed: whether batches have buffers, as a PackedLane's do.
         batch_rows: rows that one batch of this lane takes at most.
         row_memory: bytes of one row in a batch's buffers.
         room: rows that the next batch is to have room for, ``batch_rows`` at most.
-        spare: batches that wait to be used again, all with room for so many rows.
-        wall_ns: how long batches usually are with their executor, likewise; 0 as long as there was none.
-        run_ns: how long a run on the CPU takes, nanoseconds, by the bit length of its number of rows; see ``note_run``.
-            Written by several executors, without a lock: whichever is last is as good.
+        spare: batches that wait to be used again, all with room for ``room`` rows.
+        wall_ns: how long an executor usually has a batch, nanoseconds, by the bit length of its number of rows; 0 if
+            there was none.
+        run_ns: how long a run on the CPU takes, nanoseconds, likewise; see ``note_run``. Several executors write it
+            without a lock, and any of their values will do.
     """
 
     packed: ClassVar[bool]
@@ -198,19 +200,22 @@ class Lane:
         )
 
     def note_run(self, rows: int, duration_ns: int) -> None:
-        """A batch of ``rows`` rows took so long. Falls at once, rises slowly: what takes long may be the scheduler."""
+        """Note how long the run of a batch of ``rows`` rows took.
+
+        The time known falls at once and rises slowly, because a long one may be the system's scheduler's.
+        """
         size = rows.bit_length()
         known_ns = self.run_ns[size]
         self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)
 
     def note_wall(self, rows: int, duration_ns: int) -> None:
-        """A batch of ``rows`` rows was with its executor so long: an average, in which old ones fade away."""
+        """Note how long an executor had a batch of ``rows`` rows: a moving average, in which old ones fade away."""
         size = rows.bit_length()
         known_ns = self.wall_ns[size]
         self.wall_ns[size] = known_ns + (duration_ns - known_ns >> 3) if known_ns else duration_ns
 
     def is_quick(self, rows: int, limit_ns: int) -> bool:
-        """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; no, if there was none yet."""
+        """Whether a batch of about ``rows`` rows takes less than ``limit_ns``; false if there was none yet."""
         return self.run_ns[rows.bit_length()] < limit_ns
 
     def new_batch(self, ports: int, room: int) -> Batch:
@@ -218,7 +223,7 @@ class Lane:
         raise NotImplementedError
 
     def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
-        """What a run of some rows of ``batch`` takes: an array per input, by the input's index, and BYTES as strings.
+        """The inputs of a run of some rows of ``batch``: an array per input, by the input's index; BYTES as strings.
 
         Args:
             batch: of this lane.
@@ -229,7 +234,7 @@ class Lane:
 
 
 class PackedLane(Lane):
-    """See the module.
+    """A lane whose inputs all have elements of fixed size: a batch has one buffer per input.
 
     Args:
         pin: makes the memory of an input's buffer page-locked; None leaves it as it is.
@@ -309,7 +314,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 class GatheredLane(Lane):
-    """See the module. BYTES come as StringRows, other inputs as arrays."""
+    """A lane whose batches are lists of arrays, concatenated before a run. BYTES come as StringRows."""
 
     packed: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Outputs of a run, checked against what the model promised, in the form that responses are cut from."""
+"""Checks the outputs of a run against the model's signature, and brings them into the form that responses need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toutates.system.errors import ExecutionFailed
 
 __all__ = ["LARGE_OUTPUT_BYTES", "OutputArray", "OutputPacker"]
 
-#: What a run returns for one tensor.
+#: One output of a run.
 OutputArray = npt.NDArray[Any] | EncodedStrings
 
 #: Outputs above it are sent from the memory that the backend gave them, instead of being copied once more.
@@ -34,19 +34,19 @@ class OutputPacker:
     def __init__(self, signature: Signature, model: str) -> None:
         self._signature = signature
         self._model = model
-        #: by output, the type and row shape that were last seen to be what was promised
+        #: by output, the type and row shape that were last found to fit the signature
         self._sound_forms: list[object] = [None] * len(signature.outputs)
 
     def pack(self, arrays: Sequence[OutputArray], rows: int) -> Outputs:
-        """Outputs in the form that responses are cut from.
+        """Check and convert the outputs of a run.
 
         Args:
             arrays: what a run returned, in the signature's order: arrays of the outputs' datatypes, BYTES encoded.
             rows: rows of the run, the size every output's first dimension must have where the model is batched.
 
         Raises:
-            ExecutionFailed: an output is not what the model promised: of another type, without one row per row of the
-                run, or of a size that differs from what its graph or configuration fixes.
+            ExecutionFailed: an output has another type than the signature, not one row per row of the run, or a size
+                that differs from what the graph or the configuration fixes.
         """
         batch = rows if self._signature.batched else None
         data: list[bytes | npt.NDArray[Any] | EncodedStrings] = []
@@ -67,7 +67,7 @@ class OutputPacker:
                 row_bytes.append(0)
                 continue
             row_bytes.append(array.nbytes // (batch or 1))
-            # A large output keeps the backend's memory until the response is sent, which a small one is not worth.
+            # A large output keeps the backend's memory until the response is sent. A small one is copied.
             large = array.nbytes > LARGE_OUTPUT_BYTES
             data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
             in_arrays |= large
@@ -75,7 +75,7 @@ class OutputPacker:
 
 
 def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
-    """Whether an output has its type, the dimensions that are fixed, and as many as it should."""
+    """Whether an output has the signature's type, number of dimensions, and fixed dimensions."""
     if dtype != tensor.datatype.numpy:
         return False
     expected = tensor.graph_shape

@@ -1,4 +1,4 @@
-"""What an executor hands back to the workers: the outputs of one run, and how long its parts took."""
+"""The outcome of a batch, as an executor hands it to the workers: outputs or an error, and when it ran."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["BatchResult", "Outputs", "PendingRequest", "Timing"]
 
 
 class Split:
-    """A request whose rows went into several batches, until all of them have run. Used by its worker's thread only.
+    """What has come back of a request whose rows went into several batches. Used by its worker's thread only.
 
     Attributes:
-        parts: by position, the outputs of each part's batch and which rows of them are the request's.
+        parts: by position, the outputs of each part's batch, the request's first row in them, and its number of rows.
         left: parts that have not run yet.
-        error: what a part failed with, if any did.
+        error: the error of a part that failed; None if no part did.
     """
 
     __slots__ = ("error", "left", "parts")
@@ -43,8 +43,8 @@ class Outputs:
     Attributes:
         data: row-major bytes of each output, whole rows one after the other; BYTES encoded.
         row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
-        row_shapes: shape of a row of each output, as ONNX Runtime has it. The same object for every run of a lane whose
-            output shapes are known beforehand, so that what was derived from it can be found by identity.
+        row_shapes: shape of a row of each output, as the backend has it. The same object for every run of a lane whose
+            output shapes are known beforehand, so that values derived from it can be found by identity.
         fixed: whether every run of the lane has outputs of these row shapes.
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
     """
@@ -56,7 +56,7 @@ class Outputs:
     in_arrays: bool = False
 
     def with_views(self) -> Outputs:
-        """The same with memoryviews in place of arrays of uint8.
+        """A copy of these outputs with memoryviews in place of arrays of uint8.
 
         Made by each worker for itself, and of an array object of its own: on free-threaded Python (3.14) the count of
         the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
@@ -67,7 +67,7 @@ class Outputs:
 
 @dataclass(slots=True)
 class Timing:
-    """When a batch ran, monotonic nanoseconds: taken by an executor, ONNX Runtime started and ended, outputs ready."""
+    """When an executor took a batch, the computation started and ended, and the outputs were ready; monotonic ns."""
 
     taken_ns: int
     started_ns: int
@@ -76,7 +76,7 @@ class Timing:
 
 
 class BatchResult:
-    """A batch's outcome for the requests of one worker: ``outputs``, or the ``error`` that all of them get."""
+    """A batch's outcome for the requests of one port: ``outputs``, or the ``error`` that all of them get."""
 
     __slots__ = ("_outputs", "error", "pending", "timing")
 
@@ -90,6 +90,6 @@ class BatchResult:
 
     @property
     def outputs(self) -> Outputs | None:
-        """The outputs of the whole batch. To be read once, in the worker's own thread, see ``Outputs.with_views``."""
+        """The outputs of the whole batch. Read it once, in the worker's own thread; see ``Outputs.with_views``."""
         outputs = self._outputs
         return outputs.with_views() if outputs is not None and outputs.in_arrays else outputs

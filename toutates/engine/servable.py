@@ -70,7 +70,7 @@ class Port(Protocol):
 
         Args:
             way: for its row shapes; a packed one.
-            rows: how many.
+            rows: how many rows.
             context: the request's; it comes back in ``BatchResult.pending``.
             buffer: the received message.
             spans: start and end of each input's bytes in ``buffer``, flat, in the order of the row shapes.
@@ -82,27 +82,27 @@ class Port(Protocol):
         ...
 
     def add_gathered(self, way: Any, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0) -> None:
-        """The same for a way that is not packed: arrays in the order of the row shapes, kept until they have run.
+        """Add one request by a way that is not packed. Its arrays are kept until they have run.
 
         Args:
             way, rows, context: as for ``add_packed``.
-            arrays: one per input.
-            held_bytes: memory that they keep.
+            arrays: one per input, in the order of the row shapes.
+            held_bytes: memory that the arrays keep.
         """
         ...
 
     def commit(self) -> None:
-        """What was added so far may run."""
+        """Let run what was added so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a servable gets from whoever runs it.
+    """What the model manager gives to a servable that it runs.
 
     Attributes:
-        take_cpus: the CPUs for one more thread; none to leave it where it is.
-        anywhere: the CPUs for what such a thread leaves behind.
+        take_cpus: chooses the CPUs of one more thread; none leaves it where it is.
+        anywhere: the CPUs that such a thread is left on when its job is done.
         on_death: called when a thread has died, or could not be started.
         on_ready_change: called when ``Servable.ready`` has changed.
     """
@@ -138,7 +138,7 @@ class Servable(Protocol):
         ...
 
     def statistics(self) -> VersionStatistics:
-        """What it has done, and how full it is. Takes a lock for constant time."""
+        """Its counters and how full it is. Takes a lock for constant time."""
         ...
 
     def describe(self, most: int) -> list[str]:
@@ -163,7 +163,7 @@ class Servable(Protocol):
 
 
 class Backend(Protocol):
-    """What one executor runs batches with: an ONNX Runtime session, for instance. Used by one thread at a time.
+    """Runs batches for one executor, for instance with an ONNX Runtime session. Used by one thread at a time.
 
     Attributes:
         started_ns, ended_ns: when the last computation began and ended, monotonic nanoseconds.
@@ -189,10 +189,10 @@ class Backend(Protocol):
             rows: how many.
 
         Raises:
-            RequestError: the run failed; the request hears the text.
+            RequestError: the run failed; its text goes to the client.
         """
         ...
 
     def close(self) -> None:
-        """No run will follow."""
+        """Free what is held; no run will follow."""
         ...

@@ -1,4 +1,4 @@
-"""What can be read of a model version from outside the engine: frozen records, the same for every kind of model."""
+"""The statistics of a model version: frozen records, the same for every kind of model."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Occupancy:
 
     Attributes:
         in_flight: batches open, sealed or running.
-        running: those of them that an executor has, or is about to have.
-        capacity: how many there can be if all are full.
+        running: batches in flight that an executor has, or is about to have.
+        capacity: how many batches can be in flight if all are full.
         waiting: requests whose batch is not running; one whose rows were split counts in each of its batches.
-        rows: of all batches in flight.
-        row_capacity: the most there can be.
+        rows: rows of all batches in flight.
+        row_capacity: how many rows can be in flight.
         in_flight_bytes: memory of the batches in flight, and of arrays that are kept for them.
-        capacity_bytes: the most there can be.
+        capacity_bytes: how large ``in_flight_bytes`` can be.
         idle_executors: executors that wait for a batch.
         lanes: shapes of rows that have a lane.
         spare_bytes: memory of batches that wait to be used again.
-        buffer_bytes: memory of buffers, of these and of the batches in flight.
+        buffer_bytes: memory of the buffers of spare batches and of batches in flight.
     """
 
     in_flight: int
@@ -48,15 +48,15 @@ class VersionStatistics:
     """A model version at one moment. The RPCs, the metrics and the status page read nothing else of it.
 
     Attributes:
-        requests: what was counted of requests, by all workers together.
-        batches: what was counted of batches, by their number of rows, ascending.
-        batch_durations, batch_runs: buckets of batches, see ``counters``: of the time from when one was taken until
-            its outputs were ready, and of the computation alone.
+        requests: counters of requests, added up over all workers.
+        batches: counters of batches by number of rows, ascending.
+        batch_durations, batch_runs: buckets of batches (``counters``): by the time from when a batch was taken until
+            its outputs were ready, and by the time of the computation alone.
         occupancy: how full the version is.
         batch_size: most rows that are run together; 1 where the model is not batched.
         executors: how many it has, or should have.
         pool_threads: threads that its backends have beside those of the executors.
-        memory_kind: of the buffers, in Triton's words: CPU or CPU_PINNED.
+        memory_kind: where the buffers are, in Triton's words: CPU or CPU_PINNED.
     """
 
     requests: WorkerCounters

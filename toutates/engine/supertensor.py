@@ -111,8 +111,8 @@ class SuperTensor:
 
         Args:
             lane: which has no open batch.
-            rows: that are about to be reserved; no more than a batch takes.
-            new_request: whether they are all of a request, for which nothing was looked at yet.
+            rows: how many are about to be reserved; no more than a batch takes.
+            new_request: whether they are a whole request, for which ``check_fit`` was not called.
 
         Raises:
             Overloaded: too much is under way.
@@ -198,7 +198,7 @@ class SuperTensor:
             ) from None
 
     def check_fit(self, lane: Lane, rows: int, held_bytes: int) -> None:
-        """See that one request that may need several batches fits in now. Call with the lock held.
+        """Check that one request that may need several batches fits in now. Call with the lock held.
 
         Args:
             lane: of its rows.
@@ -206,8 +206,8 @@ class SuperTensor:
             held_bytes: of arrays that are kept for it.
 
         Raises:
-            InvalidRequest: it never will.
-            Overloaded: not now.
+            InvalidRequest: it is larger than the bounds.
+            Overloaded: too much is under way now.
         """
         if self.budget.bounds.waiting:
             self._check_waiting()

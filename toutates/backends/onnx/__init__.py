@@ -1,1 +1,1 @@
-"""ONNX models, computed by ONNX Runtime."""
+"""The backend of ONNX models: everything that knows ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""With which options the session of each executor is made: the server's, and what the model's settings change."""
+"""The options of each executor's session: the server's, as changed by the model's settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def executor_session_options(
 
 
 def without_effect(settings: ModelSettings, executors: Sequence[SessionOptions]) -> str:
-    """What the settings say of accelerators that no or not every executor uses, a sentence; "" if there is nothing.
+    """A sentence about accelerators of the settings that some executors do not use; "" if there are none.
 
     Args:
         settings: of the version.
@@ -87,6 +87,6 @@ def _providers(
             gpu[provider] = {"device_id": "0"} | gpu.get(provider, {}) | dict(accelerators[name])
     if device != "auto":
         gpu = {name: options | {"device_id": device.removeprefix("gpu:")} for name, options in gpu.items()}
-    # What TensorRT leaves goes to CUDA, and what that leaves to the CPU.
+    # Operators that TensorRT cannot run go to CUDA, and those that CUDA cannot run go to the CPU.
     ordered = [provider for name in ACCELERATORS if (provider := PROVIDERS[name]) in gpu]
     return (*((name, gpu[name]) for name in ordered), (CPU, {}))

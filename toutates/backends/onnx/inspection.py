@@ -1,4 +1,4 @@
-"""A version looked at without being served: its graph is read and tried on the CPU alone."""
+"""Inspects a version without serving it: reads its graph and tries it on the CPU."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from toutates.system.placement import Placement
 
 __all__ = ["ALL_DEVICES", "InspectedVersion", "inspect_version"]
 
-#: Execution providers of a server that has whatever a model asks for.
+#: Execution providers of a server that has every device.
 ALL_DEVICES: Final[tuple[Provider, ...]] = ((TENSORRT, {}), (CUDA, {}), (CPU, {}))
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedVersion:
-    """What a version would be, were it loaded.
+    """What is known of a version that was read and not loaded.
 
     Attributes:
-        configuration: what its files say.
-        signature: what they and the graph come to.
-        warnings: what its files ask for and will not have, or may not mean so, one sentence each.
-        advice: what would make it use cores that have nothing to do, as far as the graph was run; "" for nothing.
+        configuration: its configuration, from its files.
+        signature: its tensors, from the configuration and the graph.
+        warnings: settings in its files that have no effect or may be mistakes, one sentence each.
+        advice: how it could use cores that are idle, if the graph was run; "" if there is nothing to say.
     """
 
     configuration: VersionConfiguration
@@ -60,17 +60,18 @@ def inspect_version(
     *,
     try_warmup: bool = False,
 ) -> InspectedVersion:
-    """Read a version's files and graph, on the CPU. Blocks while ONNX Runtime reads the weights; they are let go again.
+    """Read a version's files and graph, on the CPU. Blocks while ONNX Runtime reads the weights, which are freed again.
 
     Args:
         model: its name.
-        folder: what ``repository.scan`` has found.
-        server: how the server would make its sessions; None for one that has every device.
+        folder: the version's directory, as ``repository.scan`` has found it.
+        server: how the server would make its sessions; None for a server that has every device.
         device_problem: tells why there can be no session with some execution providers; "" if there can.
-        try_warmup: whether the warm-up samples are run, once each; or a row of zeros, if it would run on the CPU.
+        try_warmup: whether the warm-up samples are run, once each. A version without samples that is served on the CPU
+            runs a row of zeros.
 
     Raises:
-        ConfigurationError: a file cannot be used, or says otherwise than the graph; with a line for each problem.
+        ConfigurationError: a file cannot be used, or contradicts the graph; with a line for each problem.
         ModelLoadError: the graph cannot be read or run, with ONNX Runtime's reason.
     """
     server = server or SessionOptions(ALL_DEVICES)
@@ -86,7 +87,7 @@ def inspect_version(
         graph_level="off",
         memory_arena=False,
         memory_pattern=False,
-        # Weights as they lie in the file, and not a second time as the CPU's operators would like them.
+        # Weights are not copied into the layout that the CPU's operators prefer.
         config_entries=(("session.disable_prepacking", "1"),),
     )
     with explained(folder.path):

@@ -1,4 +1,4 @@
-"""Loading one version of an ONNX model: its files read, its sessions made, tried and warmed up. All of it blocks."""
+"""Loads a version of an ONNX model: reads its files, makes its sessions, and warms them up. All of it blocks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["OnnxKind"]
 
 logger = logging.getLogger(__name__)
 
-#: Profiles end at unloading where config.yaml gives no number of batches.
+#: Batches that are profiled where config.yaml gives no number: all until the version is unloaded.
 _NEVER_STOP: Final = 2**62
 
 
 class OnnxKind:
-    """The kind of ONNX models. It claims every version, so it is to be asked last.
+    """The kind of ONNX models. It claims every version, so it must be asked last.
 
     Args:
         sessions: how the server makes ONNX Runtime's sessions.
@@ -49,7 +49,7 @@ class OnnxKind:
         self._intra_op_turns = Turns(self._placement.intra_op)
 
     def claims(self, version: VersionFolder) -> bool:
-        """See ``Kind``. A directory without a graph is refused with the words for what it has in its place."""
+        """See ``Kind``. A directory without a graph is claimed too, and refused by ``load`` with the reason."""
         return True
 
     def load(self, model: str, version: VersionFolder, *, overridden: bool) -> ServedVersion:
@@ -96,7 +96,7 @@ class OnnxKind:
         return served
 
     def _placed(self, options: SessionOptions) -> SessionOptions:
-        """The options, with CPUs for the pool of one more session."""
+        """The options, with CPUs for the intra-op threads of one more session."""
         return replace(options, intra_op_cpus=self._intra_op_turns.take(options.intra_threads - 1))
 
     def _describe(
@@ -145,10 +145,10 @@ class OnnxKind:
 
 
 def _pinned_memory(source: Path) -> PinnedMemory:
-    """For a version whose session runs on a GPU, so that a CUDA runtime is loaded.
+    """Page-locked memory for a version whose session runs on a GPU, and has therefore loaded a CUDA runtime.
 
     Raises:
-        ConfigurationError: it cannot be found.
+        ConfigurationError: no CUDA runtime is loaded.
     """
     runtime = find_cuda_runtime()
     if runtime is None:

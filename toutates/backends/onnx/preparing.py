@@ -1,7 +1,7 @@
-"""What is checked of a version before it is served: its files, its devices, and its graph against its configuration.
+"""Checks a version before it is served: its files, its devices, and its graph against its configuration.
 
-``VersionLoader`` does this for every version that it loads, and ``toutates check`` for every version of a repository:
-the two cannot differ.
+``OnnxKind`` does this for every version that it loads, and ``toutates check`` for every version of a repository, so
+that both find the same problems.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from toutates.system.errors import ConfigurationError, ModelLoadError
 
 __all__ = ["PreparedVersion", "check_allocator", "check_graph", "explained", "prepare"]
 
-#: Files of one version that are looked at for one that may not be read.
+#: How many files of a version are tried, to find one that may not be read.
 _MAX_FILES: Final = 1_000
 _NOT_PERMITTED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedVersion:
-    """A version whose files were read, but for the graph.
+    """A version whose files were read, except the graph.
 
     Attributes:
-        configuration: what its files say.
-        options: of each executor's session.
-        warnings: what its files ask for and will not have, one sentence each.
+        configuration: its configuration, from its files.
+        options: the options of each executor's session.
+        warnings: settings in its files that have no effect, one sentence each.
     """
 
     configuration: VersionConfiguration
@@ -59,18 +59,18 @@ def prepare(
     overridden: bool = False,
     most_problems: int | None = MAX_PROBLEMS,
 ) -> PreparedVersion:
-    """Read a version's files, all but the graph, and choose what its sessions run on.
+    """Read a version's files except the graph, and choose the devices of its sessions.
 
     Args:
         model: its name.
-        version: what a repository has of it.
+        version: its directory.
         server: how the server makes its sessions.
-        overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
-        most_problems: of a config.yaml that are told; None for all.
+        overridden: whether ``version.triton`` is used even if there is a config.yaml.
+        most_problems: how many problems of a config.yaml are reported; None for all.
 
     Raises:
-        ConfigurationError: a file cannot be used, or asks for a device that is not there; with a line for each problem.
-        ModelLoadError: the graph's file cannot be found or read.
+        ConfigurationError: a file cannot be used, or asks for a device that is missing; with a line for each problem.
+        ModelLoadError: the graph's file is missing or cannot be read.
     """
     if overridden and version.triton is not None:
         configuration = from_triton(version, version.triton)
@@ -94,7 +94,7 @@ def check_graph(
     """Compare a version's graph with its configuration.
 
     Args:
-        session: of the graph.
+        session: a session of the graph.
         prepared: the version.
         providers: the names of the execution providers that the version is served with.
         model_dir: the model's directory, which holds the files of warm-up samples.
@@ -140,13 +140,13 @@ def check_allocator(settings: ModelSettings, providers: Sequence[str], source: P
 
 @contextmanager
 def explained(version_dir: Path) -> Iterator[None]:
-    """Have a graph loaded within the block; if a file beside it (its weights) may not be read, the error says so.
+    """A block that loads a graph. If a file beside the graph (its weights) may not be read, the error says so.
 
     Args:
         version_dir: the version's directory.
 
     Raises:
-        ModelLoadError: by the block, or in its place.
+        ModelLoadError: the block's, or one that names the file.
     """
     try:
         yield
@@ -159,10 +159,10 @@ def explained(version_dir: Path) -> Iterator[None]:
 
 
 def _check_readable(path: Path) -> None:
-    """Before ONNX Runtime tries, which calls a file that may not be read one that does not exist.
+    """Check that a file can be read. ONNX Runtime says of a file without permission that it does not exist.
 
     Raises:
-        ModelLoadError: it cannot be read.
+        ModelLoadError: it cannot be read, with the system's reason.
     """
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))

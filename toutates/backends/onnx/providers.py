@@ -1,4 +1,4 @@
-"""Which of ONNX Runtime's execution providers to use, and with which options."""
+"""Chooses ONNX Runtime's execution providers and their options."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def choose_providers(
     available: Sequence[str],
     problem_of: Callable[[Sequence[Provider]], str] = provider_problem,
 ) -> tuple[Provider, ...]:
-    """Providers with their options, by priority; the CPU comes last always, for what the others leave.
+    """Providers with their options, by priority. The CPU is always last, for operators that the others cannot run.
 
     Args:
         wanted: names in ``PROVIDERS``, or ``auto`` alone: CUDA where this ONNX Runtime was built with it and the
             machine can run it.
         tensorrt: options of TensorRT, by ONNX Runtime's names.
         available: what this build of ONNX Runtime offers, whether or not the machine has the device.
-        problem_of: tells why a session with some providers cannot be made, see ``provider_problem``.
+        problem_of: tells why a session with some providers cannot be made; see ``provider_problem``.
 
     Raises:
         ConfigurationError: a provider that was asked for is not offered.

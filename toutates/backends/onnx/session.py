@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: how they are made, and the three ways a batch is run in one."""
+"""ONNX Runtime sessions: how they are made, and how they run batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["ModelSession", "SessionOptions", "execution_failure", "load_session"
 
 logger = logging.getLogger(__name__)
 
-#: What a run takes for one tensor.
+#: One input of a run.
 InputArray = npt.NDArray[Any] | StringTensor
 
 #: Element types of ONNX.
@@ -45,7 +45,7 @@ MAX_BINDINGS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How every session of the server is made.
+    """How a session is made.
 
     Attributes:
         providers: ONNX Runtime's execution providers, by priority, each with its options.
@@ -54,10 +54,10 @@ class SessionOptions:
         inter_threads: threads across operators.
         intra_op_cpus: the CPU of each thread of the pool inside operators, ``intra_threads`` - 1 of them because the
             executor's own thread is the first; empty leaves them where the system puts them.
-        parallel: whether operators run side by side; None for where ``inter_threads`` is above 1.
+        parallel: whether operators run side by side; None: only if ``inter_threads`` is above 1.
         graph_level: graph optimisations: ``off``, ``basic``, ``extended`` or ``all``.
-        memory_arena: whether memory for the CPU comes from an arena, which keeps what it once had.
-        memory_pattern: whether memory is planned by the pattern of the runs before.
+        memory_arena: whether CPU memory comes from an arena, which never gives memory back by itself.
+        memory_pattern: whether memory is planned by the pattern of earlier runs.
         config_entries: further entries of ONNX Runtime's session configuration.
     """
 
@@ -148,7 +148,7 @@ def _new_session(
 
 
 def _missing(session: onnxruntime.InferenceSession, providers: Sequence[Provider]) -> str:
-    """ONNX Runtime logs that a provider's libraries cannot be loaded, and goes on with the others; we do not."""
+    """The providers that a session lacks, as an error; "" if it has all. ONNX Runtime goes on with the others."""
     missing = [name for name, _ in providers if name not in session.get_providers()]
     return f"onnxruntime could not start {', '.join(missing)}; its messages above say why" if missing else ""
 
@@ -255,8 +255,8 @@ class ModelSession:
         return self.bind(lane.inputs(batch, first, rows), lane.outputs(batch, first, rows))
 
     def close(self) -> None:
-        """No run will follow: write the profile, if there is one."""
-        self.end_profiling()
+        """Write the profile, if there is one; no run will follow."""
+        self._end_profiling()
 
     def bind(self, inputs: Mapping[int, Any], outputs: Sequence[npt.NDArray[Any]]) -> onnxruntime.IOBinding:
         """Bind buffers for ``run_bound``.
@@ -306,7 +306,7 @@ class ModelSession:
             binding.clear_binding_outputs()
 
     def run_arrays(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
-        """Run on arrays, and on StringTensors for BYTES; the way for what cannot be bound beforehand.
+        """Run on arrays, and on StringTensors for BYTES, which cannot be bound beforehand.
 
         Raises:
             ExecutionFailed: with ONNX Runtime's reason.
@@ -338,7 +338,7 @@ class ModelSession:
         return results
 
     def _run_lending(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
-        """``run_arrays`` where string tensors can hold any bytes: through a binding, kept where it is small."""
+        """``run_arrays`` where string tensors can hold any bytes: through a binding, which is kept if it is small."""
         strings = {index: tensor for index, tensor in inputs.items() if isinstance(tensor, StringTensor)}
         key = (*inputs, *(tensor.shape for tensor in strings.values()))
         binding, blanks = self._string_bindings.get(key) or self._bind_strings(key, strings)
@@ -361,7 +361,7 @@ class ModelSession:
     def _bind_strings(
         self, key: object, strings: Mapping[int, StringTensor]
     ) -> tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]:
-        """A binding with blanks of these shapes as its string inputs."""
+        """A binding whose string inputs are blanks of these shapes."""
         binding = self.session.io_binding()
         blanks = {index: BlankStrings(tensor.shape) for index, tensor in strings.items()}
         for index, blank in blanks.items():
@@ -389,29 +389,23 @@ class ModelSession:
         assert self._profile_batches_left is not None
         self._profile_batches_left -= 1
         if self._profile_batches_left <= 0:
-            self.end_profiling()
+            self._end_profiling()
 
-    def end_profiling(self) -> str | None:
-        """Write the profile now; returns its path, or None if there is none to write or it was written before.
-
-        A profile that could not be written is an error in the log, and none of the requests'.
-        """
+    def _end_profiling(self) -> None:
+        """Write the profile, if it was not written yet. One that cannot be written is logged, and fails no request."""
         if self._profile_batches_left is None:
-            return None
+            return
         self._profile_batches_left = None
         try:
-            path = str(self.session.end_profiling())
-            problem = _problem_of_profile(path)
+            problem = _problem_of_profile(str(self.session.end_profiling()))
         except Exception as error:
-            path, problem = "", one_line(error, _MAX_REASON)
+            problem = one_line(error, _MAX_REASON)
         if problem:
             logger.error("the profile of model '%s' could not be written: %s", self.model, problem)
-            return None
-        return path
 
 
 def _problem_of_profile(path: str) -> str:
-    """ONNX Runtime writes profiles without looking at what becomes of them; "" if this one is whole."""
+    """What is wrong with a profile that was written; "" if it is whole. ONNX Runtime does not check that itself."""
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - 2, 0))
         return "" if file.read() == b"]\n" else f"'{path}' is cut short"
@@ -424,7 +418,7 @@ def _as_ort_value(array: npt.NDArray[Any], tensor: Any) -> onnxruntime.OrtValue:
 
 
 def _as_texts(strings: StringTensor, tensor: str, model: str) -> npt.NDArray[np.object_]:
-    """BYTES as what ONNX Runtime's Python interface takes: ``str``. On anything else it calls ``str()``.
+    """BYTES as ``str``, the only strings that ONNX Runtime's Python interface takes.
 
     Raises:
         InvalidRequest: an element is not UTF-8.
@@ -442,7 +436,7 @@ def _as_texts(strings: StringTensor, tensor: str, model: str) -> npt.NDArray[np.
 
 
 def _encoded(array: npt.NDArray[Any]) -> OutputArray:
-    """Texts as they are sent; other arrays as they are."""
+    """Encoded strings for an array of texts; any other array as it is."""
     if not array.dtype.hasobject:
         return array
     return EncodedStrings.of([text.encode() for text in array.ravel().tolist()], array.shape)

@@ -1,7 +1,7 @@
-"""What a loaded ONNX graph takes and gives, as ONNX Runtime reports it and its configuration narrows it.
+"""Reads the signature of a loaded ONNX graph: its inputs and outputs, as narrowed by the configuration.
 
 Whether rows of several requests may share a run is decided by Triton's rule: every input and every output has an open
-first dimension, and the configuration does not say otherwise. Five cases need saying:
+first dimension, and the configuration does not say otherwise. Five special cases:
 
 - **Optional inputs.** An input of type ``optional(tensor(X))`` may be left out of ONNX Runtime's ``run``, and an
   initializer that the graph also lists as an input may be replaced by a request. The latter is offered only where
@@ -68,14 +68,14 @@ def read_signature(
         session: the ``onnxruntime.InferenceSession`` of the model.
         settings: of the same version; its shapes narrow the graph's.
         source: the config.yaml to name in errors.
-        declared: what a config.pbtxt says of the tensors, in place of the settings.
+        declared: the tensors of a config.pbtxt, which replace the shapes of the settings.
 
     Returns:
         Required inputs, then optional ones, and outputs, in the graph's order or that of a config.pbtxt which lists
         them; shapes without the batch dimension when the model is batched.
 
     Raises:
-        ConfigurationError: the configuration names a tensor that there is not, or contradicts the graph.
+        ConfigurationError: the configuration names a tensor that the graph does not have, or contradicts the graph.
         ModelLoadError: a tensor has an element type that the protocol cannot carry.
     """
     initializers = {tensor.name for tensor in declared.inputs} if declared is not None else settings.input_shapes
@@ -100,13 +100,13 @@ def read_signature(
 
 
 def _in_order(tensors: list[TensorSpec], names: Sequence[str]) -> list[TensorSpec]:
-    """The tensors that are named, in that order, before the others."""
+    """The tensors in the order of ``names``; those that it does not name come last."""
     places = {name: place for place, name in enumerate(names)}
     return sorted(tensors, key=lambda tensor: places.get(tensor.name, len(places)))
 
 
 def _read_inputs(session: Session, initializers: Collection[str]) -> list[TensorSpec]:
-    """The graph's inputs, and those of its initializers that are named."""
+    """The graph's inputs, and its initializers in ``initializers``."""
     inputs = [
         replace(_read_tensor(arg, "input"), optional=arg.type.startswith(_OPTIONAL)) for arg in session.get_inputs()
     ]

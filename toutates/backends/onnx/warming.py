@@ -1,8 +1,8 @@
-"""Warm-up: what a version runs before it is ready, so that no client pays for what ONNX Runtime does once.
+"""Warm-up: runs before a version is ready, so that no client waits for what ONNX Runtime does at the first run.
 
-Where the configuration has samples (``model_warmup``), these are run, and one that fails fails the version. Else rows
-of zeros are run, one and as many as a batch takes; they are nobody's, so a model that does not like them is served all
-the same.
+Where the configuration has samples (``model_warmup``), these are run, and the version fails if one of them fails. Else
+rows of zeros are run: one, and as many as a batch takes. No user asked for zeros, so a model that fails on them is
+served nevertheless.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ __all__ = ["time_row", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
-#: A run that takes longer is not done twice, to know how long it takes.
+#: A run that takes longer than this, in nanoseconds, is not repeated to measure it.
 LONG_RUN_NS: Final = 1_000_000_000
 
 
 def warm_up(
     sessions: Sequence[ModelSession], settings: ModelSettings, signature: Signature, model: str, model_dir: Path
 ) -> int:
-    """Run what the version is to be warmed up with, in each of its sessions. Blocks.
+    """Warm up each session of a version. Blocks.
 
     Args:
-        sessions: of the version, used by nobody else yet.
-        settings, signature: of the version.
-        model: its name.
+        sessions: the version's; nothing else uses them yet.
+        settings, signature: the version's.
+        model: the model's name.
         model_dir: the model's directory, which holds the samples' files.
 
     Returns:
-        How long a run of one row takes, nanoseconds: of zeros, or of a sample, whose rows are taken to cost the same.
-        0 if there was none.
+        How long a run of one row takes, nanoseconds: a row of zeros, or a sample's time divided by its rows. 0 if there
+        was no run.
 
     Raises:
         ModelLoadError: a sample failed.
@@ -62,7 +62,7 @@ def warm_up(
                     times.append((session.ended_ns - session.started_ns) // sample.batch_size)
             except RequestError as error:
                 raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
-    # What is profiled shall be the clients' batches.
+    # A profile is to show the clients' batches only.
     if not settings.warmup and settings.profiling is None:
         times.append(time_row(sessions[0], signature))
         for rows in sorted({1, _most_rows(settings, signature)}):
@@ -77,9 +77,9 @@ def warm_up(
 
 
 def time_row(session: ModelSession, signature: Signature) -> int:
-    """How long a run of one row of zeros takes, nanoseconds; 0 where the model does not run on that.
+    """How long a run of one row of zeros takes, nanoseconds; 0 if the run fails.
 
-    The first run makes what later ones find, so one that is neither quick nor very long is done again.
+    The first run also allocates memory, so a run that is neither quick nor very long is done twice.
     """
     arrays = _zeros(signature, 1)
     taken_ns = 0
@@ -95,7 +95,7 @@ def time_row(session: ModelSession, signature: Signature) -> int:
 
 
 def _most_rows(settings: ModelSettings, signature: Signature) -> int:
-    """As many as one batch has."""
+    """Rows of a full batch."""
     if not signature.batched:
         return 1
     row_bytes = sum(
@@ -107,7 +107,7 @@ def _most_rows(settings: ModelSettings, signature: Signature) -> int:
 
 
 def _zeros(signature: Signature, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
-    """Every input that a request must have; dimensions that the model leaves open are 1."""
+    """Zeros for every required input; dimensions that the model leaves open are 1."""
     arrays: dict[int, npt.NDArray[Any] | StringTensor] = {}
     for index, tensor in enumerate(signature.inputs):
         if not tensor.optional:
