@@ -26,6 +26,7 @@ __all__ = [
     "KnownCall",
     "KnownServable",
     "KnownTransport",
+    "KnownWorker",
     "Served",
     "Status",
     "Turned",
@@ -119,6 +120,7 @@ class KnownTransport:
 
     failed: list[tuple[KnownCall, type[RequestError], str]] = field(default_factory=list)
     ended: list[KnownCall] = field(default_factory=list)
+    traced: tuple[str, str] = ("00-a", "x=1,y=2")
 
     def fail(self, call: KnownCall, error: RequestError) -> None:
         call.fail()
@@ -134,7 +136,7 @@ class KnownTransport:
         return PEER
 
     def trace_context(self, call: object) -> tuple[str, str]:
-        return "00-a", "x=1,y=2"
+        return self.traced
 
 
 @dataclass(frozen=True)
