@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,11 +24,11 @@ class Traced:
     def __init__(self, rate: int, traceparent: str = "") -> None:
         transport = KnownTransport()
         transport.traced = (traceparent, "x=1")
-        self.worker: Any = KnownWorker()
+        self.worker = KnownWorker()
         self.observer = Observer(transport)
         self.settings = TraceSettings(TraceSetting(("TIMESTAMPS",), rate))
         self.records: list[TracedRequest] = []
-        self.traces = WorkerTraces(self.worker, self.observer, self.settings, self.records.append)
+        self.traces = WorkerTraces(cast(Any, self.worker), self.observer, self.settings, self.records.append)
         self.catch_up()
 
     def catch_up(self) -> None:
