@@ -21,13 +21,14 @@ from tests.h2grpc.support import (
 )
 from toutates.h2grpc import Limits, ServerConnection
 from toutates.net.housekeeping import LONGEST_INTERVAL_NS, VISITS_AT_ONCE, Duty, Finding, Housekeeper, Traffic
+from toutates.net.transport import Transport
 
 SECOND = 10**9
 
 
 @dataclass(eq=False)
-class FakeLink:
-    """A connection without a socket."""
+class FakeLink(Transport):
+    """A transport without a socket."""
 
     server: Server
     connection: ServerConnection
@@ -39,7 +40,7 @@ class FakeLink:
     closing: bool = False
     paused: bool = False
 
-    def receive(self, octets: bytes, now_ns: int) -> None:
+    def take(self, octets: bytes, now_ns: int) -> None:
         self.last_read_ns = now_ns
         self.received_bytes += len(octets)
         self.server.receive(octets)
@@ -57,7 +58,7 @@ class House:
     def link(self, opening: bytes = OPENING, age_factor: float = 1.0) -> FakeLink:
         server = Server(self.limits)
         link = FakeLink(server, server.connection, self.now_ns, self.now_ns)
-        link.receive(opening, self.now_ns)
+        link.take(opening, self.now_ns)
         self.keeper.add(link, self.now_ns, age_factor)
         return link
 
@@ -88,7 +89,7 @@ def test_handshake_has_to_come_in_time(opening: bytes) -> None:
 def test_peer_that_is_not_read_owes_nothing() -> None:
     house = House(Limits(stall_timeout_s=60, keepalive_time_s=30, keepalive_timeout_s=20))
     link = house.link()
-    link.receive(unary(1)[:30], 0)
+    link.take(unary(1)[:30], 0)
     link.paused = True
     assert list(house.pass_time(200)) == []
     link.paused = False
@@ -98,7 +99,7 @@ def test_peer_that_is_not_read_owes_nothing() -> None:
 def test_connection_that_does_nothing_wrong_is_left_alone() -> None:
     house = House(Limits(keepalive_time_s=math.inf))
     link = house.link()
-    link.receive(headers(1, STREAM_BLOCK), 0)  # a stream is silent for an hour
+    link.take(headers(1, STREAM_BLOCK), 0)  # a stream is silent for an hour
     assert list(house.pass_time(3_600)) == []
 
 
@@ -114,7 +115,7 @@ UNFINISHED = {
 @pytest.mark.parametrize("octets", UNFINISHED.values(), ids=UNFINISHED)
 def test_request_that_has_begun_has_to_go_on(octets: bytes) -> None:
     house = House(Limits(stall_timeout_s=60))
-    house.link().receive(octets, 0)
+    house.link().take(octets, 0)
     at, finding = house.first(100)
     assert 60 <= at <= 64
     assert (finding.duty, finding.limit) == (Duty.END, "stall_timeout")
@@ -125,11 +126,11 @@ def test_slow_upload_is_not_stalled_and_a_dribble_is() -> None:
     house = House(Limits(stall_timeout_s=60, stream_window=2**30, connection_window=2**30))
     slow, dribble = house.link(), house.link()
     for link in (slow, dribble):
-        link.receive(headers(1, REQUEST_BLOCK) + data(1, message(bytes(10**6))[:5]), 0)
+        link.take(headers(1, REQUEST_BLOCK) + data(1, message(bytes(10**6))[:5]), 0)
     found: list[tuple[float, FakeLink, Finding]] = []
     for _ in range(20):
-        slow.receive(data(1, bytes(15_000)), house.now_ns)
-        dribble.receive(data(1, bytes(100)), house.now_ns)
+        slow.take(data(1, bytes(15_000)), house.now_ns)
+        dribble.take(data(1, bytes(100)), house.now_ns)
         found += house.pass_time(10)
     assert [link for _, link, _ in found][:1] == [dribble]
     assert slow not in [link for _, link, _ in found]
@@ -144,7 +145,7 @@ def test_responses_have_to_be_read() -> None:
     found: list[tuple[float, FakeLink, Finding]] = []
     for _ in range(3):  # reads one whole response's worth every 20 seconds
         found += house.pass_time(20)
-        link.receive(window_update(0, 100_000) + window_update(1, 10**6) + window_update(3, 10**6), house.now_ns)
+        link.take(window_update(0, 100_000) + window_update(1, 10**6) + window_update(3, 10**6), house.now_ns)
     assert found == []
     assert link.connection.awaits_window
     at, finding = house.first(100)
@@ -184,7 +185,7 @@ def test_silent_peer_is_asked_and_closed_if_it_does_not_answer() -> None:
 def test_idle_connection_is_told_to_leave_and_a_busy_one_is_not() -> None:
     house = House(Limits(max_idle_s=100))
     idle, busy, waiting = house.link(), house.link(), house.link()
-    waiting.receive(unary(1), 0)  # its call is never answered
+    waiting.take(unary(1), 0)  # its call is never answered
     found: list[tuple[float, FakeLink, Finding]] = []
     for number in range(9):
         busy.server.call(unary(2 * number + 1)).reply(b"answer")
@@ -201,7 +202,7 @@ def test_idle_connection_is_told_to_leave_and_a_busy_one_is_not() -> None:
 def test_old_connection_is_told_to_leave_and_ended_once_its_grace_is_over() -> None:
     house = House(Limits(max_age_s=100, max_age_grace_s=30, keepalive_time_s=math.inf))
     link = house.link()
-    link.receive(unary(1), 0)
+    link.take(unary(1), 0)
     left, finished, ended = list(house.pass_time(150))[:3]
     assert (left[2].duty, left[2].limit) == (Duty.LEAVE, "connection_age")
     assert 100 <= left[0] <= 104
@@ -237,7 +238,7 @@ def test_connection_that_holds_most_is_closed_when_all_hold_too_much() -> None:
     house = House(Limits(stall_timeout_s=math.inf), budget=100_000)
     small, large = house.link(), house.link()
     for number in range(30):
-        small.receive(headers(2 * number + 1, REQUEST_BLOCK), 0)
+        small.take(headers(2 * number + 1, REQUEST_BLOCK), 0)
     large.unsent_bytes = 60_000
     assert list(house.pass_time(10)) == []
     large.unsent_bytes = 80_000
@@ -274,13 +275,13 @@ def test_traffic_of_connections_open_and_gone_is_added_up() -> None:
     house = House(limits)
     house.keeper = Housekeeper(limits, 10**9, traffic)
     first, second = house.link(), house.link()
-    first.receive(unary(1) + unary(3), 0)
+    first.take(unary(1) + unary(3), 0)
     assert list(house.pass_time(10)) == []
     list(house.pass_time(3))
     assert (traffic.connections, traffic.streams, traffic.open_calls) == (2, 2, 2)
     assert traffic.received_bytes == first.received_bytes + second.received_bytes
     assert traffic.sent_bytes == first.sent_bytes + second.sent_bytes
-    first.receive(unary(5), 0)
+    first.take(unary(5), 0)
     house.keeper.remove(first)
     list(house.pass_time(5))
     assert (traffic.connections, traffic.streams, traffic.open_calls) == (2, 3, 0)

@@ -31,7 +31,7 @@ class _At(IntEnum):
 
 
 class ChunkReader:
-    """The frame around one body's chunks.
+    """Reads the chunked framing of one body.
 
     Attributes:
         ended: whether the body, and what follows it, has been read.
@@ -46,7 +46,7 @@ class ChunkReader:
         self.ended = False
 
     def step(self, data: bytes, at: int) -> tuple[int, bytes] | None:
-        """Read one piece of the frame, or what there is of a chunk's data.
+        """Read one piece of the framing, or the data of a chunk as far as they have come.
 
         Args:
             data: what came.

@@ -64,7 +64,7 @@ class Inflater:
         self._waiting = piece
 
     def step(self) -> bool:
-        """Decompress a bit more. Returns False when there is nothing more to do for now.
+        """Decompress INFLATE_STEP bytes more. Returns False when everything that was put is decompressed.
 
         Raises:
             Refused: the body is broken or too large.
@@ -74,7 +74,7 @@ class Inflater:
                 raise Refused(400, "the request's body goes on after its compressed data")
             return False
         try:
-            # One byte more than may be shows that there are too many.
+            # One byte above the bound is enough to see that the body is too large.
             made = self._stream.decompress(self._waiting, min(INFLATE_STEP, self._max_size + 1 - len(self.body)))
         except zlib.error:
             raise Refused(400, "the request's body is not what its content-encoding says") from None
@@ -86,7 +86,7 @@ class Inflater:
         return bool(self._waiting) or len(made) == INFLATE_STEP
 
     def finish(self) -> bytearray:
-        """The whole body, once all of it was put.
+        """The whole body, after its last piece was put.
 
         Raises:
             Refused: it ends too early.

@@ -47,7 +47,7 @@ class Receiving(IntEnum):
 
 
 class Connection:
-    """See the module.
+    """HTTP/1.1 with one client, without a socket.
 
     Args:
         limits: what a peer may make us hold.
@@ -115,7 +115,7 @@ class Connection:
         return found
 
     def receive_end(self) -> None:
-        """The peer has said its last. It is still answered, also with an error if the last request is not whole."""
+        """The peer sends no more. It is still answered, with an error if the last request is not whole."""
         self._peer_ended = True
         self._look_for_end()
 
@@ -134,10 +134,10 @@ class Connection:
     # --- to the peer -------------------------------------------------------------------------------------------------
 
     def take_output(self) -> list[bytes]:
-        """What is to be sent to the peer, in pieces."""
+        """The bytes to send to the peer, in pieces; the connection forgets them."""
         return self._answers.take()
 
-    # --- how it is ---------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def receiving(self) -> Receiving:
@@ -179,7 +179,7 @@ class Connection:
             self._refuse(Refused(400, "the request ends too early"))
 
     def _read_head(self, found: list[Request]) -> bool:
-        """Read the next head. Returns whether there was one, and it has not to wait."""
+        """Read the next head. Returns False if it is not whole, or has to wait for answers."""
         data, limits = self._data, self._limits
         while data.startswith(b"\r\n", self._at):  # RFC 9112 section 2.2
             self._at += 2
@@ -212,7 +212,7 @@ class Connection:
         return True
 
     def _learn(self, octets: bytes) -> Head:
-        """The head that was not seen before."""
+        """Parse a head that is not remembered, and remember it."""
         limits = self._limits
         head = read_head(octets, limits)
         try:
@@ -286,7 +286,7 @@ class Connection:
         return self._body if self._inflater is None else self._inflater.finish()
 
     def _complete(self, head: Head, body: bytes | bytearray, found: list[Request]) -> None:
-        """A request is whole."""
+        """Add a request that is whole to ``found``."""
         self._forget_body()
         request = Request(head, body, self._answers)
         self._answers.add(request)

@@ -130,7 +130,7 @@ class Answers:
         return len(self._queue)
 
     def add(self, request: Request) -> None:
-        """One more request."""
+        """Add a request, which is to be answered after those before it."""
         self._queue.append(request)
 
     def close_after(self, request: Request) -> None:
@@ -156,12 +156,12 @@ class Answers:
         (self._out if self._queue[0] is request else request.held).append(data)
 
     def interim(self, data: bytes) -> None:
-        """Something between two answers, while none is being made."""
+        """Send an interim response, such as 100 Continue, while no answer is being sent."""
         self.size += len(data)
         self._out.append(data)
 
     def end(self, request: Request) -> None:
-        """The answer is complete."""
+        """Note that an answer is complete; the next ones may be sent then."""
         request.ended = True
         while self._queue and self._queue[0].ended:
             self._queue.popleft()
@@ -170,7 +170,7 @@ class Answers:
                 self._queue[0].held = []
 
     def take(self) -> list[bytes]:
-        """What is to be sent, in pieces; the caller's."""
+        """Remove and return what is to be sent, in pieces."""
         out, self._out = self._out, []
         self.size = sum(len(piece) for request in self._queue for piece in request.held)
         return out

@@ -103,7 +103,7 @@ def _body_size(fields: dict[str, str], *, http_1_0: bool) -> int:
 
 
 def check_start(data: bytes, at: int, seen: int, end: int) -> None:
-    """Look whether bytes can still become a head.
+    """Check whether bytes can be the beginning of a head.
 
     Args:
         data: what came.
@@ -121,10 +121,10 @@ def check_start(data: bytes, at: int, seen: int, end: int) -> None:
 
 
 def read_head(octets: bytes, limits: Limits) -> Head:
-    """The head that bytes up to and with the empty line are.
+    """Parse a head: the bytes up to and with the empty line.
 
     Raises:
-        Refused: they are none, or one that means nothing here.
+        Refused: they are no head, or one that is not understood.
     """
     line = _REQUEST_LINE.match(octets)
     if line is None:
@@ -170,7 +170,7 @@ def _keeps_alive(connection: str, *, http_1_0: bool) -> bool:
 
 
 def check_trailers(octets: bytes) -> None:
-    """Look at the fields behind a body in chunks, up to and with the empty line. They mean nothing here.
+    """Check the trailer fields of a chunked body, up to and with the empty line. They are not used.
 
     Raises:
         Refused: they are no fields.
@@ -182,7 +182,7 @@ def check_trailers(octets: bytes) -> None:
 
 
 class _Reader:
-    """What llhttp tells of a head."""
+    """Collects what llhttp reports of a head."""
 
     __slots__ = ("complete", "fields")
 

@@ -1,4 +1,4 @@
-"""The deadlines of all calls of a worker."""
+"""Fails the calls of a worker whose deadline has passed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from toutates.net.transports import Transports
 
 __all__ = ["CallDeadlines"]
 
-#: Looking at the deadlines of all connections pauses for so many times as long as it took, so that it costs 2 % at most
-#: however many there are; a call with a deadline is then cut off that much late.
+#: After the deadlines of all connections have been looked at, the next look waits for so many times as long as this one
+#: took. So it costs 2 % of the time at most; a call with a deadline is then cut off that much late.
 DEADLINE_PAUSE: Final = 50
 
 
 class CallDeadlines:
-    """Fails the calls that are late.
+    """Watches the connections that have calls with a deadline.
 
     Args:
         transports, schedule, closing: of the worker.
@@ -32,7 +32,7 @@ class CallDeadlines:
         self._again_ns = 0
 
     def watch(self, transport: Transport) -> None:
-        """A connection has a call with a deadline."""
+        """Watch a connection that has a call with a deadline."""
         self._transports.timed[transport] = None
         self._plan(transport.connection.deadlines.next_ns)
 

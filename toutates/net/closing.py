@@ -45,14 +45,14 @@ class Closing:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def failed(self, transport: Transport, error: Exception) -> None:
-        """Something was raised that nobody expects where a connection is dealt with: end it, and nothing else."""
+        """Dealing with a connection raised ``error``: end this connection, and nothing else."""
         connection = transport.connection
         self._transports.behind.pop(transport, None)
         try:
             if connection.closed:
                 self.drop(transport)
             elif isinstance(error, MemoryError):
-                # First of all what it holds is given back, so that there is memory for the rest.
+                # Its memory is given back first, so that there is some for the rest.
                 self.end(transport, "the server is out of memory", "memory")
                 self._incidents.out_of_memory(transport.peer)
             else:
@@ -76,7 +76,7 @@ class Closing:
         self.close_gently(transport)
 
     def tls_failed(self, transport: Transport, fault: ConnectionFault) -> None:
-        """TLS cannot go on."""
+        """End a connection whose TLS cannot go on."""
         if transport.closing:
             self.drop(transport)
             return
@@ -100,7 +100,7 @@ class Closing:
 
     def close_if_drained(self, transport: Transport) -> None:
         """Close a connection whose peer was told to leave, and which has nothing left to do."""
-        # A connection whose output waits for a TLS handshake has had its time for it.
+        # Output that waits for a TLS handshake is not waited for.
         sent = not (transport.unsent or transport.connection.has_output) or not transport.established
         done = transport.connection.drained and sent
         if transport in self._transports.leaving and done and not transport.closing:
@@ -145,7 +145,7 @@ class Closing:
         except Exception as error:
             self._incidents.bug("end of a call", error)
             if connection.open_calls >= before:
-                return False  # and never will
+                return False  # no call was ended, and trying again would end none either
         return connection.behind
 
     # --- the drain ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a connection is at, for those who look for what is wrong."""
+"""The state of a connection, as ``/debug/tasks`` shows it."""
 
 from __future__ import annotations
 

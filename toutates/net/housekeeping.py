@@ -1,4 +1,4 @@
-"""What time does to connections: handshakes that are late, peers that stall or are gone, old and idle connections.
+"""Limits of time: handshakes that are late, peers that stall or are gone, connections that are old or idle.
 
 Nothing here is looked at for each request. Every connection is visited every few seconds, and what happened to it
 since the last visit says what is due: so a limit of 60 seconds may take effect after 62.
@@ -11,48 +11,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
-from typing import Final, Protocol
+from typing import Final
 
 from toutates.h2grpc.limits import STALL_BYTES, Limits
 from toutates.h2grpc.stream import NEVER
-from toutates.net.connection import Connection
+from toutates.net.transport import Transport
 
-__all__ = ["Duty", "Finding", "Housekeeper", "Link", "Traffic"]
+__all__ = ["Duty", "Finding", "Housekeeper", "Traffic"]
 
 NS_PER_S: Final = 1_000_000_000
-#: A round of visits begins so often, or four times in the shortest of the times to keep.
+#: Every connection is visited once in this time, or four times in the shortest limit of time, if that is shorter.
 LONGEST_INTERVAL_NS: Final = 2 * NS_PER_S
 SHORTEST_INTERVAL_NS: Final = 50_000_000
 #: Connections visited in one go, which takes half a millisecond.
 VISITS_AT_ONCE: Final = 500
-#: Open calls that take as long as a visit; they may all have to be looked at.
+#: So many open calls take as long as one visit, because a visit may look at each.
 CALLS_PER_VISIT: Final = 16
-#: Connections dropped in one go, and how long to wait until the next ones are, when memory runs out.
+#: When memory runs out: connections dropped in one go, and nanoseconds until the next ones are.
 DROPS_AT_ONCE: Final = 50
 DROPS_PAUSE_NS: Final = 2_000_000
-#: A peer that was told to leave has so long to answer the PING that follows; see ``begin_shutdown``.
+#: How long a peer that was told to leave may take to answer the PING behind the GOAWAY.
 GOODBYE_NS: Final = NS_PER_S
-
-
-class Link(Protocol):
-    """What the housekeeper knows of a connection and its socket."""
-
-    @property
-    def connection(self) -> Connection:
-        """The connection."""
-
-    #: when the connection was accepted, and when something was last received on it
-    opened_ns: int
-    last_read_ns: int
-    #: all bytes so far
-    received_bytes: int
-    sent_bytes: int
-    #: response bytes that wait for the socket
-    unsent_bytes: int
-    #: whether it is being closed
-    closing: bool
-    #: whether we have enough to do with what the peer has sent, and read no more of it for now
-    paused: bool
 
 
 class Duty(Enum):
@@ -68,9 +47,13 @@ class Duty(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A duty, and why: the limit's name as in ``limits.LIMIT_NAMES``, or "", and a text for peer and log.
+    """What has to be done to a connection, and why.
 
-    ``error`` is what a visit raised.
+    Attributes:
+        duty: what is to be done.
+        limit: that was met, of ``limits.LIMIT_NAMES``; "" for none.
+        text: the reason, for the peer and the log.
+        error: what the visit raised.
     """
 
     duty: Duty
@@ -81,7 +64,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Traffic:
-    """What all connections have had so far, as of the last visits; other threads may read it.
+    """What all connections of a worker have sent and received, as of the last visits; other threads may read it.
 
     Attributes:
         connections: accepted.
@@ -99,7 +82,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class _Notes:
-    """What earlier visits found."""
+    """What earlier visits found out about one connection."""
 
     age_ns: int
     idle_since_ns: int
@@ -108,7 +91,7 @@ class _Notes:
     counted_received: int = 0
     counted_sent: int = 0
     calls: int = 0
-    #: since when the peer owes us a request, or room for responses, and what it had sent and read by then
+    #: since when the peer owes us the rest of a request, or has to read responses; and its bytes by then
     owes_request_ns: int = NEVER
     received_bytes: int = 0
     owes_room_ns: int = NEVER
@@ -148,32 +131,32 @@ class Housekeeper:
         )
         quarter_ns = _nanoseconds(min(times) / 4)
         self._interval_ns = max(SHORTEST_INTERVAL_NS, min(LONGEST_INTERVAL_NS, quarter_ns))
-        self._notes: dict[Link, _Notes] = {}
-        self._to_visit: list[Link] = []
+        self._notes: dict[Transport, _Notes] = {}
+        self._to_visit: list[Transport] = []
         #: of this round: how many connections it began with, bytes held by all, and a heap of those that hold more than
         #: their share, the largest first: (bytes less than none, number, connection)
         self._round_size = 1
         self._held_bytes = 0
-        self._large: list[tuple[int, int, Link]] = []
+        self._large: list[tuple[int, int, Transport]] = []
         self._dropping = False
         self._open_calls = 0
         self._traffic = Traffic() if traffic is None else traffic
         #: how long to wait until the next ``visit``
         self.pause_ns = self._visits_pause_ns = self._interval_ns
 
-    def add(self, link: Link, now_ns: int, age_factor: float = 1.0) -> None:
+    def add(self, transport: Transport, now_ns: int, age_factor: float = 1.0) -> None:
         """A connection was accepted, which may get ``age_factor`` times as old as the limit says."""
-        self._notes[link] = _Notes(age_ns=_nanoseconds(self._age_s * age_factor), idle_since_ns=now_ns)
+        self._notes[transport] = _Notes(age_ns=_nanoseconds(self._age_s * age_factor), idle_since_ns=now_ns)
         self._traffic.connections += 1
 
-    def remove(self, link: Link) -> None:
+    def remove(self, transport: Transport) -> None:
         """A connection is gone."""
-        notes = self._notes.pop(link, None)
+        notes = self._notes.pop(transport, None)
         if notes is not None:
-            self._count(link, notes)
+            self._count(transport, notes)
 
-    def visit(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
-        """Look at the next few connections; yields what has to be done. ``pause_ns`` says when to come again."""
+    def visit(self, now_ns: int) -> Iterator[tuple[Transport, Finding]]:
+        """Look at the next few connections; yields what has to be done. Call it again after ``pause_ns``."""
         if self._dropping:
             yield from self._drop_largest()
             return
@@ -193,15 +176,15 @@ class Housekeeper:
         if not self._to_visit:
             yield from self._drop_largest()
 
-    def _drop_largest(self) -> Iterator[tuple[Link, Finding]]:
+    def _drop_largest(self) -> Iterator[tuple[Transport, Finding]]:
         """The connections that have to go for the others to have room, once all have been visited."""
         for _ in range(DROPS_AT_ONCE):
             if self._held_bytes <= self._buffer_bytes or not self._large:
                 break
-            size, _, link = heappop(self._large)
-            if link in self._notes and not link.closing:
+            size, _, transport = heappop(self._large)
+            if transport in self._notes and not transport.closing:
                 text = f"{-size} of {self._held_bytes} bytes held for slow peers, {self._buffer_bytes} allowed"
-                yield link, Finding(Duty.DROP, "server_buffer", text)
+                yield transport, Finding(Duty.DROP, "server_buffer", text)
             self._held_bytes += size
         self._dropping = self._held_bytes > self._buffer_bytes and bool(self._large)
         if self._dropping:
@@ -210,92 +193,92 @@ class Housekeeper:
             self._large = []
             self.pause_ns = self._visits_pause_ns
 
-    def _findings(self, now_ns: int) -> Iterator[tuple[Link, Finding]]:
+    def _findings(self, now_ns: int) -> Iterator[tuple[Transport, Finding]]:
         room = VISITS_AT_ONCE
         while self._to_visit and room > 0:
-            link = self._to_visit.pop()
-            notes = self._notes.get(link)
+            transport = self._to_visit.pop()
+            notes = self._notes.get(transport)
             if notes is None:
                 continue
             try:
-                finding = self._look_at(link, notes, now_ns)
-                room -= 1 + link.connection.open_calls // CALLS_PER_VISIT
+                finding = self._look_at(transport, notes, now_ns)
+                room -= 1 + transport.connection.open_calls // CALLS_PER_VISIT
             except Exception as error:
                 finding = Finding(Duty.FAILED, error=error)
             if finding is not None:
-                yield link, finding
+                yield transport, finding
 
-    def _look_at(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
-        self._count(link, notes)
-        if link.closing:
+    def _look_at(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
+        self._count(transport, notes)
+        if transport.closing:
             return None
-        self._open_calls += link.connection.open_calls
-        held_bytes = link.connection.held_bytes + link.unsent_bytes
+        self._open_calls += transport.connection.open_calls
+        held_bytes = transport.connection.held_bytes + transport.unsent_bytes
         self._held_bytes += held_bytes
         # Without these the others together are within the limit, so that no more need be remembered.
         if held_bytes * self._round_size > self._buffer_bytes:
-            heappush(self._large, (-held_bytes, len(self._large), link))
-        return self._judge(link, notes, now_ns)
+            heappush(self._large, (-held_bytes, len(self._large), transport))
+        return self._judge(transport, notes, now_ns)
 
-    def _count(self, link: Link, notes: _Notes) -> None:
+    def _count(self, transport: Transport, notes: _Notes) -> None:
         """Add what went over a connection since it was last counted to ``traffic``."""
-        traffic, streams = self._traffic, link.connection.calls_begun
+        traffic, streams = self._traffic, transport.connection.calls_begun
         traffic.streams += streams - notes.counted_streams
-        traffic.received_bytes += link.received_bytes - notes.counted_received
-        traffic.sent_bytes += link.sent_bytes - notes.counted_sent
-        notes.counted_streams, notes.counted_received = streams, link.received_bytes
-        notes.counted_sent = link.sent_bytes
+        traffic.received_bytes += transport.received_bytes - notes.counted_received
+        traffic.sent_bytes += transport.sent_bytes - notes.counted_sent
+        notes.counted_streams, notes.counted_received = streams, transport.received_bytes
+        notes.counted_sent = transport.sent_bytes
 
-    def _judge(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
-        connection = link.connection
+    def _judge(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
+        connection = transport.connection
         if not connection.established:
-            if now_ns - link.opened_ns < self._handshake_ns:
+            if now_ns - transport.opened_ns < self._handshake_ns:
                 return None
             return Finding(Duty.END, "handshake_timeout", "the connection preface did not come in time")
-        if link.paused:
+        if transport.paused:
             # What it owes us, or its answer to a PING, may have come.
             notes.owes_request_ns = NEVER
             notes.ping_ns = 0
-            return self._judge_leaving(link, notes, now_ns) or self._judge_age(link, notes, now_ns)
+            return self._judge_leaving(transport, notes, now_ns) or self._judge_age(transport, notes, now_ns)
         return (
-            self._judge_stall(link, notes, now_ns)
-            or self._judge_silence(link, notes, now_ns)
-            or self._judge_leaving(link, notes, now_ns)
-            or self._judge_age(link, notes, now_ns)
+            self._judge_stall(transport, notes, now_ns)
+            or self._judge_silence(transport, notes, now_ns)
+            or self._judge_leaving(transport, notes, now_ns)
+            or self._judge_age(transport, notes, now_ns)
         )
 
-    def _judge_stall(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
-        """The slow readers and writers: who owes something has to get on with it."""
-        if not link.connection.awaits_request:
+    def _judge_stall(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
+        """End peers that stall: they neither send the rest of a request nor read the responses that wait."""
+        if not transport.connection.awaits_request:
             notes.owes_request_ns = NEVER
-        elif notes.owes_request_ns == NEVER or link.received_bytes - notes.received_bytes >= STALL_BYTES:
+        elif notes.owes_request_ns == NEVER or transport.received_bytes - notes.received_bytes >= STALL_BYTES:
             notes.owes_request_ns = now_ns
-            notes.received_bytes = link.received_bytes
+            notes.received_bytes = transport.received_bytes
         elif now_ns - notes.owes_request_ns >= self._stall_ns:
             return Finding(Duty.END, "stall_timeout", "the rest of a request did not come in time")
-        if not (link.connection.awaits_window or link.unsent_bytes):
+        if not (transport.connection.awaits_window or transport.unsent_bytes):
             notes.owes_room_ns = NEVER
-        elif notes.owes_room_ns == NEVER or link.sent_bytes - notes.sent_bytes >= STALL_BYTES:
+        elif notes.owes_room_ns == NEVER or transport.sent_bytes - notes.sent_bytes >= STALL_BYTES:
             notes.owes_room_ns = now_ns
-            notes.sent_bytes = link.sent_bytes
+            notes.sent_bytes = transport.sent_bytes
         elif now_ns - notes.owes_room_ns >= self._stall_ns:
             return Finding(Duty.END, "stall_timeout", "responses were not read in time")
         return None
 
-    def _judge_silence(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
-        """Peers that went away without a word: their machine is off, or a router between us forgot the connection."""
-        if notes.ping_ns > link.last_read_ns:
+    def _judge_silence(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
+        """Find peers that are gone without a FIN: their machine is off, or a router has forgotten the connection."""
+        if notes.ping_ns > transport.last_read_ns:
             if now_ns - notes.ping_ns >= self._keepalive_timeout_ns:
                 if notes.seems_gone:
                     return Finding(Duty.DROP, "keepalive_timeout", "the peer does not answer")
                 notes.seems_gone = True  # its answer may be there, unread behind what made this visit late
-        elif now_ns - link.last_read_ns >= self._keepalive_ns:
+        elif now_ns - transport.last_read_ns >= self._keepalive_ns:
             notes.ping_ns = now_ns
             notes.seems_gone = False
             return Finding(Duty.PING)
         return None
 
-    def _judge_leaving(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
+    def _judge_leaving(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
         if not notes.left_ns:
             return None
         if now_ns - notes.left_ns >= self._age_grace_ns:
@@ -305,15 +288,15 @@ class Housekeeper:
             return Finding(Duty.FINISH_LEAVING)
         return None
 
-    def _judge_age(self, link: Link, notes: _Notes, now_ns: int) -> Finding | None:
-        connection = link.connection
+    def _judge_age(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
+        connection = transport.connection
         calls = connection.calls_begun
         if connection.open_calls or calls != notes.calls:
             notes.idle_since_ns = now_ns
             notes.calls = calls
         if notes.left_ns:
             return None
-        if now_ns - link.opened_ns >= notes.age_ns:
+        if now_ns - transport.opened_ns >= notes.age_ns:
             notes.left_ns = now_ns
             return Finding(Duty.LEAVE, "connection_age", "the connection has reached its maximum age")
         if now_ns - notes.idle_since_ns >= self._idle_ns:

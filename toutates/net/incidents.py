@@ -31,28 +31,28 @@ class Incidents:
         self.limit_hits: Counter[str] = Counter(dict.fromkeys(LIMIT_NAMES, 0))
 
     def bug(self, what: str, error: Exception, peer: str = "") -> None:
-        """Something was raised that nobody expects; with its traceback."""
+        """Log an exception that nobody expects, with its traceback."""
         kind = f"failures of the {what}"
         self.log.log(logging.ERROR, kind, time.monotonic_ns(), "%s failed", what, error=error, peer=peer)
 
     def ended(self, peer: str, text: str) -> None:
-        """A connection has ended early."""
+        """Log that a connection has ended early."""
         kind = "connections that ended early"
         self.log.log(logging.INFO, kind, time.monotonic_ns(), "connection from %s ended: %s", peer, text, peer=peer)
 
     def out_of_memory(self, peer: str) -> None:
-        """A connection is ended because memory ran out."""
+        """Log that a connection is ended because memory ran out."""
         kind = "connections ended because memory ran out"
         text = "out of memory: connection from %s is ended"
         self.log.log(logging.WARNING, kind, time.monotonic_ns(), text, peer, peer=peer)
 
     def accepting_pauses(self, reason: str) -> None:
-        """The process is out of file descriptors or memory."""
+        """Log that accepting pauses, because the process is out of file descriptors or memory."""
         text = "accepting pauses: %s"
         self.log.log(logging.WARNING, "pauses of accepting", time.monotonic_ns(), text, reason)
 
     def not_taken(self, peer: str, reason: str) -> None:
-        """A connection that was accepted could not be taken."""
+        """Log that the system had no room for a connection that was accepted."""
         kind = "connections that could not be taken"
         text = "connection from %s could not be taken: %s"
         self.log.log(logging.WARNING, kind, time.monotonic_ns(), text, peer, reason)

@@ -17,7 +17,7 @@ class Mailbox:
 
     Attributes:
         fd: the eventfd, once the mailbox is open; in the worker's epoll.
-        callbacks: what waits.
+        callbacks: those that have not run yet.
     """
 
     def __init__(self) -> None:
@@ -41,27 +41,27 @@ class Mailbox:
                 os.eventfd_write(self.fd, 1)  # under the lock, so that ``close`` cannot come between
 
     def fall_asleep(self) -> bool:
-        """Whether nothing waits; from here on ``put`` writes the eventfd."""
+        """Have ``put`` write the eventfd from now on. Returns False, and changes nothing, if callbacks wait already."""
         with self._lock:
             self._asleep = not self.callbacks
             return self._asleep
 
     def wake_up(self) -> None:
-        """The worker is awake, and looks at the callbacks in any case: spare ``put`` the eventfd."""
+        """Have ``put`` write no eventfd: the worker is awake and looks at the callbacks anyway."""
         self._asleep = False
 
     def empty_eventfd(self) -> None:
-        """The eventfd is readable."""
+        """Read the eventfd, so that the epoll no longer reports it."""
         os.eventfd_read(self.fd)
 
     def take(self) -> list[Callable[[], None]]:
-        """All callbacks so far."""
+        """Remove and return all callbacks."""
         with self._lock:
             callbacks, self.callbacks = self.callbacks, []
         return callbacks
 
     def close(self) -> None:
-        """Close the eventfd. From here on ``put`` finds the worker awake for ever, and leaves its number alone."""
+        """Close the eventfd. ``put`` never writes it again, because its number may soon be another file's."""
         with self._lock:
             self._asleep = False
             self.callbacks = []

@@ -1,4 +1,4 @@
-"""A worker's time: when it has to wake up by itself, and how late it is."""
+"""When a worker has to wake up by itself, and its event-loop lag."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Lateness", "Schedule"]
 
 @dataclass(slots=True)
 class Lateness:
-    """How long after their time a thread's tasks get their turn, nanoseconds. Written by that thread.
+    """Event-loop lag: how much later than planned a thread's tasks run, in nanoseconds. Written by that thread.
 
     Attributes:
-        count: how often that was measured, every few seconds at least.
-        sum_ns: of all times.
-        last_ns: the last time.
+        count: how often it was measured; every few seconds at least.
+        sum_ns: all measured lags together.
+        last_ns: the last measured lag.
     """
 
     count: int = 0
@@ -25,17 +25,17 @@ class Lateness:
     last_ns: int = 0
 
     def note(self, ns: int) -> None:
-        """A task was so late."""
+        """Count a lag that was measured."""
         self.last_ns = max(ns, 0)
         self.sum_ns += self.last_ns
         self.count += 1
 
 
 class Schedule:
-    """The next time at which something is due.
+    """The next time at which the worker has something to do.
 
     Args:
-        mailbox: wakes the worker where a task of Trio's plans something while it sleeps.
+        mailbox: wakes the worker if a Trio task plans something while the worker sleeps.
 
     Attributes:
         next_ns: that time, monotonic.
@@ -48,13 +48,13 @@ class Schedule:
         self.in_round = False
 
     def plan(self, at_ns: int) -> None:
-        """Something is due at ``at_ns``."""
+        """Have the worker wake up at ``at_ns``, monotonic, or earlier."""
         if at_ns < self.next_ns:
             self.next_ns = at_ns
             self.wake()
 
     def wake(self) -> None:
-        """Have a round soon."""
+        """Have the worker begin a round now."""
         if not self.in_round:
             self._mailbox.put(_nothing)
 

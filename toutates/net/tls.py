@@ -65,7 +65,7 @@ def describe_tls_error(error: ssl.SSLError) -> str:
 
 
 class TlsEngine:
-    """See the module. Used by one thread only.
+    """The server's side of TLS on one connection. Used by one thread only.
 
     Args:
         context: the server's.

@@ -1,7 +1,7 @@
 """The socket under one connection: what the kernel has not taken yet, and when it is asked again.
 
-``tls_transport.TlsTransport`` is the same with TLS in between. What it does otherwise, it does in methods of its own,
-so that plaintext pays nothing for it.
+``tls_transport.TlsTransport`` does the same with TLS in between, in methods of its own, so that plaintext pays nothing
+for TLS.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Transport:
         self.sock = sock
         self.fd = sock.fileno()
         self.peer = peer
-        #: reads the connection's next bytes, so many at most, and raises what the socket's ``recv`` does; with TLS also
+        #: reads at most as many bytes as it is told, and raises what the socket's ``recv`` does; with TLS also
         #: ConnectionFault
         self.receive: Callable[[int], bytes] = sock.recv
         self.read_bytes = READ_BYTES
@@ -101,12 +101,12 @@ class Transport:
         self.sent_bytes = 0
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
-        #: our side has said its last; what the peer still sends is read only so that it gets our last bytes
+        #: our side is ending; what the peer still sends is read and dropped, so that it gets our last bytes
         self.closing = False
         self.close_at_ns = 0
         #: the socket is closed
         self.dropped = False
-        #: whether the driver has enough to do with what was read
+        #: whether reading pauses, because the driver has not handled yet what was read
         self.paused = False
         self._epoll = epoll
         self._max_unsent_bytes = max_unsent_bytes
@@ -145,7 +145,7 @@ class Transport:
         return self.unsent_bytes > self._max_unsent_bytes
 
     def fit_reads(self, took_ns: int) -> None:
-        """A read that was filled took so long to handle: choose the size of the next one."""
+        """Choose the size of the next read by how long it took to handle one that was filled."""
         if took_ns > READ_NS:
             self.read_bytes = max(self.read_bytes >> 1, SMALL_READ_BYTES)
         else:

@@ -1,4 +1,4 @@
-"""The connections of one worker, by what they are at."""
+"""The connections of one worker, in tables by their state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Transports:
         closing: those that end, in the order in which their time is over.
         leaving: those whose peers were told to leave; they are closed once their calls have ended.
         timed: those that have calls with a deadline.
-        behind: those whose turn was over before their work was, the next one first, and events left over from it. One
+        behind: those whose turn ended before their work did, the next one first, with the events that are left. One
             whose socket is closed stays here until all its calls are ended.
         catch_up: goes on with those that are behind.
     """
@@ -39,7 +39,7 @@ class Transports:
         self._catching_up = False
 
     def remove(self, transport: Transport) -> bool:
-        """Forget one whose socket is to be closed; whether it was there."""
+        """Remove one whose socket is to be closed. Returns False if it was removed before."""
         if self.open.pop(transport.fd, None) is None:
             return False
         transport.dropped = True
@@ -50,7 +50,7 @@ class Transports:
         return True
 
     def fall_behind(self, transport: Transport, events: list[Any]) -> None:
-        """A connection has work left over, ``events`` first."""
+        """Have the next round go on with a connection: with ``events``, and then with its ``go_on``."""
         left = self.behind.setdefault(transport, [])
         left += events
         transport.connection.behind = True

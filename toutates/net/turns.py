@@ -15,17 +15,18 @@ from toutates.net.transports import Transports
 
 __all__ = ["Turns"]
 
-#: How long a connection's turn may take; what is left goes on in the next round. It is looked at after so many events.
+#: How long a connection's turn may take; what is left goes on in the next round. The clock is read once per
+#: EVENTS_AT_ONCE events.
 TURN_NS: Final = 4_000_000
 EVENTS_AT_ONCE: Final = 16
 #: In a round that takes longer than this, reads that are filled become smaller: many connections have much to say.
 CROWDED_ROUND_NS: Final = 16_000_000
-#: How long a round goes on with turns of earlier ones, of all connections together.
+#: How long a round may spend on what earlier rounds left over, for all connections together.
 CATCH_UP_NS: Final = 8_000_000
 
 
 class Turns:
-    """The turns of one worker's connections. None can hold up the others.
+    """Gives the connections of one worker their turns, so that none can hold up the others.
 
     Args:
         transports, closing, deadlines: of the worker.
@@ -92,7 +93,7 @@ class Turns:
             self._closing.close_if_drained(transport)
 
     def _look_after(self, transport: Transport) -> None:
-        """What the frames of a connection may have changed for the rest of the worker."""
+        """After a read: have the deadlines of its calls watched; close the connection if it is leaving and drained."""
         if transport.connection.deadlines.next_ns != NEVER:
             self._deadlines.watch(transport)
         if self._leaving:
@@ -131,7 +132,7 @@ class Turns:
             transport.pause(False)
 
     def _catch_up(self) -> None:
-        """Turns of connections that are behind: one each at most, and all of them for CATCH_UP_NS."""
+        """Give each connection that is behind a turn, for CATCH_UP_NS in all."""
         now_ns = time.monotonic_ns()
         until_ns = now_ns + CATCH_UP_NS
         behind = self._transports.behind

@@ -1,4 +1,4 @@
-"""What is done about what the housekeeper finds."""
+"""Acts on what the housekeeper finds: sends PINGs, tells peers to leave, ends connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Visits"]
 
 
 class Visits:
-    """Visits of one worker's connections.
+    """Looks after the connections of one worker.
 
     Args:
         housekeeper, closing, incidents: of the worker.
@@ -24,12 +24,11 @@ class Visits:
 
     def visit(self, now_ns: int) -> None:
         """Look at the next few connections, and act on what is found."""
-        for link, finding in self._housekeeper.visit(now_ns):
-            assert isinstance(link, Transport)
+        for transport, finding in self._housekeeper.visit(now_ns):
             try:
-                self._act_on(link, finding)
+                self._act_on(transport, finding)
             except Exception as error:
-                self._closing.failed(link, error)
+                self._closing.failed(transport, error)
         self._incidents.log.flush(now_ns)
 
     def _act_on(self, transport: Transport, finding: Finding) -> None:

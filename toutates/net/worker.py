@@ -88,7 +88,7 @@ class Worker:
         incidents: the worker's log.
         dirty: links of connections that have output; connections add themselves (``Connection.bind``).
         traffic: what the connections have had so far; other threads may read it.
-        lateness: how late this thread's tasks get their turn; other threads may read it.
+        lateness: the event-loop lag of this thread; other threads may read it.
         cpu_clock: the clock of the CPU time that the worker's thread has used, once ``run`` has begun
             (``time.clock_gettime``).
         transports: the connections; the worker's thread alone may look at it.
@@ -207,7 +207,7 @@ class Worker:
         if exchange.link is not None:
             self.closing.close_if_drained(exchange.link)
 
-    # --- what it is at -----------------------------------------------------------------------------------------------
+    # --- its state ---------------------------------------------------------------------------------------------------
 
     @property
     def log_lines_dropped(self) -> int:
@@ -220,7 +220,7 @@ class Worker:
         return len(self.transports.open)
 
     def connection_states(self, most: int) -> list[ConnectionState]:
-        """What can be said of connections that are open, ``most`` of them. Called on the worker's thread."""
+        """The states of the open connections, of at most ``most``. Called on the worker's thread."""
         now_ns = time.monotonic_ns()
         return [
             ConnectionState(
@@ -323,7 +323,7 @@ class Worker:
         Called on the worker's thread; from others through ``call_soon``. A later call can shorten the grace.
 
         Args:
-            grace_s: after so many seconds the connections that are left are closed.
+            grace_s: seconds after which the connections that are left are closed.
         """
         self.acceptor.stop()
         self.closing.drain(grace_s)
@@ -353,7 +353,7 @@ class Worker:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
 
     def work(self) -> None:
-        """Rounds, for as long as there is something to do and Trio can be kept waiting."""
+        """Run rounds for as long as there is something to do, and for STAY_NS at most."""
         schedule, mailbox, serve = self.schedule, self._mailbox, self._turns.serve
         transports = self.transports.open
         schedule.in_round = True
@@ -407,7 +407,7 @@ class Worker:
         self.flush()
 
     def _round_failed(self, error: Exception) -> None:
-        """Nothing that a connection is to blame for, then: out of memory, most likely. What is due is done a bit later.
+        """A round failed by no connection's fault, most likely because memory ran out. What is due is done a bit later.
 
         Raises:
             Exception: ``error``, when nothing works any more.
@@ -420,7 +420,7 @@ class Worker:
         self.schedule.plan(time.monotonic_ns() + FAILED_ROUND_PAUSE_NS)
 
     async def _keep_house(self) -> None:
-        """See ``housekeeping``. A task: a deadline of the loop would cost each of its trips to Trio a timer."""
+        """Visit the connections every few seconds. A task, because a timer would cost each trip of the loop."""
         while True:
             pause_ns = self.housekeeper.pause_ns
             due_ns = time.monotonic_ns() + pause_ns

@@ -58,7 +58,7 @@ class Inflation:
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread, after the message that it is at."""
+        """End the thread, once it has finished its present message."""
         with self._changed:
             self._stopped = True
             self.waiting.clear()

@@ -63,7 +63,7 @@ class GrpcService:
         self._response_encoding = response_encoding
         self._statuses = statuses
         self.streams: dict[Call, ServerStream] = {}
-        #: those of them that have no task yet
+        #: streaming calls that have no task yet
         self._to_start: deque[ServerStream] = deque()
         self.inflation = Inflation(f"{worker.name}-inflation", self._inflation_done)
         self.shared: Shared

@@ -1,1 +1,1 @@
-"""The HTTP side: its thread, its connections, and what answers."""
+"""Metrics, status page and debugging over HTTP: the thread that serves them, its connections, and its endpoints."""

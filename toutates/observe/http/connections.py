@@ -1,7 +1,7 @@
-"""The HTTP side's connections: how many there may be, how long they may take, and whose turn it is.
+"""The connections of the HTTP thread, with their limits of number and time.
 
-``ConnectionTable`` knows them all, and makes room for a new one. ``HttpConnection`` drives one: a peer that does not
-read loses its connection, and what was read waits for the connection's turn.
+``ConnectionTable`` holds them all, and makes room for a new one. ``HttpConnection`` drives one. A peer that does not
+read loses its connection. Requests wait for their connection's turn (``turns``).
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ SEND_S: Final = 10.0
 #: How long a connection without a request is kept, and how long a request may take to come: longer than the usual pause
 #: between two scrapes, so that they need no new connection.
 KEEP_ALIVE_S: Final = 75.0
-#: Without a byte in either direction for so many seconds a connection ends; no answer takes so long to make.
+#: Seconds without a byte in either direction after which a connection ends; no answer takes so long to make.
 SILENCE_S: Final = 90.0
-#: What a peer that has said its last may still be answered, for so many seconds.
+#: Seconds for which a peer that has shut down its side is still answered.
 LAST_ANSWER_S: Final = 2.0
-#: What is read and dropped before a connection is closed, for so long and up to so many bytes.
+#: Before a connection is closed, what the peer still sends is read and dropped: for LAST_LOOK_S seconds, up to
+#: LAST_BYTES bytes.
 LAST_LOOK_S: Final = 0.5
 LAST_BYTES: Final = 262_144
-#: Seconds between two looks for silent ones.
+#: Seconds between two searches for silent connections.
 SWEEP_S: Final = 5.0
-#: Seconds between two looks whether the client still waits for an answer that takes long.
+#: While an answer takes long: seconds between two checks whether its client still waits.
 GONE_LOOK_S: Final = 0.1
 
 #: Requests are answered one by one, each in its connection's turn.
 LIMITS: Final = Limits(max_pipelined=1)
 
-#: How a probe's request begins. What merely begins like one pays from the probes' budget until its path is known.
+#: How a probe's request begins. A request that only begins like one uses the probes' budget until its path is known.
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /health/")
 
 
@@ -69,41 +70,41 @@ class ConnectionTable:
         return len(self._connections)
 
     def add(self, connection: HttpConnection) -> None:
-        """One more; it takes the place of the one used longest ago where there are too many."""
+        """Add a connection. If there are too many, the one used longest ago is closed."""
         if len(self._connections) >= self._most:
             self.evicted += 1
             next(iter(self._connections)).abort()
         self._connections[connection] = None
 
     def touch(self, connection: HttpConnection) -> None:
-        """It was just used."""
+        """Note that a connection was just used."""
         if connection in self._connections:
             self._connections.move_to_end(connection)
 
     def remove(self, connection: HttpConnection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         self._connections.pop(connection, None)
         if not self._connections:
             self._empty.set()
 
     async def wait_empty(self) -> None:
-        """Return when there are none."""
+        """Return when no connection is left."""
         while self._connections:
             self._empty = trio.Event()
             await self._empty.wait()
 
     def drain(self) -> None:
-        """End those that wait for a request; the others may finish what they are at."""
+        """End the connections that wait for a request; the others answer what has begun."""
         for connection in list(self._connections):
             connection.drain()
 
     def abort_all(self) -> None:
-        """Cut off what is left."""
+        """Close all connections."""
         for connection in list(self._connections):
             connection.abort()
 
     async def sweep(self) -> None:
-        """Cut off silent ones, for ever."""
+        """Close silent connections, for ever."""
         while True:
             await trio.sleep(SWEEP_S)
             now = trio.current_time()
@@ -119,11 +120,11 @@ class HttpConnection:
 
     Args:
         stream: the socket.
-        table: it is entered there.
+        table: the connection adds itself to it.
         lanes: where it takes its turns.
         site: what it serves.
         common: the fields that every response has.
-        failed: told of what an endpoint raised.
+        failed: called with what an endpoint raised.
 
     Attributes:
         used_at: when bytes last went in or out, on Trio's clock.
@@ -210,7 +211,7 @@ class HttpConnection:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        """Wait for a turn. A connection whose peer has left meanwhile ends."""
+        """Wait for a turn; end the connection if its peer has left meanwhile."""
         began = trio.current_time()
         if await self._flow.turn() and (ended := hung_up(self._socket)):
             now = trio.current_time()
@@ -234,7 +235,7 @@ class HttpConnection:
         self._due = trio.current_time() + KEEP_ALIVE_S
 
     async def _wait_gone(self) -> None:
-        """Return when the peer has left, or has said its last and waited for a while."""
+        """Return when the peer has left, or LAST_ANSWER_S after it has shut down its side."""
         while not (ended := hung_up(self._socket)):  # noqa: ASYNC110  # only the kernel knows
             await trio.sleep(GONE_LOOK_S)
         if not ended & ~select.POLLRDHUP:
@@ -247,7 +248,7 @@ class HttpConnection:
         self._table.touch(self)
 
     async def _receive(self) -> bytes | None:
-        """What has come, when it is this connection's turn; b"" at its end; None where a request takes too long."""
+        """Read when it is this connection's turn. Returns b"" at the end, and None if a request takes too long."""
         if self._http.receiving is Receiving.IDLE:
             data = bytes(await self._stream.receive_some(READ_BYTES))
             self._flow.move_to(self._lanes.prompt if _PROBE.match(data) else self._lanes.other)
@@ -263,7 +264,7 @@ class HttpConnection:
         return data
 
     async def _send(self) -> None:
-        """Send what is there.
+        """Send the output of the connection.
 
         Raises:
             trio.BrokenResourceError: the peer is gone, or did not take it within SEND_S.
@@ -300,7 +301,7 @@ _FAILED: Final[Response] = text_response("the server has failed to answer; its l
 def hung_up(peer: trio.socket.SocketType) -> int:
     """What ``poll`` says of a peer's end: POLLRDHUP if it sends no more, POLLHUP or POLLERR if it is gone, or 0.
 
-    It says so too where bytes that came before the end have not been read.
+    It is known even while bytes that came before the end have not been read.
     """
     if peer.fileno() < 0:
         return select.POLLHUP

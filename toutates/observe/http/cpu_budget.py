@@ -1,4 +1,4 @@
-"""How much of one CPU one kind of work may use.
+"""The share of one CPU that one kind of work may use.
 
 With the GIL, what the HTTP thread computes the workers cannot; without it, it still takes one of their CPUs. So work is
 begun only as long as no more than its share has been used; what is over waits, and the callers with it (``turns``).
@@ -46,11 +46,11 @@ class CpuBudget:
         self._looked_s = clock()
 
     def use(self, cpu_s: float) -> None:
-        """So much CPU has been used."""
+        """Charge seconds of CPU that were used."""
         self._left_s = max(self._left_s - cpu_s, -self._max_debt_s)
 
     def shortage_s(self) -> float:
-        """Seconds until there is something left; 0 if there is."""
+        """Seconds until some of the budget is left; 0 if some is left now."""
         now_s = self._clock()
         self._left_s = min(self._left_s + (now_s - self._looked_s) * self._share, self._burst_s)
         self._looked_s = now_s

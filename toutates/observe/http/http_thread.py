@@ -1,7 +1,7 @@
 """The HTTP side's thread: one Trio run, with a task per connection of ``--metrics-addr``.
 
-It has nothing in common with the workers but what they count, and a share of the CPU (``turns``). Whatever goes wrong
-with a connection ends that connection.
+It shares with the workers only their counters, and may use a bounded share of the CPU (``turns``). What goes wrong with
+a connection ends that connection alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Responses as this server sends them: never cached, never guessed at."""
+"""Responses of the HTTP thread. Clients are told not to cache them, and not to guess their type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text that is made for everybody who asks for it within a time: the more it cost, the longer it is kept."""
+"""A text that is made once for all who ask within some time; the longer it took to make, the longer it is kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import trio
 
 __all__ = ["REUSE", "ReusedText"]
 
-#: A text is kept for so many times as long as it took to make, so that making it costs 2 % of the time at most.
+#: A text is kept for REUSE times as long as it took to make, so that making it costs 2 % of the time at most.
 REUSE: Final = 50
 
 
 class ReusedText:
-    """One text, made when it is asked for and not fresh any more. Used in one Trio run.
+    """One text, made again when it is asked for and no longer fresh. Used in one Trio run.
 
     Args:
         make: begins to make it; the text comes in pieces, between which others may run.
@@ -38,7 +38,7 @@ class ReusedText:
         self._turn = trio.Lock()
 
     async def get(self) -> bytes:
-        """The text, which somebody else may have asked for a moment ago. Whatever ``make`` raises comes out."""
+        """The text, fresh or kept. Raises whatever ``make`` raises."""
         async with self._turn:
             if self._clock() >= self._fresh_until_s:
                 took_s = 0.0

@@ -1,4 +1,4 @@
-"""What is served: an endpoint per path."""
+"""The endpoints of the HTTP thread, by path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Endpoint = Callable[[Asked], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The endpoints, and what goes on beside them for as long as they are served. Made in the thread that serves it.
+    """The endpoints, and the tasks that run as long as they are served. Made in the thread that serves it.
 
     Attributes:
         endpoints: by path; for GET and HEAD.
@@ -62,7 +62,7 @@ class Site:
         """The bytes that a request's body may have.
 
         Raises:
-            Refused: there is no answer for it but an error.
+            Refused: no endpoint takes such a request.
         """
         if len(head.target) > MAX_TARGET:
             raise refusal(414, "the path and its parameters are too long")

@@ -1,6 +1,6 @@
-"""Who works next in the HTTP thread: fair turns, and the CPU that each kind of work may use.
+"""Fair queueing in the HTTP thread, and the CPU that each kind of work may use.
 
-A flow is whoever asks for work: a connection, or what accepts connections. Each flow belongs to a lane, and a lane has
+A flow is a source of work: a connection, or the listener. Each flow belongs to a lane, and a lane has
 a budget of CPU. While the budget lasts, every flow works as soon as it asks. When it is used up, flows wait, and get
 turns one by one as the budget allows. The flow that has used least CPU goes first (start-time fair queueing), so that
 one that asks rarely waits for one turn of another at most, however much the others ask for.
@@ -63,7 +63,7 @@ class Lane:
         return True
 
     async def run(self) -> None:
-        """Give turns, for ever."""
+        """Give turns to flows, for ever."""
         Flow(self).adopt_task()
         while True:
             if not self._waiting:
@@ -82,7 +82,7 @@ class Lane:
 
 
 class Flow:
-    """Work that asks for turns one after the other.
+    """A source of work, which takes one turn after the other.
 
     Args:
         lane: that it belongs to at first.
@@ -102,7 +102,7 @@ class Flow:
         _FLOW.set(self)
 
     def move_to(self, lane: Lane) -> None:
-        """What it does from now on is ``lane``'s."""
+        """Have what it does from now on use the budget of ``lane``."""
         if lane is not self._lane:
             self._lane = lane
             self.used_s = lane.floor_s
@@ -112,7 +112,7 @@ class Flow:
         return await self._lane.turn(self)
 
     def use(self, cpu_s: float) -> None:
-        """It has used so much CPU."""
+        """Charge seconds of CPU to the flow and its lane."""
         self.used_s += cpu_s
         self._lane.budget.use(cpu_s)
 
