@@ -54,7 +54,9 @@ serve: $(VENV)/.serve $(MODELS)/mlp/1/model.onnx  ## Serve the example models on
 
 # Processes that tests run in: most tests wait most of the time. JOBS=0 runs them one after the other, in this process.
 JOBS = 4
-IN_PARALLEL = --numprocesses $(JOBS) --dist loadfile
+# Files are handed out in the order of their names, for the long ones do not come last; pytest-xdist would begin with
+# those that have the most tests.
+IN_PARALLEL = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: lint pytest  ## Lint, types and all tests
 

@@ -23,7 +23,7 @@ from hypothesis import settings
 from toutates.system.logs.levels import AREAS, PACKAGE
 
 # The suite finds the same today as tomorrow; `fuzz/run.py` draws other examples, by `--hypothesis-profile fuzz`.
-settings.register_profile("suite", derandomize=True, deadline=None)
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("fuzz", deadline=None, max_examples=300)
 settings.load_profile("suite")
 

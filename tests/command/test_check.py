@@ -18,6 +18,7 @@ from toutates.backends.onnx.provider_names import Provider
 from toutates.backends.onnx.session import SessionOptions
 from toutates.command.check import Report, check_repository
 from toutates.command.main import main
+from toutates.models.config.configuration import load_configuration
 from toutates.models.repository import scan
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ConfigurationError
@@ -397,7 +398,7 @@ def test_an_accelerator_on_the_cpu_is_a_warning(tmp_path: Path, caplog: pytest.L
     assert report.warnings == [text]
     [folder] = scan(tmp_path)
     loader = OnnxKind(SessionOptions())
-    loader.load("m", folder.versions[0], overridden=False)
+    loader.load("m", load_configuration(folder.versions[0]))
     assert f"model 'm' version 1: {text}" in caplog.text
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.free_threading import assert_ran_without_gil
-from tests.e2e.held import Runs, running_held
+from tests.e2e.held import Runs, running_held, waiting_run
 from tests.e2e.models import build_broken_repository, build_repository
 from tests.e2e.process import ServerProcess, running
 from tests.repositories.services import moto_service, proxy, s3_credentials, s3rver_service
+from toutates.backends.onnx.session import ModelSession
 
 __all__ = ["moto_service", "proxy", "s3_credentials", "s3rver_service"]
 
@@ -50,3 +51,11 @@ def held_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         assert process.stop() == 0
         assert "Traceback" not in process.log
         assert_ran_without_gil(process)
+
+
+@pytest.fixture
+def runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """The runs of the model "slow" of a server in this process, which the test may hold."""
+    runs = Runs(tmp_path_factory.mktemp("runs") / "runs")
+    monkeypatch.setattr(ModelSession, "run", waiting_run(runs.path, "slow"))
+    return runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -13,7 +12,7 @@ import pytest
 from tests.e2e.process import ServerProcess
 from tests.e2e.support import triton
 
-__all__ = ["EXPLICIT", "POLL", "answer", "client_of", "fails", "index", "wait_until"]
+__all__ = ["EXPLICIT", "POLL", "answer", "client_of", "fails", "index"]
 
 EXPLICIT: Final = ("--model-control-mode", "explicit")
 POLL: Final = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
@@ -38,14 +37,6 @@ def answer(client: Any, model: str, version: str = "") -> int:
 def index(client: Any) -> list[tuple[str, str, str, str]]:
     """The repository index: name, version, state and reason."""
     return [(one.name, one.version, one.state, one.reason) for one in client.get_model_repository_index().models]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask again and again, for half a minute."""
-    until = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < until, "it does not come"
-        time.sleep(0.05)
 
 
 def fails(call: Callable[[], object]) -> tuple[str, str]:

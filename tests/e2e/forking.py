@@ -92,21 +92,30 @@ class Forked:
 _forker: tuple[Path, subprocess.Popen[bytes]] | None = None
 
 
-def fork(python: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked:
+def fork(
+    python: str, command: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path | None = None
+) -> Forked:
     """Run ``python -m NAME ARGUMENTS...``.
 
     Args:
         python: the interpreter; always the same.
         command: NAME and ARGUMENTS.
-        log: the file that standard output and error are appended to.
         environment: of the process. What only an interpreter's start looks at has no effect.
+        output: the file that standard output is appended to.
+        errors: the same for standard error; None for the same file.
     """
     global _forker
     if _forker is None or _forker[1].poll() is not None:
         _forker = _start_forker(python, environment)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(_forker[0]))
-    request = {"command": command, "log": str(log), "environment": dict(environment), "folder": os.getcwd()}
+    request = {
+        "command": command,
+        "environment": dict(environment),
+        "folder": os.getcwd(),
+        "output": str(output),
+        "errors": str(errors or output),
+    }
     sock.sendall(json.dumps(request).encode() + b"\n")
     sock.settimeout(60)
     return Forked(int(sock.recv(32)), sock)
@@ -183,9 +192,9 @@ def _report_the_dead(children: dict[int, socket.socket]) -> None:
 def _as_requested(request: dict[str, Any]) -> list[str]:
     """Make this process what a fresh one would be."""
     os.closerange(3, 256)
-    null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
-    for source, target in ((null, 0), (log, 1), (log, 2)):
+    sources = [os.open(os.devnull, os.O_RDONLY)]
+    sources += [os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for name in ("output", "errors")]
+    for target, source in enumerate(sources):
         os.dup2(source, target)
     os.closerange(3, 256)
     os.chdir(request["folder"])

@@ -1,12 +1,14 @@
-"""Runs of a model that last until the test ends them, in place of models that compute for a long time.
+"""Runs of a model that last as long as the test says, in place of models that compute for a long time.
 
 ``python -m tests.e2e.held PATH MODEL FLAGS...`` is a server like ``python -m toutates FLAGS...``, but runs of MODEL
-wait, before they compute, for what the test says in the file PATH.
+wait, before they compute, for what the test says in the file PATH. With a number for PATH, each
+waits so many seconds.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from tests.e2e.process import ServerProcess, running
 from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 
-__all__ = ["Runs", "running_held", "waiting_run"]
+__all__ = ["Runs", "running_device", "running_held", "waiting_run"]
 
 #: What the file has, as int64: how many runs have begun, and how many of them may compute.
 _BEGUN, _ALLOWED = 0, 1
@@ -89,11 +91,33 @@ def running_held(
         yield process, runs
 
 
+def _timed_run(seconds: float, model: str) -> Callable[..., Any]:
+    run = ModelSession.run
+
+    def wait_and_run(session: ModelSession, *arguments: Any) -> Any:
+        if session.model == model:
+            time.sleep(seconds)
+        return run(session, *arguments)
+
+    return wait_and_run
+
+
+@contextmanager
+def running_device(
+    repository: Path | str, folder: Path, seconds: float, flags: Sequence[str] = (), *, model: str
+) -> Iterator[ServerProcess]:
+    """A server as ``process.running`` starts it, on which every run of one of its models takes so long."""
+    with running(repository, folder, flags, module=("tests.e2e.held", str(seconds), model)) as process:
+        yield process
+
+
 def _main() -> None:
     from toutates.command.main import main
 
     _, path, model, *sys.argv[1:] = sys.argv
-    ModelSession.run = waiting_run(Path(path), model)  # type: ignore[method-assign]
+    timed = path.replace(".", "").isdigit()
+    run = _timed_run(float(path), model) if timed else waiting_run(Path(path), model)
+    ModelSession.run = run  # type: ignore[method-assign]
     sys.exit(main())
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Final
 from tests.e2e.forking import Forked, fork
 from tests.waiting import wait_until
 
-__all__ = ["FRESH", "NO_HTTP", "PYTHON", "ServerProcess", "command", "environment", "running"]
+__all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "run", "running"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
@@ -43,6 +44,19 @@ def command(*arguments: str) -> list[str]:
     """The command line of ``toutates`` with these arguments; a server is without its HTTP side unless they say so."""
     is_server = arguments[:1] not in (("check",), ("config",), ("probe",))
     return [PYTHON, "-m", "toutates", *(NO_HTTP if is_server else ()), *arguments]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of ``toutates`` that ends by itself, or a server that does not start."""
+    words = command(*arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        process = fork(PYTHON, words[2:], environment(), output, errors)
+        try:
+            code = process.wait(_STOP_SECONDS)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(words, code, output.read_text(), errors.read_text())
 
 
 @dataclass(slots=True)
@@ -117,7 +131,7 @@ def running(
         if start:
             process = subprocess.Popen([PYTHON, *start, *arguments], stdout=log, stderr=log, env=environment())
         else:
-            process = fork(PYTHON, [*module, *arguments], log_path, environment())
+            process = fork(PYTHON, [*module, *arguments], environment(), log_path)
     try:
         yield ServerProcess(process, _wait_serving(process, log_path), log_path)
     finally:

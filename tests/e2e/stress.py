@@ -32,6 +32,7 @@ from tests.e2e.models import build_repository
 from tests.e2e.process import ServerProcess
 from tests.e2e.support import INFER, Tensor, bytes_tensor, channel_to, request, statistics_of, triton
 from tests.e2e.wire import Client, framed
+from tests.waiting import wait_until
 
 __all__ = ["MODELS", "Kind", "Storm", "StormError", "Tally", "build_kinds"]
 
@@ -477,11 +478,13 @@ class Storm:
             raise StormError(f"seed {self.seed}: the server logged an error:\n{self.server.log[-4000:]}")
 
     def _wait_for_closed_connections(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while left := self.server.open_connections():
-            if time.monotonic() > deadline:
-                raise StormError(f"seed {self.seed}: the server still has {left} connections of clients that are gone")
-            time.sleep(0.02)
+        try:
+            wait_until(lambda: not self.server.open_connections())
+        except AssertionError:
+            left = self.server.open_connections()
+            raise StormError(
+                f"seed {self.seed}: the server still has {left} connections of clients that are gone"
+            ) from None
 
     def _fill_ring(self, party: Party, client: Any, kind: Kind) -> None:
         """A request as large as the ring is answered once no batch is in it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.held import Runs
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import (
     INFER,
@@ -28,9 +28,22 @@ from tests.e2e.support import (
     request,
     statistics_of,
 )
+from tests.waiting import wait_until
 
 #: Rows of addsub's ring: 4 batches of 8.
 RING_ROWS = 32
+
+
+@pytest.fixture
+def server(held_server: tuple[ServerProcess, Runs]) -> ServerProcess:
+    """The server of these tests."""
+    return held_server[0]
+
+
+@pytest.fixture
+def runs(held_server: tuple[ServerProcess, Runs]) -> Runs:
+    """The runs of its model "slow"."""
+    return held_server[1]
 
 
 @pytest.fixture
@@ -55,7 +68,7 @@ def assert_addsub(response: Any, at: int, rows: int) -> None:
 
 
 def slow(steps: int, rows: int = 1) -> Any:
-    """A request that takes about a millisecond per step."""
+    """A request that is answered with its number of steps."""
     return request("slow", Tensor.of("INPUT", "INT64", np.full((rows, 1), steps)), id=str(steps))
 
 
@@ -64,10 +77,17 @@ def send(channel: Any, message: Any, timeout: float | None = 30) -> Any:
     return channel.unary_unary(INFER).future(message.SerializeToString(), timeout=timeout)
 
 
-def wait_until_running(channel: Any) -> None:
-    """Until the server has read what was sent before and an executor that is free has taken it."""
+def send_and_wait_until_it_runs(channel: Any, runs: Runs, message: Any) -> Any:
+    """Start a call and return its future, once its run has begun."""
+    begun = runs.begun
+    future = send(channel, message)
+    runs.wait_begun(begun + 1)
+    return future
+
+
+def wait_until_read(channel: Any) -> None:
+    """Until the server has read what was sent before on this connection."""
     call(channel, SERVICE + "ServerReady", b"")
-    time.sleep(0.02)
 
 
 def test_answers_of_many_clients_are_each_their_own(server: ServerProcess) -> None:
@@ -150,37 +170,37 @@ def test_texts_of_many_clients_share_batches(server: ServerProcess) -> None:
 # --- a full ring
 
 
-def test_a_full_ring_refuses_at_once_and_other_models_do_not_notice(channel: Any) -> None:
+def test_a_full_ring_refuses_at_once_and_other_models_do_not_notice(channel: Any, runs: Runs) -> None:
     """slow holds 2 batches of 2 rows: one running and one waiting."""
-    running_one = send(channel, slow(300, 2))
-    wait_until_running(channel)
-    waiting = send(channel, slow(1, 2))
-    wait_until_running(channel)
-    status, text = refused(channel, slow(1))
-    assert (status, text) == (
-        "RESOURCE_EXHAUSTED",
-        "model 'slow' has 4 of at most 4 rows waiting or running, and this request has 1 more; "
-        "try again later, or raise 'capacity' or 'num_executors' in its config.yaml",
-    )
-    assert refused(channel, slow(1, 3))[0] == "RESOURCE_EXHAUSTED"
-    assert_addsub(infer(channel, addsub(1, 8)), 1, 8)
-    assert not running_one.done()
-    for future, steps in ((running_one, 300), (waiting, 1)):
+    with runs.held():
+        running_one = send_and_wait_until_it_runs(channel, runs, slow(3, 2))
+        waiting = send(channel, slow(1, 2))
+        wait_until_read(channel)
+        status, text = refused(channel, slow(1))
+        assert (status, text) == (
+            "RESOURCE_EXHAUSTED",
+            "model 'slow' has 4 of at most 4 rows waiting or running, and this request has 1 more; "
+            "try again later, or raise 'capacity' or 'num_executors' in its config.yaml",
+        )
+        assert refused(channel, slow(1, 3))[0] == "RESOURCE_EXHAUSTED"
+        assert_addsub(infer(channel, addsub(1, 8)), 1, 8)
+        assert not running_one.done()
+    for future, steps in ((running_one, 3), (waiting, 1)):
         response = pb.ModelInferResponse.FromString(future.result())
         assert outputs_of(response)["OUTPUT"].tolist() == [[steps]] * 2
     assert outputs_of(infer(channel, slow(1, 4)))["OUTPUT"].tolist() == [[1]] * 4
 
 
-def test_refusals_of_a_full_ring_do_not_touch_the_statistics(channel: Any) -> None:
-    first, second = send(channel, slow(150, 2)), None
-    wait_until_running(channel)
-    second = send(channel, slow(1, 2))
-    wait_until_running(channel)
-    before = statistics_of(channel, "slow")
-    for _ in range(5):
-        assert refused(channel, slow(1))[0] == "RESOURCE_EXHAUSTED"
-    assert not first.done()
-    assert statistics_of(channel, "slow") == before
+def test_refusals_of_a_full_ring_do_not_touch_the_statistics(channel: Any, runs: Runs) -> None:
+    with runs.held():
+        first = send_and_wait_until_it_runs(channel, runs, slow(1, 2))
+        second = send(channel, slow(1, 2))
+        wait_until_read(channel)
+        before = statistics_of(channel, "slow")
+        for _ in range(5):
+            assert refused(channel, slow(1))[0] == "RESOURCE_EXHAUSTED"
+        assert not first.done()
+        assert statistics_of(channel, "slow") == before
     first.result()
     second.result()
 
@@ -188,9 +208,10 @@ def test_refusals_of_a_full_ring_do_not_touch_the_statistics(channel: Any) -> No
 # --- callers that leave
 
 
-def test_a_client_timeout_ends_the_call_and_the_server_stays_well(server: ServerProcess, channel: Any) -> None:
+def test_a_client_timeout_ends_the_call_and_the_server_stays_well(channel: Any, runs: Runs) -> None:
     before = statistics_of(channel, "slow").inference_stats
-    assert refused(channel, slow(300), timeout=0.05)[0] == "DEADLINE_EXCEEDED"
+    with runs.held():
+        assert refused(channel, slow(1), timeout=0.05)[0] == "DEADLINE_EXCEEDED"
     assert outputs_of(infer(channel, slow(1)))["OUTPUT"].tolist() == [[1]]
     after = statistics_of(channel, "slow").inference_stats
     assert after.fail.count - before.fail.count == 1
@@ -198,13 +219,14 @@ def test_a_client_timeout_ends_the_call_and_the_server_stays_well(server: Server
     assert after.success.count - before.success.count == 1
 
 
-def test_calls_cancelled_before_they_run_are_not_run(channel: Any) -> None:
-    busy = send(channel, slow(100, 2))
-    wait_until_running(channel)
-    before = statistics_of(channel, "slow")
-    leaving = send(channel, slow(500, 2))
-    wait_until_running(channel)
-    leaving.cancel()
+def test_calls_cancelled_before_they_run_are_not_run(channel: Any, runs: Runs) -> None:
+    with runs.held():
+        busy = send_and_wait_until_it_runs(channel, runs, slow(1, 2))
+        before = statistics_of(channel, "slow")
+        leaving = send(channel, slow(5, 2))
+        wait_until_read(channel)
+        leaving.cancel()
+        wait_until_read(channel)
     busy.result()
     assert outputs_of(infer(channel, slow(1)))["OUTPUT"].tolist() == [[1]]
     after = statistics_of(channel, "slow")
@@ -213,12 +235,13 @@ def test_calls_cancelled_before_they_run_are_not_run(channel: Any) -> None:
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1
 
 
-def test_cancelling_one_half_of_a_batch_leaves_the_other_half_right(channel: Any) -> None:
-    busy = send(channel, slow(60, 2))
-    wait_until_running(channel)
-    leaving, staying = send(channel, slow(3)), send(channel, slow(5))
-    wait_until_running(channel)
-    leaving.cancel()
+def test_cancelling_one_half_of_a_batch_leaves_the_other_half_right(channel: Any, runs: Runs) -> None:
+    with runs.held():
+        busy = send_and_wait_until_it_runs(channel, runs, slow(1, 2))
+        leaving, staying = send(channel, slow(3)), send(channel, slow(5))
+        wait_until_read(channel)
+        leaving.cancel()
+        wait_until_read(channel)
     response = pb.ModelInferResponse.FromString(staying.result())
     assert (response.id, outputs_of(response)["OUTPUT"].tolist()) == ("5", [[5]])
     assert busy.result()
@@ -236,14 +259,13 @@ def test_cancelling_every_second_call_of_hundreds_leaves_the_others_right(channe
             np.testing.assert_array_equal(outputs_of(response)["OUTPUT"], -value)
 
 
-def test_a_split_request_whose_caller_leaves_counts_as_one_failure(channel: Any) -> None:
+def test_a_split_request_whose_caller_leaves_counts_as_one_failure(channel: Any, runs: Runs) -> None:
     before = statistics_of(channel, "slow").inference_stats.fail.count
-    leaving = send(channel, slow(40, 4))
-    wait_until_running(channel)
-    leaving.cancel()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and refused_or_none(channel, slow(1, 4)) is not None:
-        time.sleep(0.01)
+    with runs.held():
+        leaving = send_and_wait_until_it_runs(channel, runs, slow(1, 4))
+        leaving.cancel()
+        wait_until_read(channel)
+    wait_until(lambda: refused_or_none(channel, slow(1, 4)) is None)
     assert statistics_of(channel, "slow").inference_stats.fail.count - before == 1
 
 
@@ -268,9 +290,7 @@ def test_clients_that_disconnect_take_nothing_with_them(server: ServerProcess, c
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(client, range(60)))
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and refused_or_none(channel, addsub(0, RING_ROWS)) is not None:
-        time.sleep(0.01)
+    wait_until(lambda: refused_or_none(channel, addsub(0, RING_ROWS)) is None)
     # Every slot of the ring is there again.
     for at in range(20):
         assert_addsub(infer(channel, addsub(at, RING_ROWS)), at, RING_ROWS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +11,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index, wait_until
+from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index
 from tests.e2e.models import versioned_model
-from tests.e2e.process import ServerProcess, command, environment, running
-from tests.e2e.support import SERVICE, channel_to, pb, refused
+from tests.e2e.process import ServerProcess, run, running
+from tests.e2e.support import SERVICE, call, channel_to, pb, refused
 from tests.e2e.wire import client_of as wire_client_of
+from tests.waiting import wait_until
 
 NOT_ALLOWED: Final = "explicit model load / unload is not allowed if polling is enabled"
 POLL_FAILED: Final = "failed to load '{}', failed to poll from model repository"
@@ -234,14 +234,20 @@ BAD_LOADS: Final = {
 
 @pytest.mark.parametrize(("name", "config", "files", "status", "text"), BAD_LOADS.values(), ids=BAD_LOADS.keys())
 def test_loads_that_cannot_be_are_refused(
-    client: Any, name: str, config: str | None, files: dict[str, bytes], status: str, text: str
+    explicit: ServerProcess,
+    client: Any,
+    name: str,
+    config: str | None,
+    files: dict[str, bytes],
+    status: str,
+    text: str,
 ) -> None:
     message = pb.RepositoryModelLoadRequest(model_name=name)
     if config is not None:
         message.parameters["config"].string_param = config
     for key, content in files.items():
         message.parameters[key].bytes_param = content
-    with channel_to(client._channel._channel.target().decode()) as channel:
+    with channel_to(explicit.address) as channel:
         found = refused(channel, message, SERVICE + "RepositoryModelLoad")
     assert found[0] == status
     assert text in found[1]
@@ -282,7 +288,7 @@ def test_who_leaves_does_not_stop_a_load(explicit: ServerProcess, explicit_root:
     with channel_to(explicit.address) as channel:
         message = pb.RepositoryModelLoadRequest(model_name="left").SerializeToString()
         future = channel.unary_unary(SERVICE + "RepositoryModelLoad").future(message)
-        time.sleep(0.02)
+        call(channel, SERVICE + "ServerLive", b"")  # the request has been read
         future.cancel()
     client.load_model("second")
     wait_until(lambda: client.is_model_ready("left") or not future.cancelled())
@@ -413,16 +419,12 @@ def test_readiness_that_is_not_strict_does_not_ask_for_models(tmp_path: Path) ->
 
 
 def test_exit_on_error_ends_a_server_whose_model_cannot_be_loaded(tmp_path: Path) -> None:
-    import subprocess
-
     put(tmp_path / "models", "good")
     (put(tmp_path / "models", "bad") / "model.onnx").write_bytes(b"")
-    arguments = command("--model-repository", str(tmp_path / "models"), "--grpc-addr", "127.0.0.1:0")
-    done = subprocess.run(
-        [*arguments, "--exit-on-error", "true"], env=environment(), capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 1
-    assert b"'bad' version 1 cannot be served" in done.stderr
+    flags = ["--model-repository", str(tmp_path / "models"), "--grpc-addr", "127.0.0.1:0", "--exit-on-error", "true"]
+    ended = run(*flags)
+    assert ended.returncode == 1
+    assert "'bad' version 1 cannot be served" in ended.stderr
 
 
 # --- versions and warm-up

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.e2e.process import PYTHON, ServerProcess, running
-from tests.e2e.test_process import run
+from tests.e2e.process import PYTHON, ServerProcess, run, running
 from tests.extension import NAME, build_extension, is_free_threaded
 from tests.threads import cpus_of_threads
+from tests.waiting import wait_until
 from toutates.system.topology import format_cpu_list
 
 ALLOWED: Final = sorted(os.sched_getaffinity(0))
@@ -23,13 +22,12 @@ free_threaded = pytest.mark.skipif(not is_free_threaded(PYTHON), reason="the ser
 
 def wait_for_threads(process: ServerProcess, expected: Mapping[str, set[int]]) -> None:
     """Wait until each of these threads is there once, and on these CPUs."""
-    deadline = time.monotonic() + 20
-    while True:
+
+    def are_there() -> bool:
         threads = [(name, cpus) for name, cpus in cpus_of_threads(process.process.pid) if name in expected]
-        if sorted(threads) == sorted(expected.items()):
-            return
-        assert time.monotonic() < deadline, threads
-        time.sleep(0.01)
+        return sorted(threads) == sorted(expected.items())
+
+    wait_until(are_there)
 
 
 # --- cores

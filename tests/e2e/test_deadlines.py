@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 from h2.settings import SettingCodes
 
-from tests.e2e.held import Runs, waiting_run
+from tests.e2e.held import Runs
 from tests.e2e.inside import Inside, serve
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.waiting import wait_until
-from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import PackedLane
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
@@ -41,14 +40,6 @@ WAYS: Final = ["deadline", "reset", "loss"]
 SOON: Final = ("grpc-timeout", "300m")
 #: Of a request whose run is held; any number that no other request has.
 LONG: Final = 3
-
-
-@pytest.fixture
-def runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    """The runs of the model "slow" in this process."""
-    runs = Runs(tmp_path_factory.mktemp("runs") / "runs")
-    monkeypatch.setattr(ModelSession, "run", waiting_run(runs.path, "slow"))
-    return runs
 
 
 @pytest.fixture

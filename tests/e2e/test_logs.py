@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.process import ServerProcess, command, environment, running
+from tests.e2e.process import ServerProcess, command, environment, run, running
 from tests.e2e.wire import client_of
+from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import (
     LogSettingsRequest,
     LogSettingsResponse,
@@ -26,13 +26,6 @@ from toutates.protocol.grpc_service_pb2 import (
 )
 
 SERVICE = "/inference.GRPCInferenceService/"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def slow(identifier: str = "", model: str = "slow") -> bytes:
@@ -317,14 +310,7 @@ def _accepts(port: int) -> bool:
     ],
 )
 def test_flags_that_cannot_be_used_are_named(repository: Path, flags: list[str], words: list[str]) -> None:
-    ended = subprocess.run(
-        command("--model-repository", str(repository), *flags),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run("--model-repository", str(repository), *flags)
     assert ended.returncode == 2
     for word in words:
         assert word in ended.stderr

@@ -7,7 +7,6 @@ large as the most connections that were ever open at once made it, at about 5 Ki
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.e2e.prepared import prepared_connection
 from tests.e2e.process import ServerProcess, running
+from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -72,10 +72,7 @@ def come_and_go(process: ServerProcess, count: int) -> None:
 
 def wait_until_alone(process: ServerProcess) -> None:
     """Until the server has closed the connections of clients that are gone."""
-    deadline = time.monotonic() + 10
-    while process.open_connections() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not process.open_connections()
+    wait_until(lambda: not process.open_connections())
 
 
 def test_requests_leave_no_memory_behind(process: ServerProcess) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from tests.e2e.held import Runs
 from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.wire import Client, client_of, framed
@@ -87,7 +87,7 @@ class Scraper:
         self._exposition = Exposition(inside.server.view, gpus=gpus)
 
     def text(self, form: Format = Format.TEXT) -> str:
-        return b"".join(self._exposition.render(form.content_type)).decode()
+        return b"".join(self._exposition.render(form)).decode()
 
     def __call__(self) -> Scrape:
         return Scrape(self.text())
@@ -326,7 +326,7 @@ def test_histograms_hold_every_request_and_every_batch(models: Path) -> None:
     assert serve(models, visit) == 0
 
 
-def test_gauges_show_what_is_under_way(models: Path) -> None:
+def test_gauges_show_what_is_under_way(models: Path, runs: Runs) -> None:
     def visit(inside: Inside) -> None:
         scraper = Scraper(inside)
         idle = scraper()
@@ -339,13 +339,14 @@ def test_gauges_show_what_is_under_way(models: Path) -> None:
         assert idle("toutates_model_versions", "READY") == 8
         with client_of(inside.port) as client:
             streams = [client.start(SERVICE + "ModelInfer") for _ in range(3)]
-            client.send(streams[0], framed(slow(400, rows=2)))
-            wait_until(lambda: inside.supertensor("slow").occupancy().running == 1)
-            for stream in streams[1:]:
-                client.send(stream, framed(slow(1)))
-            wait_until(lambda: inside.supertensor("slow").occupancy().waiting == 2)
-            busy = scraper()
-            refused = status_of(client, slow(1, rows=2))
+            with runs.held():
+                client.send(streams[0], framed(slow(20, rows=2)))
+                runs.wait_begun(1)
+                for stream in streams[1:]:
+                    client.send(stream, framed(slow(1)))
+                wait_until(lambda: inside.supertensor("slow").occupancy().waiting == 2)
+                busy = scraper()
+                refused = status_of(client, slow(1, rows=2))
             for stream in streams:
                 assert client.answer(stream).status[0] == "0"
         assert (busy("inference_inflight", "slow"), busy("inference_executors_in_use", "slow")) == (4, 1)
@@ -403,9 +404,7 @@ def test_counters_never_fall_while_a_model_is_replaced_under_load(tmp_path: Path
         with client_of(inside.port) as control, hammered(inside.port, lambda: versions(3, "2")) as answered:
             load = RepositoryModelLoadRequest(model_name="versions").SerializeToString()
             for number in range(3, 9):
-                for _ in range(3):
-                    scrapes.append(scraper())
-                    time.sleep(0.005)
+                scrapes.extend(scraper() for _ in range(3))
                 (tmp_path / "versions" / "2" / "next").write_bytes(versioned_model(number))
                 (tmp_path / "versions" / "2" / "next").replace(tmp_path / "versions" / "2" / "model.onnx")
                 assert status_of(control, load, "RepositoryModelLoad") == "0"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from tests.e2e.held import Runs
 from tests.e2e.inside import Inside, serve
 from tests.e2e.wire import Client, client_of, framed
 from tests.waiting import wait_until
@@ -207,13 +208,16 @@ def test_refused_requests_are_observed_and_counted(models: Path) -> None:
     assert serve(models, visit) == 0
 
 
-def test_a_full_ring_is_counted_with_its_model(models: Path) -> None:
+def test_a_full_ring_is_counted_with_its_model(models: Path, runs: Runs) -> None:
     def visit(inside: Inside) -> None:
         seen = observe(inside, 1)
         with client_of(inside.port) as client:
-            answers = [client.answer(stream) for stream in [begin(client, slow(200, rows=2)) for _ in range(10)]]
+            with runs.held():
+                streams = [begin(client, slow(1, rows=2)) for _ in range(10)]
+                wait_until(lambda: len(seen) == 8)  # refused; two are in the ring
+            answers = [client.answer(stream) for stream in streams]
         refused = [answer for answer in answers if answer.status[0] == "8"]
-        assert refused
+        assert len(refused) == 8
         wait_until(lambda: len(seen) == 10)
         assert inside.version("slow").servable.counters.requests().overloaded == len(refused)
         assert [observation.status for observation in seen].count(Status.RESOURCE_EXHAUSTED) == len(refused)
@@ -222,11 +226,14 @@ def test_a_full_ring_is_counted_with_its_model(models: Path) -> None:
     assert serve(models, visit) == 0
 
 
-def test_requests_in_flight_beyond_the_limit_are_counted(models: Path) -> None:
+def test_requests_in_flight_beyond_the_limit_are_counted(models: Path, runs: Runs) -> None:
     def visit(inside: Inside) -> None:
         seen = observe(inside, 1)
         with client_of(inside.port) as client:
-            answers = [client.answer(stream) for stream in [begin(client, slow(200)) for _ in range(3)]]
+            with runs.held():
+                streams = [begin(client, slow(1)) for _ in range(3)]
+                wait_until(lambda: len(seen) == 2)
+            answers = [client.answer(stream) for stream in streams]
         refused = [answer for answer in answers if answer.status[0] == "8"]
         assert len(refused) == 2
         assert inside.server.workers.infer[0].counters.overloaded == 2
@@ -242,16 +249,18 @@ def test_requests_in_flight_beyond_the_limit_are_counted(models: Path) -> None:
 
 
 @pytest.mark.parametrize(("way", "status"), [("deadline", Status.DEADLINE_EXCEEDED), ("reset", Status.CANCELLED)])
-def test_those_who_leave_are_observed_to_the_end(models: Path, way: str, status: Status) -> None:
+def test_those_who_leave_are_observed_to_the_end(models: Path, runs: Runs, way: str, status: Status) -> None:
     def visit(inside: Inside) -> None:
         seen = observe(inside, 1)
         with client_of(inside.port) as client:
-            headers = [("grpc-timeout", "100m")] if way == "deadline" else []
-            stream = begin(client, slow(1_000), *headers)
-            wait_until(lambda: inside.supertensor("slow").occupancy().running == 1)
-            if way == "reset":
-                client.connection.reset_stream(stream, 8)
-                client.flush()
+            headers = [("grpc-timeout", "300m")] if way == "deadline" else []
+            with runs.held():
+                stream = begin(client, slow(1), *headers)
+                runs.wait_begun(1)
+                if way == "reset":
+                    client.connection.reset_stream(stream, 8)
+                    client.flush()
+                wait_until(lambda: inside.open_streams() == 0)
             wait_until(lambda: len(seen) == 1)
             inside.wait_quiet()
         assert seen[0].status is status

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.forking import fork
-from tests.e2e.process import FRESH, NO_HTTP, PYTHON, ServerProcess, command, environment, running
+from tests.e2e.process import FRESH, ServerProcess, command, environment, run, running
 from tests.e2e.wire import client_of
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -25,13 +24,6 @@ def slow() -> bytes:
     message.inputs.add(name="INPUT", datatype="INT64", shape=[1, 1])
     message.raw_input_contents.append((1).to_bytes(8, "little"))
     return message.SerializeToString()
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of toutates that ends by itself."""
-    return subprocess.run(
-        command(*arguments), env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 # --- the end
@@ -103,16 +95,13 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
     ],
 )
 def test_a_mistake_on_the_command_line_is_named_and_the_exit_code_is_2(
-    broken_repository: Path, tmp_path: Path, arguments: list[str], words: list[str]
+    broken_repository: Path, arguments: list[str], words: list[str]
 ) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    flags = [str(broken_repository) if word == "REPOSITORY" else word for word in arguments]
-    assert fork(PYTHON, ["toutates", *NO_HTTP, *flags], log, environment()).wait(60) == 2
-    text = log.read_text()
-    assert "Traceback" not in text
+    ended = run(*[str(broken_repository) if word == "REPOSITORY" else word for word in arguments])
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
     for word in words:
-        assert word in text
+        assert word in ended.stderr
 
 
 def test_a_port_in_use_is_named_and_the_exit_code_is_2(broken_repository: Path) -> None:
@@ -120,7 +109,8 @@ def test_a_port_in_use_is_named_and_the_exit_code_is_2(broken_repository: Path) 
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        ended = run("--model-repository", str(broken_repository), "--grpc-addr", address)
+        words = command("--model-repository", str(broken_repository), "--grpc-addr", address)
+        ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert f"--grpc-addr: cannot listen: Address already in use (got '{address}')" in ended.stderr
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.held import Runs, running_held
+from tests.e2e.process import ServerProcess
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, infer, outputs_of, pb, refused, request, triton
 from tests.triton_repository import add_model, write_config
 
@@ -41,16 +42,22 @@ def detector() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def queueing(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
+    """A server, and the runs of its model "slow"."""
     root = tmp_path_factory.mktemp("queues")
     add_model(root, "detector", detector())
     shutil.copytree(repository / "slow" / "1", root / "slow" / "1", ignore=shutil.ignore_patterns("config.yaml"))
     policy = f"default_queue_policy {{ max_queue_size: {QUEUE} }}"
     write_config(root, "slow", f"max_batch_size: 32\ndynamic_batching {{ {policy} }}\n")
-    with running(root, tmp_path_factory.mktemp("log")) as process:
-        yield process
+    with running_held(root, tmp_path_factory.mktemp("log")) as (process, runs):
+        yield process, runs
         assert process.stop() == 0
         assert "Traceback" not in process.log
+
+
+@pytest.fixture(scope="module")
+def server(queueing: tuple[ServerProcess, Runs]) -> ServerProcess:
+    return queueing[0]
 
 
 def slow(steps: int, rows: int = 1) -> Any:
@@ -78,10 +85,14 @@ def test_forty_callers_of_forty_widths_are_all_answered_as_if_each_were_alone(se
 
 
 @pytest.mark.parametrize("rows", [1, 32], ids=["a row each", "whole batches"])
-def test_max_queue_size_counts_requests_that_wait_and_its_refusal_is_tritons(server: ServerProcess, rows: int) -> None:
-    with channel_to(server.address) as channel:
-        running_one = send(channel, slow(300))
-        wait_until_read(channel)
+def test_max_queue_size_counts_requests_that_wait_and_its_refusal_is_tritons(
+    queueing: tuple[ServerProcess, Runs], rows: int
+) -> None:
+    server, runs = queueing
+    with channel_to(server.address) as channel, runs.held():
+        begun = runs.begun
+        running_one = send(channel, slow(1))
+        runs.wait_begun(begun + 1)
         waiting = [send(channel, slow(1, rows)) for _ in range(QUEUE)]
         wait_until_read(channel)
         status, text = refused(channel, slow(2))
@@ -91,8 +102,10 @@ def test_max_queue_size_counts_requests_that_wait_and_its_refusal_is_tritons(ser
             f"[request id: steps 2] Exceeds maximum queue size: {QUEUE} requests wait for model 'slow'; try again "
             "later, or raise 'dynamic_batching.default_queue_policy.max_queue_size' in its config.pbtxt (now 8)"
         )
+        runs.allow(1 + QUEUE)
         for future in (running_one, *waiting):
             future.result()
+    with channel_to(server.address) as channel:
         infer(channel, slow(1))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import pytest
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import reload_model
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import INFER, SERVICE, Tensor, channel_to, outputs_of, pb, request, triton
+from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, outputs_of, pb, request, triton
 from tests.waiting import wait_until
 
 RELOADS: Final = int(os.environ.get("RELOADS", "15"))
@@ -128,17 +127,16 @@ def test_memory_does_not_grow_with_reloads(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     with running(root, tmp_path / "log", EXPLICIT) as process, triton.InferenceServerClient(process.address) as client:
         resident: list[int] = []
-        threads: list[int] = []
+        threads = [0]  # of the server with one version
         for number in range(1, RELOADS + 11):
             put(root, number)
             client.load_model("m")
             assert infer_once(process.address) == number
+            threads[0] = threads[0] or threads_of(process)
             if number >= 10:
+                # The version before goes when it is the machine's turn.
+                wait_until(lambda: threads_of(process) <= threads[0] + 2)
                 resident.append(memory_of(process))
-                threads.append(threads_of(process))
-        wait_until(
-            lambda: threads_of(process) <= threads[0] + 2
-        )  # the version before goes when it is the machine's turn
         # Two sessions with 8 MB of weights each: one more version or one less may be there when it is measured.
         assert max(resident[-5:]) - max(resident[:5]) < 48e6, [size // 10**6 for size in resident]
         assert process.stop() == 0
@@ -149,8 +147,7 @@ def threads_of(process: ServerProcess) -> int:
 
 
 def memory_of(process: ServerProcess) -> int:
-    """Bytes that are resident, once the version before has gone."""
-    time.sleep(0.1)
+    """Bytes that are resident."""
     text = Path(f"/proc/{process.process.pid}/statm").read_text()
     return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -162,6 +159,7 @@ def test_an_unload_under_load_answers_what_is_queued_and_refuses_the_rest(tmp_pa
     with running(root, tmp_path / "log", EXPLICIT) as process, triton.InferenceServerClient(process.address) as client:
         message = request("m", Tensor.of("INPUT", "INT32", [[0] * 4] * 16)).SerializeToString()
         with channel_to(process.address) as channel:
+            call(channel, SERVICE + "ServerLive", b"")  # what waits for the connection is sent in any order
             futures = [channel.unary_unary(INFER).future(message, timeout=60) for _ in range(50)]
             unload = pb.RepositoryModelUnloadRequest(model_name="m").SerializeToString()
             channel.unary_unary(SERVICE + "RepositoryModelUnload")(unload, timeout=60)

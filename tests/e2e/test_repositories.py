@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.control import POLL, answer, client_of, index, wait_until
+from tests.e2e.control import POLL, answer, client_of, index
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import running
+from tests.waiting import wait_until
 
 JUNK = ("lost+found", "__pycache__", "@eaDir", ".git", "scripts")
 

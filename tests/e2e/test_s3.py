@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.e2e.free_threading import assert_ran_without_gil
-from tests.e2e.process import ServerProcess, command, environment, running
+from tests.e2e.process import ServerProcess, command, environment, run, running
 from tests.e2e.support import triton
 from tests.repositories.support import Fault, Proxy, S3Service, cached_files, nothing_is_left
+from tests.waiting import wait_until
 
 #: Large enough to be read in two ranges.
 WEIGHTS = np.random.default_rng(1).standard_normal((1536, 2048), np.float32)
@@ -116,9 +116,7 @@ def test_two_servers_that_start_at_once_share_a_cache(
         try:
             with running(from_s3(bucket), tmp_path / "one", flags(proxy, tmp_path / "cache")) as server:
                 check_answers(server)
-            deadline = time.monotonic() + 60
-            while "serving gRPC" not in (tmp_path / "other.log").read_text() and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_until(lambda: "serving gRPC" in (tmp_path / "other.log").read_text())
             assert ", ready" in (tmp_path / "other.log").read_text()
         finally:
             other.send_signal(signal.SIGTERM)
@@ -163,14 +161,7 @@ def test_a_model_that_cannot_be_had_is_unavailable_and_the_others_are_served(
 
 def fail_to_start(*arguments: str) -> str:
     """What a server says that does not start."""
-    ended = subprocess.run(
-        command("--grpc-addr", "127.0.0.1:0", *arguments),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run("--grpc-addr", "127.0.0.1:0", *arguments)
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stderr.strip().splitlines()[-1]
@@ -210,9 +201,7 @@ def test_a_server_that_is_told_to_stop_stops_downloading(
             command(*arguments, *flags(proxy, tmp_path / "cache")), stdout=output, stderr=output, env=environment()
         )
         try:
-            deadline = time.monotonic() + 60
-            while not any("weights.data" in line for line in proxy.reads) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_until(lambda: any("weights.data" in line for line in proxy.reads))
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0, log.read_text()
             assert "Traceback" not in log.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index, wait_until
+from tests.e2e.control import EXPLICIT, POLL, answer, client_of, fails, index
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import versioned_model
-from tests.e2e.process import ServerProcess, command, environment, running
+from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
 from tests.repositories.support import Fault, Proxy, S3Service
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("s3_credentials")
 
@@ -347,14 +347,7 @@ def test_an_unknown_model_at_the_start_is_named_with_its_flag(
 ) -> None:
     bucket = Bucket(moto_service, proxy, {"resnet/1": 1})
     arguments = [*EXPLICIT, "--load-model", "resmet", "--s3-endpoint", proxy.endpoint]
-    ended = subprocess.run(
-        command("--model-repository", bucket.url, *arguments, "--model-cache-dir", str(tmp_path)),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run("--model-repository", bucket.url, *arguments, "--model-cache-dir", str(tmp_path))
     assert ended.returncode == 2
     remedy = "did you mean 'resnet'? the repository has: resnet"
     assert f"error: --load-model: no such model in the repository (got 'resmet'); {remedy}" in ended.stderr

@@ -20,6 +20,7 @@ from toutates.engine.lane import Batch
 from toutates.engine.packing import OutputPacker
 from toutates.engine.result import Outputs
 from toutates.engine.supertensor import SuperTensor
+from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
@@ -60,12 +61,15 @@ class Scale:
 
 
 class ScaleKind:
-    """Versions that hold a file of factors."""
+    """Versions that name the backend "numpy", or hold a file of factors."""
+
+    backends = ("numpy",)
 
     def claims(self, version: VersionFolder) -> bool:
         return (version.path / FACTORS).exists()
 
-    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> ServedVersion:
+    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
+        version = configuration.folder
         factors = np.load(version.path / FACTORS)
         supertensor = SuperTensor(model, SIGNATURE, batch_size=8, capacity=4)
         backends = [Scale(factors, model), Scale(factors, model)]

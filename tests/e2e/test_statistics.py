@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.held import Runs, running_held
 from tests.e2e.models import VERSIONS
 from tests.e2e.process import ROOT, ServerProcess, running
 from tests.e2e.support import (
@@ -37,12 +38,17 @@ INDEX = SERVICE + "RepositoryIndex"
 
 
 @pytest.fixture(scope="module")
-def channel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def own_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
     """A server that no other module uses; of the tests here each has models of its own."""
-    with running(repository, tmp_path_factory.mktemp("server")) as process:
-        with channel_to(process.address) as channel:
-            yield channel
+    with running_held(repository, tmp_path_factory.mktemp("server")) as (process, runs):
+        yield process, runs
         assert process.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def channel(own_server: tuple[ServerProcess, Runs]) -> Iterator[Any]:
+    with channel_to(own_server[0].address) as channel:
+        yield channel
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +153,17 @@ def test_statistics_count_what_fails_at_run_time_and_not_what_was_refused(channe
     assert statistics.inference_stats.fail.ns > 0
 
 
-def test_each_request_of_a_batch_is_charged_the_whole_batch(channel: Any) -> None:
-    message = request("slow", Tensor.of("INPUT", "INT64", [[60]])).SerializeToString()
+def test_each_request_of_a_batch_is_charged_the_whole_batch(
+    own_server: tuple[ServerProcess, Runs], channel: Any
+) -> None:
+    _, runs = own_server
+    message = request("slow", Tensor.of("INPUT", "INT64", [[1]])).SerializeToString()
     method = channel.unary_unary(SERVICE + "ModelInfer")
-    busy = method.future(message, timeout=20)
-    time.sleep(0.02)
-    futures = [method.future(message, timeout=20) for _ in range(2)]
+    with runs.held():
+        busy = method.future(message, timeout=60)
+        runs.wait_begun(1)
+        futures = [method.future(message, timeout=60) for _ in range(2)]
+        call(channel, SERVICE + "ServerReady", b"")  # both have been read
     for future in (busy, *futures):
         future.result()
     statistics = statistics_of(channel, "slow")

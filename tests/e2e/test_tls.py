@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.certificates import EXPIRED, SERVER_NAME, STRANGER, Files, client_context, issue
 from tests.e2e.free_threading import assert_ran_without_gil
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.held import running_held
+from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
-from tests.e2e.test_process import run
 from tests.e2e.wire import Client
+from tests.waiting import wait_until
 
 MODELS = ["--load-models", "dynamic,slow"]
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -99,20 +100,14 @@ def tls_client(process: ServerProcess, context: ssl.SSLContext) -> Iterator[tupl
         yield wrapped, Client(wrapped)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    ends = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends, "waited in vain"
-        time.sleep(0.01)
-
-
 def logged(process: ServerProcess, text: str, attempt: Callable[[], object]) -> None:
     """Wait for a line; of its kind the log has a few in ten seconds only, so that it may take some attempts."""
-    ends = time.monotonic() + SECONDS
-    while text not in process.log:
-        assert time.monotonic() < ends, f"{text!r} is not in the log"
+
+    def is_there() -> bool:
         attempt()
-        time.sleep(0.2)
+        return text in process.log
+
+    wait_until(is_there, pause_s=0.2)
 
 
 # --- what works
@@ -188,11 +183,11 @@ def test_server_with_several_workers_speaks_tls_on_all_of_them(repository: Path,
 
 def test_server_that_stops_answers_what_is_under_way_over_tls(repository: Path, files: Files, tmp_path: Path) -> None:
     with (
-        running(repository, tmp_path, [*MODELS, *files.server_flags()]) as process,
+        running_held(repository, tmp_path, [*MODELS, *files.server_flags()]) as (process, runs),
         client_of(process, files) as client,
     ):
         tensor = triton.InferInput("INPUT", [1, 1], "INT64")
-        tensor.set_data_from_numpy(np.array([[400]], np.int64))
+        tensor.set_data_from_numpy(np.array([[3]], np.int64))
         answers: list[Any] = []
         done = threading.Event()
 
@@ -200,12 +195,13 @@ def test_server_that_stops_answers_what_is_under_way_over_tls(repository: Path, 
             answers.append(error or result.as_numpy("OUTPUT").tolist())
             done.set()
 
-        client.async_infer("slow", [tensor], take)
-        client.is_server_live()
-        time.sleep(0.05)  # until the executor has taken it
-        process.process.terminate()
+        with runs.held():
+            client.async_infer("slow", [tensor], take)
+            runs.wait_begun(1)
+            process.process.terminate()
+            wait_until(lambda: "SIGTERM: " in process.log)
         assert done.wait(SECONDS)
-        assert answers == [[[400]]]
+        assert answers == [[[3]]]
         client.close()
         assert process.process.wait(20) == 0
 
@@ -331,7 +327,7 @@ def reload_tls(process: ServerProcess) -> None:
     """SIGHUP, and wait until it has been heeded."""
     count = process.log.count("TLS with the certificate") + process.log.count("stays in use")
     process.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: process.log.count("TLS with the certificate") + process.log.count("stays in use") > count)
+    wait_until(lambda: process.log.count("TLS with the certificate") + process.log.count("stays in use") > count)
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])
@@ -366,10 +362,13 @@ def test_new_certificates_are_loaded_under_traffic_without_a_failed_request(
                 before = list(counts)
                 put(issue(tmp_path, f"new-{number}"), files)
                 reload_tls(process)
-                wait_for(lambda: serial_number(process) not in serials)
+                wait_until(lambda: serial_number(process) not in serials)
                 serials.add(serial_number(process))
-                while not errors and not all(after > first for after, first in zip(counts, before, strict=True)):
-                    time.sleep(0.01)
+                wait_until(
+                    lambda before=before: (  # type: ignore[misc]
+                        errors or all(after > first for after, first in zip(counts, before, strict=True))
+                    )
+                )
         finally:
             over.set()
             for thread in threads:
@@ -398,7 +397,7 @@ def test_what_cannot_be_loaded_leaves_the_old_certificate_in_use(repository: Pat
         assert serial_number(process) == serial
         put(issue(tmp_path, "third"), files)
         reload_tls(process)
-        wait_for(lambda: serial_number(process) != serial)
+        wait_until(lambda: serial_number(process) != serial)
         assert process.stop() == 0
         assert "Traceback" not in process.log
 
@@ -412,15 +411,15 @@ def test_a_reload_takes_a_new_authority_for_clients(repository: Path, tmp_path: 
         files.ca.write_bytes(stranger.ca.read_bytes())
         reload_tls(process)
         trusted = Files(files.cert, files.key, issue(tmp_path, "authority").ca)
-        wait_for(lambda: lets_in(process, trusted, stranger))
-        wait_for(lambda: not lets_in(process, trusted, trusted))
+        wait_until(lambda: lets_in(process, trusted, stranger))
+        wait_until(lambda: not lets_in(process, trusted, trusted))
         assert process.stop() == 0
 
 
 def test_sighup_without_tls_is_logged_and_ignored(server: ServerProcess) -> None:
     count = server.log.count("SIGHUP")
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: server.log.count("SIGHUP: there is nothing to reload without --tls-cert") > count)
+    wait_until(lambda: server.log.count("SIGHUP: there is nothing to reload without --tls-cert") > count)
     with client_of(server, None) as client:
         assert client.is_server_live()
 

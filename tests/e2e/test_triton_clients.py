@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.e2e.control import EXPLICIT, POLL, client_of, fails, wait_until
+from tests.e2e.control import EXPLICIT, POLL, client_of, fails
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import Tensor, channel_to, infer, outputs_of, refused, request, triton
 from tests.triton_repository import add_model, negative, write_config
+from tests.waiting import wait_until
 
 CLASSES: Final = 5
 LABELS: Final = ("tench", "goldfish", "great white shark", "", "Übung")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import socket
 import struct
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,10 +257,7 @@ def test_clients_that_leave_in_the_middle_leave_nothing_behind(server: ServerPro
         for size in range(1, len(PREFACE) + 20, 3):
             with connected(server) as sock:
                 sock.sendall((PREFACE + bytes(20))[:size])
-        deadline = time.monotonic() + 10
-        while server.open_files() > before and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert server.open_files() <= before
+        wait_until(lambda: server.open_files() <= before)
         assert_inferred(watching.call(INFER, infer_message()).data[5:])
 
 

@@ -14,6 +14,7 @@ from tests.triton_repository import add_model, negative, write_config
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.session import SessionOptions
 from toutates.command.check import check_repository
+from toutates.models.config.configuration import load_configuration
 from toutates.models.config.settings import ModelSettings, SessionSettings
 from toutates.models.idle_cores import idle_cores_advice
 from toutates.models.repository import scan
@@ -52,11 +53,11 @@ def test_advice_names_the_keys_of_the_file_that_configures_the_model() -> None:
     assert "the parameter 'intra_op_thread_count'" in pbtxt
 
 
-def load(root: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> ServedVersion:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+def load(root: Path, model: str, monkeypatch: pytest.MonkeyPatch, cores: int = 16) -> ServedVersion:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     [folder] = [folder for folder in scan(root) if folder.name == model]
     kind = OnnxKind(SessionOptions())
-    served = kind.load(model, folder.versions[0], overridden=False)
+    served = kind.load(model, load_configuration(folder.versions[0]))
     return served
 
 
@@ -82,8 +83,9 @@ def test_threads_and_executors_that_take_all_cores_need_no_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_model(tmp_path, "slow", heavy_model(100))
-    write_config(tmp_path, "slow", "max_batch_size: 4 instance_group { count: 16 }")
-    assert load(tmp_path, "slow", monkeypatch).advice == ""
+    write_config(tmp_path, "slow", "max_batch_size: 4 instance_group { count: 2 }")
+    assert load(tmp_path, "slow", monkeypatch, cores=2).advice == ""
+    assert load(tmp_path, "slow", monkeypatch, cores=3).advice != ""
     settings = ModelSettings(session=SessionSettings(intra_threads=8))
     assert idle_cores_advice(50 * MS, settings, 8, 8, "config.yaml") == ""
 

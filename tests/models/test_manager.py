@@ -24,7 +24,7 @@ from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import PackedLane
-from toutates.engine.servable import Consumer
+from toutates.engine.servable import Consumer, Host
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models import current_table as current_table_module
@@ -32,7 +32,7 @@ from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan, scan_model
 from toutates.models.table import ModelState, ServedVersion
 from toutates.repositories.local.repository import LocalRepository
-from toutates.system.errors import ModelLoadError, ModelNotReady
+from toutates.system.errors import ModelLoadError, ModelNotReady, PartlyLoaded
 from toutates.system.placement import Placement, running_on
 from toutates.system.topology import allowed_cpus, read_topology
 
@@ -672,17 +672,136 @@ def test_changes_of_one_model_wait_for_each_other_and_for_what_the_last_one_repl
                     await trio.testing.wait_all_tasks_blocked()
                 with trio.move_on_after(0):
                     await change("m", "cancelled")
+                nursery.start_soon(change, "m", "third")
+                await trio.testing.wait_all_tasks_blocked()
                 assert order == ["first", "other"]
                 leave.set()
                 await trio.testing.wait_all_tasks_blocked()
-                assert order == ["first", "other", "second"]
+                assert order[2:] == ["second", "third"]
                 await unload_model(manager)
                 nursery.start_soon(change, "m", "after the end")
                 await trio.testing.wait_all_tasks_blocked()
-                assert order == ["first", "other", "second"]
+                assert order[4:] == []
                 settled.set()
                 await gone(manager)
-                assert order[3:] == ["after the end"]
+                assert order[4:] == ["after the end"]
+                manager.stop()
+
+    trio.run(main)
+
+
+def counted(manager: ModelManager) -> tuple[int, int, int, int]:
+    counters = manager.counters
+    assert 0 < counters.load_ns < 60 * 10**9
+    return counters.loads, counters.failures, counters.reloads, counters.unloads
+
+
+def test_versions_that_would_come_out_the_same_stay_and_the_others_are_counted(tmp_path: Path) -> None:
+    for version in (1, 2):
+        put(tmp_path, "m", version=version)
+    graph = tmp_path / "m" / "2" / "model.onnx"
+
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                await load_model(manager, folder_of(tmp_path))
+                first, second = manager.table.served()
+                assert counted(manager) == (2, 0, 0, 0)
+                await load_model(manager, folder_of(tmp_path))
+                assert (manager.table.served(), counted(manager)) == ([first, second], (2, 0, 0, 0))
+                # Nobody knows whether the files are the same where nobody has looked at them.
+                await load_model(manager, scan_model(tmp_path / "m"))
+                assert not {first, second} & set(manager.table.served())
+                assert counted(manager) == (4, 0, 2, 2)
+                await load_model(manager, folder_of(tmp_path))
+                first, second = manager.table.served()
+                graph.write_bytes(double(["n", 4]))
+                await load_model(manager, folder_of(tmp_path))
+                assert manager.table.served()[0] is first
+                assert manager.table.served()[1] is not second
+                assert counted(manager) == (7, 0, 5, 5)
+                second = manager.table.served()[1]
+                graph.write_bytes(b"nonsense")
+                put(tmp_path, "m", version=3)
+                for all_or_none in (True, False):
+                    with pytest.raises(ModelLoadError, match=r"^version 2 is at UNAVAILABLE state: ") as caught:
+                        await load_model(manager, folder_of(tmp_path), all_or_none=all_or_none)
+                    assert not isinstance(caught.value, PartlyLoaded)
+                    assert manager.table.served() == [first, second]
+                entries = manager.table.models["m"].versions
+                assert [(number, entry.reason != "") for number, entry in entries.items()] == [(1, False), (2, True)]
+                shutil.rmtree(tmp_path / "m" / "2")
+                await load_model(manager, folder_of(tmp_path))
+                assert [one.number for one in manager.table.served()] == [1, 3]
+                assert manager.table.models["m"].gone == (2,)
+                assert counted(manager) == (10, 2, 5, 6)
+                manager.refuse("m", "it is served, and nothing is wrong with that")
+                assert manager.table.ready
+                await unload_model(manager)
+                await unload_model(manager, "unknown")
+                assert counted(manager) == (10, 2, 5, 8)
+                await gone(manager)
+                manager.refuse("m", "it cannot be had")
+                assert manager.table.models["m"].problem == "it cannot be had"
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_a_new_model_is_partly_served_where_each_version_is_by_itself(tmp_path: Path) -> None:
+    for version, content in ((1, DOUBLE), (2, b"nonsense"), (3, b"nonsense")):
+        put(tmp_path, "m", content, version=version)
+
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                manager = manager_in(nursery)
+                with pytest.raises(PartlyLoaded) as caught:
+                    await load_model(manager, folder_of(tmp_path), all_or_none=False)
+                assert [line[:9] for line in str(caught.value).splitlines()] == ["version 2", "version 3"]
+                shutil.rmtree(tmp_path / "m" / "1")
+                await unload_model(manager, forget=True)
+                with pytest.raises(ModelLoadError) as other:
+                    await load_model(manager, folder_of(tmp_path), all_or_none=False)
+                assert not isinstance(other.value, PartlyLoaded)
+                manager.stop()
+
+    trio.run(main)
+
+
+def test_a_version_whose_executors_have_died_is_unavailable_until_they_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = False
+    really_run = BatchedServable.run
+    hosts: list[Host] = []
+
+    async def run(self: BatchedServable, host: Host) -> None:
+        hosts.append(host)
+        await really_run(self, host)
+
+    monkeypatch.setattr(BatchedServable, "run", run)
+    monkeypatch.setattr(BatchedServable, "ready", property(lambda self: not dead))
+    put(tmp_path, "m")
+    changes: list[bool] = []
+
+    async def main() -> None:
+        nonlocal dead
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                manager: ModelManager
+                manager = manager_in(nursery, on_change=lambda: changes.append(manager.table.ready))
+                await manager.load_all(scan(tmp_path), lambda *progress: None)
+                await trio.testing.wait_all_tasks_blocked()
+                [host] = hosts
+                for dead in (True, False):
+                    host.on_death()
+                    host.on_ready_change()
+                    state, reason = repository_state(manager)
+                    assert state is (ModelState.UNAVAILABLE if dead else ModelState.READY)
+                    assert ("died" in reason) is dead
+                assert (changes, manager.counters.executor_deaths) == ([False, True], 2)
                 manager.stop()
 
     trio.run(main)

@@ -12,27 +12,18 @@ import trio
 
 from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.repositories.control.fetching import fetch_all
-from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics
+from toutates.repositories.interface import Progress
+from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import RepositoryError
 
 
-class Stubborn:
+class Stubborn(LocalRepository):
     """A repository whose downloads end when it is stopped; but "quick" is there, and "broken" cannot be had."""
 
-    name = "stubborn"
-
     def __init__(self) -> None:
+        super().__init__(Path("stubborn"))
         self.stopped = threading.Event()
         self.begun = threading.Event()
-
-    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
-        return []
-
-    def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
-        return None
-
-    def advice(self) -> str:
-        return ""
 
     def fetch(
         self,
@@ -47,12 +38,6 @@ class Stubborn:
         if folder.name != "quick":
             raise RepositoryError(f"{folder.name} cannot be had")
         return folder
-
-    def release(self, folder: ModelFolder) -> None:
-        pass
-
-    def statistics(self) -> RepositoryStatistics:
-        return RepositoryStatistics()
 
     def stop(self) -> None:
         self.stopped.set()
@@ -93,7 +78,7 @@ class Counting(Stubborn):
         self.now_s = 0.0
         self._steps = steps
         self._together = threading.Barrier(len({name for _, name, _, _ in steps}))
-        self._told: dict[str, Progress] = {}
+        self._listeners: dict[str, Progress] = {}
 
     def fetch(
         self,
@@ -102,11 +87,11 @@ class Counting(Stubborn):
         versions: Collection[int] | None = None,
         beside: Collection[str] = (),
     ) -> ModelFolder:
-        self._told[folder.name] = on_progress
+        self._listeners[folder.name] = on_progress
         if self._together.wait(30) == 0:
             for now_s, name, done, total in self._steps:
                 self.now_s = now_s
-                self._told[name](done, total)
+                self._listeners[name](done, total)
         return folder
 
 

@@ -287,21 +287,22 @@ def test_a_model_that_is_removed_meanwhile_is_said_to_be(
 def test_a_damaged_file_is_downloaded_again(proxy: Proxy, bucket: str, tmp_path: Path, damage: str) -> None:
     with repository(proxy, bucket, tmp_path) as remote:
         fetched_files(remote)
-        (path,) = (path for path in cached_files(tmp_path) if path.stat().st_size == 5)
-        manifest = path.parents[3] / "manifest"
-        path.chmod(0o600)
-        if damage == "content":
-            path.write_bytes(b"Graph")
-        elif damage == "size":
-            path.write_bytes(b"gra")
-        else:
-            lines = manifest.read_text().splitlines()
-            [own] = [line for line in lines if "model.onnx" in line]
-            lines.remove(own)
-            if damage == "record":
-                lines.append(own[:-10])
-            manifest.write_text("\n".join(lines) + "\n")
-        reads = len(proxy.reads)
+    (path,) = (path for path in cached_files(tmp_path) if path.stat().st_size == 5)
+    manifest = path.parents[3] / "manifest"
+    path.chmod(0o600)
+    if damage == "content":
+        path.write_bytes(b"Graph")
+    elif damage == "size":
+        path.write_bytes(b"gra")
+    else:
+        lines = manifest.read_text().splitlines()
+        [own] = [line for line in lines if "model.onnx" in line]
+        lines.remove(own)
+        if damage == "record":
+            lines.append(own[:-10])
+        manifest.write_text("\n".join(lines) + "\n")
+    reads = len(proxy.reads)
+    with repository(proxy, bucket, tmp_path) as remote:
         assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
         assert proxy.reads[reads:] == [f"GET /{bucket}/m/1/model.onnx HTTP/1.1"]
         assert fetched_files(remote) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.machines import EPYC_NPS2, LAPTOP, VIRTUAL, XEON, install
 from toutates.system.errors import ConfigurationError
-from toutates.system.placement import Placement, Turns, default_processing_cores, doubts, place, running_on
+from toutates.system.placement import Placement, Turns, default_processing_cores, place, running_on, worker_warnings
 from toutates.system.topology import Topology, allowed_cpus, read_topology
 
 HERE = allowed_cpus()
@@ -143,18 +143,18 @@ def test_the_default_can_be_pinned_wherever_the_least_can(machine: Callable[...,
 
 def test_several_workers_with_the_gil_are_doubted(machine: Callable[..., Topology]) -> None:
     topology = machine(LAPTOP)
-    [doubt] = doubts(pinned(topology, 1, 2), gil=True)
+    [warning] = worker_warnings(pinned(topology, 1, 2), gil=True)
     for word in ("--processing-cores", "2 workers", "only one of them runs Python at a time", "3.14t"):
-        assert word in doubt
-    assert doubts(pinned(topology, 1, 2), gil=False) == []
-    assert doubts(pinned(topology, 1, 1), gil=True) == []
+        assert word in warning
+    assert worker_warnings(pinned(topology, 1, 2), gil=False) == []
+    assert worker_warnings(pinned(topology, 1, 1), gil=True) == []
 
 
 def test_more_workers_than_cpus_are_doubted(machine: Callable[..., Topology]) -> None:
     topology = machine(LAPTOP, {0, 1, 5})
-    [doubt] = doubts(place(topology, executor_cpus=1, processing_cores=4, pinned=False), gil=False)
-    assert "4 workers on 3 CPUs (0-1,5)" in doubt
-    assert doubts(place(topology, executor_cpus=1, processing_cores=3, pinned=False), gil=False) == []
+    [warning] = worker_warnings(place(topology, executor_cpus=1, processing_cores=4, pinned=False), gil=False)
+    assert "4 workers on 3 CPUs (0-1,5)" in warning
+    assert worker_warnings(place(topology, executor_cpus=1, processing_cores=3, pinned=False), gil=False) == []
 
 
 # --- following it

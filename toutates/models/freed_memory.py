@@ -8,7 +8,10 @@ __all__ = ["give_back_freed_memory"]
 
 
 def give_back_freed_memory() -> None:
-    """Blocks for some milliseconds per GB of small pieces. Does nothing where the C library has no ``malloc_trim``."""
+    """Give freed memory back to the system. Blocks for some milliseconds per GB of small pieces.
+
+    Does nothing where the C library has no ``malloc_trim``.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""What has become of the models since the start, in plain numbers."""
+"""How many versions have been loaded, replaced and unloaded since the start."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class LoadCounters:
 
     Attributes:
         loads: versions loaded.
-        failures: versions, or models of which no version could be told, that could not be.
+        failures: versions that could not be loaded, and models of which not even the versions could be told.
         reloads: those of ``loads`` that replaced one that was served.
-        unloads: versions that are no longer served; those that were replaced, too.
-        load_ns: how long loading took, failed loads too.
+        unloads: versions that are no longer served, replaced ones included.
+        load_ns: nanoseconds that all loads took, failed ones included.
         executor_deaths: executors whose thread died.
     """
 

@@ -141,7 +141,7 @@ class ModelManager:
         self._drop_turn(name, alone)
 
     def _drop_turn(self, name: str, alone: trio.Semaphore) -> None:
-        if alone.value and self._turns.get(name) is alone:
+        if alone.value:
             del self._turns[name]
 
     def refuse(self, name: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Which of many names a caller may have meant, found at a cost that is bounded however often somebody asks."""
+"""The name that is most like one that a caller has given. Searching costs a bounded share of the time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 
 __all__ = ["NearNames"]
 
-#: Longer names are not compared, nor more of them: comparing two names of 40 characters takes up to 0.4 ms.
+#: Characters of names that are compared, and how many names are: two names of 40 characters take up to 0.4 ms.
 _MAX_LENGTH: Final = 40
 _MAX_COMPARED: Final = 40
 #: Names that are kept.
 _MAX_NAMES: Final = 1_000
-#: Between two searches, each of which takes 15 ms at most.
+#: Seconds between two searches, each of which takes 15 ms at most.
 _PAUSE_S: Final = 1.0
 #: Answers that are kept, so that a caller is told the same each time.
 _MAX_ANSWERS: Final = 100
 
 
 class NearNames:
-    """Names, of which the one is found that is most like another. For any thread; it takes no lock.
+    """Finds, among these names, the one that is most like another name. For any thread; it takes no lock.
 
     Two threads may search at the same time, or forget each other's answer: neither gives a wrong one.
 

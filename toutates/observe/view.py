@@ -1,4 +1,4 @@
-"""What those who watch the server may see of it."""
+"""The view of the server that metrics, the status page and dumps are made from."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["ServerView"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerView:
-    """Read in any thread, changed by none of those that read it. What it leads to goes on changing meanwhile: numbers
-    are read one by one, and dicts and lists copied before they are walked.
+    """References to what is watched. Any thread may read it, and no reader changes anything. The server changes what it
+    refers to at any time: so read numbers one by one, and copy dicts and lists before iterating over them.
 
     Attributes:
         identity: name and version, as ServerMetadata has them.
-        started_s: Unix time when the server began to start.
+        started_s: Unix time at which the server began to start.
         workers: by number; none until the models are loaded.
-        infer: of each worker; its counters and its observer's.
-        get_table: the model table as it is now.
+        infer: inference of each worker, which has counters and an observer.
+        get_table: returns the table of models in force.
         repositories: where models come from.
-        loading: what has become of the models so far.
-        dropped_log_lines: how many lines the log was spared so far.
-        traces: requests whose spans were sent, and whose spans were lost.
-        is_live: whether the server answers at all; False once it shuts down.
-        unready_reason: why it is not ready, a sentence without a full stop; "" if it is, as ServerReady says.
+        loading: counters of loads and unloads.
+        dropped_log_lines: returns how many lines of the log were not written so far.
+        traces: returns how many requests had their spans sent, and how many had them lost.
+        is_live: returns whether the server answers; False once it shuts down.
+        unready_reason: returns why it is not ready, a sentence without a full stop; "" if it is ready.
     """
 
     identity: ServerIdentity
@@ -47,5 +47,5 @@ class ServerView:
     unready_reason: Callable[[], str]
 
     def is_ready(self) -> bool:
-        """Whether it is ready, as ServerReady says."""
+        """Whether the server is ready, as ServerReady answers."""
         return not self.unready_reason()

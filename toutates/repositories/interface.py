@@ -1,4 +1,4 @@
-"""What the server asks of a repository, wherever its models are kept."""
+"""The interface of a model repository, wherever its models are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toutates.models.repository import ModelFolder, is_version
 
 __all__ = ["Progress", "Recalled", "Repository", "RepositoryStatistics", "fingerprint_of", "version_fingerprints"]
 
-#: Called with the bytes of a model that are here and those it has in all, in whatever thread has got some more of them.
+#: Called, in any thread, with the bytes of a model that have been fetched, and with the bytes that it has in all.
 Progress = Callable[[int, int], None]
 
 
@@ -22,9 +22,9 @@ class RepositoryStatistics:
 
     Attributes:
         objects: downloaded.
-        bytes: of these.
+        bytes: of these objects.
         failures: downloads of a model that ended with an error.
-        duration_ns: of all downloads of models, failed ones too.
+        duration_ns: time that all downloads of models took, failed ones too.
         cache: the directory where the objects are kept, what it holds and what it may, in bytes; None without one.
             Repositories that share a cache say the same of it.
         answers: whether it could be read when it was last asked for its models; None if it never was.
@@ -46,7 +46,7 @@ class Recalled:
 
     Attributes:
         folders: as ``Repository.scan`` gave them.
-        listed_s: Unix time of then.
+        listed_s: Unix time of that answer.
     """
 
     folders: list[ModelFolder]
@@ -75,18 +75,18 @@ class Repository(Protocol):
         ...
 
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
-        """Models as they were when the repository last answered, for one that does not; None if nobody knows.
+        """The models that a repository had when it last answered, if it does not answer now; None if that is not known.
 
         Until ``scan`` succeeds, their files are taken from what is here, and nothing is downloaded.
 
         Args:
             only: as for ``scan``.
-            reason: why it does not answer, for those whose files are not here.
+            reason: why it does not answer; said of models whose files are not here.
         """
         ...
 
     def advice(self) -> str:
-        """What may be wrong with a repository that has no models, and what would be right; "" if nothing shows it.
+        """What may be wrong with a repository that has no models, and what to do; "" if that is not known.
 
         Raises:
             ConfigurationError, RepositoryError: as ``scan``.
@@ -125,7 +125,7 @@ class Repository(Protocol):
         ...
 
     def statistics(self) -> RepositoryStatistics:
-        """What is known of it, and what it has done so far. Does not block."""
+        """What is known of the repository, and what it has downloaded so far. Does not block."""
         ...
 
     def stop(self) -> None:
@@ -134,7 +134,7 @@ class Repository(Protocol):
 
 
 def fingerprint_of(lines: Iterable[str]) -> str:
-    """One short text for many; another one for any other lines."""
+    """A short text that is another one for any other lines."""
     digest = hashlib.sha256()
     for line in lines:
         data = line.encode(errors="surrogatepass")
@@ -144,7 +144,7 @@ def fingerprint_of(lines: Iterable[str]) -> str:
 
 
 def version_fingerprints(lines: Iterable[tuple[str, str]], numbers: Iterable[int]) -> dict[int, str]:
-    """For each version another text after any file has changed that it is made of.
+    """For each version a text that changes with every file that the version is made of.
 
     Files that belong to the whole model count too, such as those of labels. What config.pbtxt says is compared apart.
 

@@ -1,4 +1,4 @@
-"""Certificates and keys, from files to TLS contexts; every mistake is named with its flag and a remedy."""
+"""Makes TLS contexts of files with certificates and keys. Errors name the flag of the file and a remedy."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
-#: OpenSSL's reasons for a key that is another certificate's: of another kind, or of the same.
+#: OpenSSL's errors for a key that belongs to another certificate: one of another kind, or of the same.
 _MISMATCHES: Final = ("KEY_TYPE_MISMATCH", "KEY_VALUES_MISMATCH")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What a server shakes hands with.
+    """The TLS contexts of a server.
 
     Attributes:
-        contexts: one per worker, which then uses it alone.
-        valid_until: of the certificate, as OpenSSL writes it; "" if ``warning`` says that it is not valid.
+        contexts: one per worker, which alone uses it.
+        valid_until: end of the certificate's validity, as OpenSSL writes it; "" if it is not valid, see ``warning``.
         warning: why clients will refuse the certificate, or "".
     """
 
@@ -39,7 +39,7 @@ class ServerTls:
 
 
 def load_server_tls(files: TlsFiles, count: int) -> ServerTls:
-    """Contexts for ``count`` workers. All of them or none: files that change meanwhile do not make half of them.
+    """Make the contexts of ``count`` workers, all or none.
 
     Raises:
         ConfigurationError: a file cannot be read or used, or certificate and key do not belong together.
@@ -97,11 +97,11 @@ class ServerCertificate:
 
 
 def client_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    """A context of a client, for ``toutates probe``.
+    """Make the context of a client, for ``toutates probe``.
 
     Args:
-        ca: authorities, or the server's very certificate; None is those of the system.
-        cert, key: the client's certificate and its key, both or neither.
+        ca: file of authorities, or of the server's own certificate; None for the system's authorities.
+        cert, key: files of the client's certificate and its key, both or neither.
 
     Raises:
         ConfigurationError: a file cannot be read or used, or certificate and key do not belong together.
@@ -132,7 +132,7 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 
 def _read(path: Path, flag: str) -> bytes:
     try:
-        if not path.is_file():  # a pipe could be read once only
+        if not path.is_file():  # such as a pipe, which can be read only once
             problem = "is not a file" if path.exists() else "there is no such file"
             raise ConfigurationError(problem, key=flag, value=str(path), remedy="correct the path")
         return path.read_bytes()
@@ -146,7 +146,7 @@ def _read(path: Path, flag: str) -> bytes:
 
 
 def _certificates(path: Path, flag: str, what: str) -> list[str]:
-    """The certificates in a file, as text that OpenSSL can read."""
+    """The certificates in a file, checked, as text for OpenSSL."""
     found = [match.decode("latin-1") for match in _CERTIFICATE.findall(_read(path, flag))]
     problem = "holds no certificate in PEM form"
     if found:
@@ -164,7 +164,7 @@ def _certificates(path: Path, flag: str, what: str) -> list[str]:
 def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path, cert_flag: str, key_flag: str) -> None:
     def encrypted() -> NoReturn:
         raise ConfigurationError(
-            "the key is encrypted, and nobody is there to enter its password",
+            "the key is encrypted, and the server cannot ask for its password",
             key=key_flag,
             value=str(key),
             remedy=f"decrypt it with 'openssl pkey -in {key} -out FILE', and let no other user read FILE",
@@ -191,7 +191,7 @@ def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path, cert_flag:
             value=f"{cert}, {key}",
             remedy="make both anew, with an ECDSA key on P-256 or an RSA key of 2048 bits at least",
         ) from error
-    except OSError as error:  # it was there a moment ago
+    except OSError as error:  # the file has gone since it was read above
         raise ConfigurationError(
             f"cannot be read: {error.strerror}", key=f"{cert_flag}, {key_flag}", value=f"{cert}, {key}"
         ) from error
@@ -200,7 +200,7 @@ def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path, cert_flag:
 def _load_authorities(context: ssl.SSLContext, path: Path, flag: str) -> None:
     certificates = _certificates(path, flag, "the certificates of the authorities to trust")
     context.load_verify_locations(cadata="\n".join(certificates))
-    # Whatever stands in the file is trusted, an intermediate without its root too.
+    # Every certificate in the file is trusted, also an intermediate without its root.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
@@ -208,10 +208,10 @@ def _load_authorities(context: ssl.SSLContext, path: Path, flag: str) -> None:
 
 
 def _rehearse(server: ssl.SSLContext, files: TlsFiles) -> tuple[str, str]:
-    """A handshake with a client in memory that trusts just this certificate.
+    """Try a handshake with a client in memory that trusts this certificate alone.
 
     Returns:
-        When the certificate's time ends, and why clients will refuse it; one of the two is "".
+        The end of the certificate's validity, and why clients will refuse it; one of the two is "".
 
     Raises:
         ConfigurationError: no handshake is possible.

@@ -1,4 +1,4 @@
-"""Every setting of the server in one frozen record, checked once, at the edge; and how its process ends."""
+"""Every setting of the server in one frozen record, and the exit codes of its process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "TlsFiles",
 ]
 
-#: bytes of models from S3
+#: Bytes of downloads from S3 in the cache.
 DEFAULT_CACHE_SIZE = 64 * 2**30
 #: Exit codes: a clean end, a failure, and settings that cannot be used.
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
@@ -30,7 +30,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the server's certificate stands, all in PEM form.
+    """The files of the server's certificate, all in PEM form.
 
     Attributes:
         cert: the certificate, and its intermediates after it.
@@ -45,33 +45,33 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the flags say. See ``toutates.command.main`` for their meaning and defaults.
+    """The values of all settings. ``toutates.command.flags`` describes the flags that set them.
 
     Attributes:
         model_repositories: directories and S3 locations, see ``toutates.repositories.specification``.
-        model_cache_dir: for what comes from S3; None for the user's cache directory.
-        model_cache_size: bytes it may hold.
+        model_cache_dir: for downloads from S3; None for the user's cache directory.
+        model_cache_size: its largest size, bytes.
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
-        load_model: those of ``load_models`` that --load-model names, for messages.
-        model_control_mode: see ``toutates.repositories.control.model_control``.
+        load_model: those of ``load_models`` that --load-model names, for error messages.
+        model_control_mode: when models change, see ``toutates.repositories.control.model_control``.
         repository_poll_s: seconds between two polls.
         strict_readiness: whether a model that cannot be served makes the server not ready.
-        exit_on_error: whether one at the start makes the server end.
+        exit_on_error: whether a model that cannot be served at the start ends the server.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
-        processing_cores: how many workers; None leaves it to ``toutates.system.placement``.
+        processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
-        executor_cpus: how many CPUs executors share when pinned, and are not taken for workers otherwise.
-        cpu_pinning: the CPUs that threads are pinned to, ``()`` for all that the process may use; None pins none.
-        max_buffered_bytes: what all connections may hold for slow clients; None leaves it to ``system.memory``.
-        restricted_protocols: what only callers with a secret may use.
+        executor_cpus: number of CPUs that executors share when pinned; without pinning, that workers leave free.
+        cpu_pinning: CPUs to pin threads to, ``()`` for all that the process may use; None for no pinning.
+        max_buffered_bytes: of all connections together, for slow clients; None for half of the memory.
+        restricted_protocols: groups of RPCs that only callers with a secret may use.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
-        tls: None serves plaintext.
+        tls: None for plaintext.
         tracing: where traces go, and what is traced.
-        metrics_addr: of the HTTP side; None for none.
-        debug_endpoints: whether /debug answers to all, rather than to this machine alone.
-        shutdown_grace_s: seconds.
-        log_level: what the log shows, see ``toutates.system.logs.levels``.
+        metrics_addr: address of the HTTP side; None for none.
+        debug_endpoints: whether /debug answers to other machines too.
+        shutdown_grace_s: seconds that calls under way get after SIGTERM.
+        log_level: levels of the log, see ``toutates.system.logs.levels``.
         log_format: "text" or "json".
         access_log_rate: share of inference requests that get a line in the log, from 0 to 1.
     """
@@ -114,7 +114,7 @@ class Options:
 
     @property
     def tensorrt(self) -> dict[str, str]:
-        """The flags about TensorRT, by ONNX Runtime's names of its options."""
+        """The options of TensorRT, by ONNX Runtime's names."""
         chosen = {}
         if self.trt_op_types_to_exclude:
             chosen["trt_op_types_to_exclude"] = self.trt_op_types_to_exclude

@@ -50,7 +50,7 @@ from toutates.server.workers import Workers
 from toutates.system.errors import ConfigurationError
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
-from toutates.system.placement import doubts, running_on
+from toutates.system.placement import running_on, worker_warnings
 from toutates.system.topology import allowed_cpus
 from toutates.system.version import package_version
 
@@ -152,8 +152,8 @@ class Server:
             return await self._run(task_status)
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> int:
-        for doubt in doubts(self._placement, gil=gil_enabled()):
-            logger.warning("%s", doubt)
+        for warning in worker_warnings(self._placement, gil=gil_enabled()):
+            logger.warning("%s", warning)
         self._warn_of_gil()
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         with open_listeners(self._options, self._placement.processing_cores) as listeners:

@@ -1,4 +1,4 @@
-"""The table printed at start: what is served, and how."""
+"""The tables that the server prints at its start: the models, and the placement of threads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HEADINGS = ("MODEL", "VERSION", "STATE", "INPUTS", "OUTPUTS", "BATCH", "CAPACIT
 
 
 def startup_table(table: ModelTable, providers: list[str], seconds: float, why_empty: str = "") -> str:
-    """One line per model version, under a line about the process.
+    """The table of models: a line about the process, then one per model version.
 
     Args:
-        table: what was loaded.
+        table: of the models.
         providers: execution providers, by priority.
-        seconds: that loading took.
-        why_empty: why there are no models, where the table does not know it.
+        seconds: time that loading took.
+        why_empty: why there are no models, if the repositories are the reason.
     """
     rows: list[tuple[str, ...]] = [_HEADINGS]
     for row in _rows(table):
@@ -34,7 +34,7 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float, why_e
         rows += [("", "", "", other, *[""] * 4) for other in others]
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    # The reason of a version that is not served may be long; it is the last thing on its line.
+    # Reasons of versions that are not served may be long. They end their lines, so they widen no column.
     widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
     lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(rows) == 1:
@@ -49,7 +49,7 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float, why_e
 def startup_records(
     table: ModelTable, providers: list[str], seconds: float, why_empty: str = ""
 ) -> list[dict[str, object]]:
-    """The same as ``startup_table`` for programs: the process, then a record per model version, or line of a reason."""
+    """The same as records: one of the process, then one per model version, or per line of the reason why not."""
     process: dict[str, object] = {
         "event": "the models are loaded" if table.models else (why_empty or table.unready_reason or "no models"),
         "interpreter": describe_interpreter(),
@@ -70,7 +70,7 @@ def startup_records(
 
 
 def _rows(table: ModelTable) -> list[tuple[str, ...]]:
-    """One per model version, in the order of the headings; of what is not served, the reason in place of the inputs."""
+    """A row per model version, in the order of the headings; if it is not served, with the reason for the inputs."""
     rows: list[tuple[str, ...]] = []
     for model in table.models.values():
         if model.problem:
@@ -80,11 +80,11 @@ def _rows(table: ModelTable) -> list[tuple[str, ...]]:
 
 
 def placement_table(placement: Placement, table: ModelTable) -> str:
-    """One line per role: its threads and the CPUs they are pinned to; a single line where they are not.
+    """The table of threads: a line per role with its CPUs, or a single line if threads are not pinned.
 
     Args:
         placement: the plan.
-        table: what was loaded, which tells how many executors there are.
+        table: of the models, whose executors are counted.
     """
     if not placement.pinned:
         counts = {"worker": placement.processing_cores} | _thread_counts(table)
@@ -94,7 +94,7 @@ def placement_table(placement: Placement, table: ModelTable) -> str:
 
 
 def placement_records(placement: Placement, table: ModelTable) -> list[dict[str, object]]:
-    """The same as ``placement_table`` for programs: a record per role, or one where threads are not pinned."""
+    """The same as records: one per role, or a single one if threads are not pinned."""
     if not placement.pinned:
         counts = {"worker": placement.processing_cores} | _thread_counts(table)
         named = {f"{role.replace('-', '_').replace(' ', '_')}s": count for role, count in counts.items()}
@@ -114,7 +114,7 @@ def _thread_counts(table: ModelTable) -> dict[str, int]:
 
 
 def _roles(placement: Placement, table: ModelTable) -> list[tuple[str, str, str]]:
-    """Role, number of threads, and where they are, of those that have CPUs of their own."""
+    """Role, number of threads, and CPUs, of each role that has CPUs of its own."""
     counts = _thread_counts(table)
     roles = [
         ("manager", 1, placement.manager),
@@ -126,7 +126,7 @@ def _roles(placement: Placement, table: ModelTable) -> list[tuple[str, str, str]
 
 
 def _places(cpus: Sequence[int], topology: Topology) -> str:
-    """``0-3,8 (0), 16-19 (1)``, in the order of the plan."""
+    """CPUs and their NUMA nodes, ``0-3,8 (0), 16-19 (1)``, in the order of the plan."""
     of_node: dict[int, list[int]] = {}
     for cpu in cpus:
         of_node.setdefault(topology.node_of(cpu), []).append(cpu)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from toutates.system.errors import ConfigurationError
 from toutates.system.topology import Node, Topology, format_cpu_list
 
-__all__ = ["Placement", "Turns", "default_processing_cores", "doubts", "place", "running_on"]
+__all__ = ["Placement", "Turns", "default_processing_cores", "place", "running_on", "worker_warnings"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def _cores_first(node: Node) -> Iterator[int]:
         yield from (core.cpus[sibling] for core in node.cores if sibling < len(core.cpus))
 
 
-def doubts(placement: Placement, *, gil: bool) -> list[str]:
+def worker_warnings(placement: Placement, *, gil: bool) -> list[str]:
     """Warnings for the log about numbers of workers that are allowed but cost performance, a sentence each."""
     workers, cpus = placement.processing_cores, placement.topology.cpus
     found = []

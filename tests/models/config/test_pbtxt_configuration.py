@@ -226,36 +226,15 @@ REFUSED = {
     ),
     "misspelt platform": (
         "platform: 'onnxruntime'",
-        "platform: is not for ONNX models (got 'onnxruntime'); write platform: 'onnxruntime_onnx'",
+        "platform: is not known (got 'onnxruntime'); write platform: 'onnxruntime_onnx'",
     ),
-    "unknown backend": (
-        "backend: 'own'",
-        "backend: is not for ONNX models, and no others are served (got 'own'); export the model to ONNX, and write "
-        "backend: 'onnxruntime'",
+    "unknown platform": (
+        "platform: 'own'",
+        "platform: is not known (got 'own'); name the backend in `backend` instead",
     ),
-    "TensorRT": (
-        "platform: 'tensorrt_plan'",
-        "platform: TensorRT plans are not served, only ONNX models (got 'tensorrt_plan'); put the ONNX model there",
-    ),
-    "PyTorch": (
-        "platform: 'pytorch_libtorch' backend: 'pytorch'",
-        "backend: PyTorch models are not served, only ONNX models (got 'pytorch'); export the model with torch.onnx",
-    ),
-    "TensorFlow": (
-        "platform: 'tensorflow_savedmodel'",
-        "platform: TensorFlow models are not served, only ONNX models (got 'tensorflow_savedmodel'); convert the model",
-    ),
-    "Python": (
-        "backend: 'python'",
-        "backend: Python models are not served, only ONNX models (got 'python'); export what it computes to ONNX",
-    ),
-    "ensemble": (
-        "platform: 'ensemble' ensemble_scheduling { }",
-        "ensemble_scheduling: a model that needs it cannot be served; join the graphs into one with onnx.compose",
-    ),
-    "ensemble without steps": (
-        "platform: 'ensemble'",
-        "platform: ensembles are not served, only ONNX models (got 'ensemble'); join the graphs into one",
+    "platform of another backend": (
+        "platform: 'onnxruntime_onnx' backend: 'pytorch'",
+        "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, pytorch; keep the right one of the two",
     ),
     "batch size": ("max_batch_size: -1", "max_batch_size: is not from 0 to 1048576 (got -1)"),
     "no dims": ("input { name: 'x' data_type: TYPE_FP32 }", "model input 'x' must specify 'dims' for m"),
@@ -346,7 +325,7 @@ def test_what_cannot_be_served_is_refused_by_file_field_and_remedy(text: str, pr
 
 
 def test_all_problems_are_told_at_once() -> None:
-    lines = refusal("name: 'n' max_batch_size: -1 backend: 'python' sequence_batching { }").splitlines()
+    lines = refusal("name: 'n' max_batch_size: -1 platform: 'onnxruntime' sequence_batching { }").splitlines()
     assert len(lines) == 4
     assert all(line.startswith(f"{SOURCE}: ") for line in lines)
 
@@ -384,3 +363,24 @@ def test_what_triton_itself_prints_gives_no_warning() -> None:
     optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } priority: PRIORITY_MAX }
     """
     assert read(text).warning == ""
+
+
+def test_fields_that_depend_on_the_backend_are_left_to_another_backends_kind() -> None:
+    text = "max_batch_size: 4 sequence_batching { } optimization { graph { level: 9 } } parameters { key: 'own' }"
+    configuration = read(f"backend: 'python' {text}")
+    assert (configuration.settings.backend, configuration.settings.batch_size) == ("python", 4)
+    assert configuration.warning == ""
+    assert len(refusal(f"backend: 'onnxruntime' {text}").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ("", ""),
+        ("backend: 'own'", "own"),
+        ("platform: 'onnxruntime_onnx'", "onnxruntime"),
+        ("platform: 'pytorch_libtorch' backend: 'pytorch'", "pytorch"),
+    ],
+)
+def test_the_backend_is_named_by_backend_or_platform(text: str, backend: str) -> None:
+    assert read(text).settings.backend == backend

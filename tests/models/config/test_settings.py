@@ -157,6 +157,42 @@ def test_the_largest_values_are_accepted(tmp_path: Path) -> None:
     assert (settings.batch_size, settings.capacity, settings.num_executors) == (2**20, 2**16, 2**10)
 
 
+#: Keys with a whole number: how each is written, and the least and the greatest number.
+INTEGERS = {
+    "batch_size": (1, 2**20, "batch_size: {}"),
+    "capacity_bytes": (1, 2**50, "capacity_bytes: {}"),
+    "max_queue_size": (0, 2**32 - 1, "max_queue_size: {}"),
+    "max_queue_delay_us": (0, 60_000_000, "max_queue_delay_us: {}"),
+    "stop_after_batches": (1, 2**31 - 1, "profiling: {{stop_after_batches: {}}}"),
+    "intra_threads": (1, 1_024, "session: {{intra_threads: {}}}"),
+    "inter_threads": (1, 1_024, "session: {{inter_threads: {}}}"),
+    "warm-up batch_size": (1, 2**20, "warmup: [{{inputs: {{}}, batch_size: {}}}]"),
+    "warm-up count": (1, 10**6, "warmup: [{{inputs: {{}}, count: {}}}]"),
+    "dimension": (1, 2**31 - 1, "input_shapes: {{x: [{}]}}"),
+}
+
+
+@pytest.mark.parametrize(("least", "most", "line"), INTEGERS.values(), ids=INTEGERS.keys())
+def test_whole_numbers_have_bounds(tmp_path: Path, least: int, most: int, line: str) -> None:
+    def text(number: int) -> str:
+        own = line.format(number)
+        return config(own + "\n") if not own.startswith("batch_size") else config(batch_size=str(number))
+
+    for number in (least, most):
+        load(tmp_path, text(number))
+    for number in (least - 1, most + 1):
+        if line.startswith("input_shapes") and number == 0:
+            number = -2
+        with pytest.raises(ConfigurationError, match=r"is not an? (integer from|list of at most)"):
+            load(tmp_path, text(number))
+
+
+def test_zero_is_no_bound_of_the_queue_and_no_delay(tmp_path: Path) -> None:
+    settings = load(tmp_path, config("max_queue_size: 0\nmax_queue_delay_us: 0\nbatching: true\n"))
+    assert (settings.max_queue_size, settings.max_queue_delay_us, settings.batching) == (0, 0, True)
+    assert load(tmp_path, config("preferred_batch_sizes: [8]\n")).preferred_batch_sizes == (8,)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     assert load(tmp_path, b"\xef\xbb\xbf" + config().encode()).batch_size == 8
 

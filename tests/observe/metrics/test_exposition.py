@@ -175,5 +175,5 @@ def test_the_format_is_the_one_that_was_asked_for(accept: str, form: Format) -> 
 
 
 def test_formats_have_the_media_types_that_scrapers_expect() -> None:
-    assert Format.TEXT.content_type == "text/plain; version=0.0.4; charset=utf-8"
-    assert Format.OPENMETRICS.content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert Format.TEXT.value == "text/plain; version=0.0.4; charset=utf-8"
+    assert Format.OPENMETRICS.value == "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -20,7 +20,7 @@ from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEnt
 from toutates.net import Worker
 from toutates.observe.debug.profiler import THREAD_NAME as PROFILER
 from toutates.observe.http import connections, http_thread
-from toutates.observe.metrics.exposition import Exposition
+from toutates.observe.metrics.exposition import Exposition, Format
 from toutates.observe.status.status import MAX_VERSIONS
 
 PAGES: Final = ("/", "/status.json", "/health/live", "/health/ready", "/debug/tasks", "/metrics")
@@ -36,10 +36,7 @@ class CountingMetrics(Exposition):
     async def run(self) -> None:
         pass  # there is nothing to keep fresh
 
-    def content_type(self, accept: str) -> str:
-        return "application/openmetrics-text" if "openmetrics" in accept else "text/plain; version=0.0.4"
-
-    def render(self, content_type: str) -> Iterator[bytes]:
+    def render(self, form: Format) -> Iterator[bytes]:
         self.made += 1
         for _ in range(self._pieces):
             time.sleep(self._pause_s)
@@ -98,9 +95,9 @@ def test_what_there_is_not_is_not_found(port: int, path: str) -> None:
 
 
 def test_metrics_come_in_the_format_that_is_asked_for(port: int) -> None:
-    assert get(port, "/metrics").headers["content-type"] == "text/plain; version=0.0.4"
+    assert get(port, "/metrics").headers["content-type"] == Format.TEXT.value
     answer = get(port, "/metrics", accept="application/openmetrics-text;version=1.0.0")
-    assert answer.headers["content-type"] == "application/openmetrics-text"
+    assert answer.headers["content-type"] == Format.OPENMETRICS.value
     assert answer.text == 3 * "up 1\n"
 
 
@@ -423,7 +420,7 @@ def test_requests_that_come_at_once_are_answered_in_their_order(port: int) -> No
 
 def test_what_an_endpoint_raises_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(CountingMetrics):
-        def render(self, content_type: str) -> Iterator[bytes]:
+        def render(self, form: Format) -> Iterator[bytes]:
             raise ZeroDivisionError("no metrics today")
 
     with http_side(metrics=Broken()) as port, closing(raw(port)) as peer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import build_broken_repository, build_repository
 from tests.e2e.process import ServerProcess, command, environment, running
+from tests.engine.support import wait_until
 from tests.observe.status.support import get
 
 
@@ -42,12 +44,9 @@ def test_it_is_there_with_the_server_and_ends_with_it(server: ServerProcess) -> 
     assert get(port, "/health/ready").status == 200
     status = json.loads(get(port, "/status.json").text)
     assert {one["state"] for one in status["versions"]} == {"READY"}
-    until = time.monotonic() + 20
-    while not status["workers"]:  # which the first sample finds that was taken when they were there
-        assert time.monotonic() < until
-        time.sleep(0.2)
-        status = json.loads(get(port, "/status.json").text)
-    assert status["workers"][0]["name"] == "worker-0"
+    # Samples that were taken before there were workers have none.
+    wait_until(lambda: json.loads(get(port, "/status.json").text)["workers"][:1])
+    assert json.loads(get(port, "/status.json").text)["workers"][0]["name"] == "worker-0"
     assert get(port, "/debug/tasks").status == 200
     assert "\ntoutates_ready 1\n" in get(port, "/metrics").text.replace("1.0", "1")
     assert get(port, "/metrics", accept="application/openmetrics-text").text.endswith("# EOF\n")
@@ -65,7 +64,8 @@ def test_scrapers_that_hold_on_do_not_hold_up_the_end(server: ServerProcess) -> 
     peers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     for peer in peers[:10]:
         peer.sendall(b"GET /debug/profile?seconds=60 HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    time.sleep(0.5)
+    # One profile is being taken, and the others are refused.
+    wait_until(lambda: len(select.select(peers[:10], [], [], 1)[0]) == 9)
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 20
@@ -84,21 +84,15 @@ def test_probes_hear_that_the_server_shuts_down(repository: Path, tmp_path: Path
             fields += b"\x00\x0ccontent-type\x10application/grpc\x00\x02te\x08trailers"
             peer.sendall(hello + len(fields).to_bytes(3, "big") + b"\x01\x04\x00\x00\x00\x01" + fields)
             assert peer.recv(100)
-            time.sleep(0.3)
+            wait_until(lambda: ": 1 calls, " in get(port, "/debug/tasks").text)
             server.process.send_signal(signal.SIGTERM)
-            until = time.monotonic() + 10
-            while get(port, "/health/ready").status != 503:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until(lambda: get(port, "/health/ready").status == 503)
             assert get(port, "/health/live").status == 503
 
 
 def test_a_signal_logs_what_the_server_is_at_whatever_the_level(server: ServerProcess) -> None:
     server.process.send_signal(signal.SIGUSR2)
-    until = time.monotonic() + 20
-    while "== models ==" not in server.log or "'mlp' version 1: READY" not in server.log:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: "== models ==" in server.log and "'mlp' version 1: READY" in server.log)
     assert "== thread worker-0 ==" in server.log
     assert "toutates.net.worker.Worker.run" in server.log
     assert server.stop() == 0

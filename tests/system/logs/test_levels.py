@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import logging
 import re
 from pathlib import Path
@@ -83,15 +82,14 @@ def test_every_module_that_logs_is_of_an_area() -> None:
     root = Path(toutates.__file__).parent
     found = set()
     for path in root.rglob("*.py"):
-        names = {node.attr for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute)}
-        if "getLogger" in names:
+        if b"logging.getLogger(" in path.read_bytes():
             relative = path.relative_to(root).with_suffix("")
             found.add(area_of("toutates." + ".".join(relative.parts)))
     assert found <= set(AREAS)
     assert len(found) > 5
 
 
-def test_logging_heeds_levels_and_their_changes() -> None:
+def test_logging_follows_levels_and_their_changes() -> None:
     control = LogControl(parse_levels("warning,h2grpc=debug"))
     control.apply()
     worker, server = logging.getLogger("toutates.net.worker"), logging.getLogger("toutates.server.server")

@@ -3,24 +3,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engine.support import wait_until
 from toutates.system.logs import output as output_module
 from toutates.system.logs.output import LAST, LogOutput
 
 
 def lost(count: int, why: str) -> str:
     return f"lost {count}: {why}\n"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture

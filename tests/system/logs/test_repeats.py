@@ -56,7 +56,7 @@ def test_tracebacks_are_fewer() -> None:
 
 def test_lines_that_are_all_of_kinds_of_their_own_are_bounded_too() -> None:
     kept = Kept()
-    admitted = sum(kept.admit(f"written into the template: {number}") for number in range(10 * MAX_KINDS))
+    admitted = sum(kept.admit(f"written into the template: {number}") for number in range(2 * MAX_KINDS))
     assert admitted == MAX_KINDS + LINES_PER_PERIOD
     # Later there is room again.
     assert kept.admit("new", now_ns=PERIOD_NS)

@@ -106,7 +106,7 @@ def test_the_last_warnings_are_kept(tmp_path: Path) -> None:
     assert latest[0].time_s <= latest[-1].time_s
 
 
-def test_switches_of_single_levels_are_heeded(tmp_path: Path) -> None:
+def test_switches_of_single_levels_are_followed(tmp_path: Path) -> None:
     with logging_to(tmp_path / "log") as logs:
         control = logs.control
         control.change(replace(control.levels, warning=False), "no warnings")

@@ -146,7 +146,8 @@ class DataPlane:
         table = self.get_table()
         version = table.find(request.name, request.version)
         loaded = [served.number for served in table.models[request.name].served()]
-        return model_metadata(request.name, [version.number] if request.version else loaded, version.signature)
+        shown = [version.number] if request.version else loaded
+        return model_metadata(request.name, shown, version.signature, version.config)
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         """Answer ModelConfig."""

@@ -11,7 +11,7 @@ from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.onnx.warming import time_row, warm_up
 from toutates.models.capacity import capacity_bytes, whole_batch
-from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.configuration import VersionConfiguration, load_configuration
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.repository import VersionFolder
@@ -75,7 +75,7 @@ def inspect_version(
         ModelLoadError: the graph cannot be read or run, with ONNX Runtime's reason.
     """
     server = server or SessionOptions(ALL_DEVICES)
-    prepared = prepare(model, folder, server, most_problems=None)
+    prepared = prepare(model, load_configuration(folder, most_problems=None), server)
     for providers in dict.fromkeys(_hashable(options.providers) for options in prepared.options):
         problem = device_problem([(name, dict(options)) for name, options in providers])
         if problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.models.config.settings import ONNX_BACKENDS
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
@@ -36,7 +38,7 @@ _NEVER_STOP: Final = 2**62
 
 
 class OnnxKind:
-    """The kind of ONNX models. It claims every version, so it must be asked last.
+    """The kind of ONNX models. It claims every version that names no backend, so it must be asked last.
 
     Args:
         sessions: how the server makes ONNX Runtime's sessions.
@@ -48,14 +50,19 @@ class OnnxKind:
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
 
+    @property
+    def backends(self) -> Sequence[str]:
+        """See ``Kind``."""
+        return ONNX_BACKENDS
+
     def claims(self, version: VersionFolder) -> bool:
         """See ``Kind``. A directory without a graph is claimed too, and refused by ``load`` with the reason."""
         return True
 
-    def load(self, model: str, version: VersionFolder, *, overridden: bool) -> ServedVersion:
+    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
         """See ``Kind``."""
-        prepared = prepare(model, version, self._sessions, overridden=overridden)
-        configuration, options = prepared.configuration, prepared.options
+        prepared = prepare(model, configuration, self._sessions)
+        options, version = prepared.options, configuration.folder
         if configuration.notice:
             logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
         for warning in prepared.warnings:

@@ -22,10 +22,9 @@ from toutates.backends.onnx.executor_sessions import executor_session_options, w
 from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.onnx.signature_reader import read_signature
-from toutates.models.config.configuration import VersionConfiguration, from_triton, load_configuration
-from toutates.models.config.settings import MAX_PROBLEMS, ModelSettings
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.settings import ModelSettings
 from toutates.models.config.warmup import check_warmup
-from toutates.models.repository import VersionFolder
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
 
@@ -51,31 +50,18 @@ class PreparedVersion:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(
-    model: str,
-    version: VersionFolder,
-    server: SessionOptions,
-    *,
-    overridden: bool = False,
-    most_problems: int | None = MAX_PROBLEMS,
-) -> PreparedVersion:
-    """Read a version's files except the graph, and choose the devices of its sessions.
+def prepare(model: str, configuration: VersionConfiguration, server: SessionOptions) -> PreparedVersion:
+    """Check that the graph of a version can be read, and choose the devices of its sessions.
 
     Args:
         model: its name.
-        version: its directory.
+        configuration: of the version.
         server: how the server makes its sessions.
-        overridden: whether ``version.triton`` is used even if there is a config.yaml.
-        most_problems: how many problems of a config.yaml are reported; None for all.
 
     Raises:
-        ConfigurationError: a file cannot be used, or asks for a device that is missing; with a line for each problem.
-        ModelLoadError: the graph's file is missing or cannot be read.
+        ConfigurationError: the configuration asks for a device that is not there; with a line for each problem.
+        ModelLoadError: the graph's file cannot be found or read.
     """
-    if overridden and version.triton is not None:
-        configuration = from_triton(version, version.triton)
-    else:
-        configuration = load_configuration(version, most_problems=most_problems)
     if configuration.folder.problem:
         raise ModelLoadError(configuration.folder.problem)
     _check_readable(configuration.folder.model_path)

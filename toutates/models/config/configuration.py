@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from toutates.models.config.declared import Declared
-from toutates.models.config.settings import CONFIG_NAME, MAX_PROBLEMS, ModelSettings, load_settings
+from toutates.models.config.other_kinds import refuse_unknown_backend
+from toutates.models.config.problems import MAX_PROBLEMS
+from toutates.models.config.settings import CONFIG_NAME, ONNX_BACKENDS, ModelSettings, load_settings
 from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import VersionFolder, version_folder
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -38,19 +41,30 @@ class VersionConfiguration:
     notice: str = ""
 
 
-def load_configuration(folder: VersionFolder, *, most_problems: int | None = MAX_PROBLEMS) -> VersionConfiguration:
+def load_configuration(
+    folder: VersionFolder,
+    backends: Sequence[str] = ONNX_BACKENDS,
+    *,
+    overridden: bool = False,
+    most_problems: int | None = MAX_PROBLEMS,
+) -> VersionConfiguration:
     """Read the configuration of a version.
 
     Args:
         folder: what ``repository.scan`` has found.
+        backends: names of those that there are.
+        overridden: whether what ``folder.triton`` says holds, even beside a config.yaml.
         most_problems: of a config.yaml that are told; None for all.
 
     Raises:
-        ConfigurationError: a file cannot be read or used; with a line for each problem.
+        ConfigurationError: a file cannot be read or used, or names a backend that is not there; with a line for each
+            problem.
     """
-    source = folder.path / CONFIG_NAME
-    own = load_settings(folder.path, most_problems=most_problems)
     triton = folder.triton
+    if overridden and triton is not None:
+        return _from_triton(folder, triton, backends)
+    source = folder.path / CONFIG_NAME
+    own = load_settings(folder.path, backends, most_problems=most_problems)
     if own is not None:
         notice = ""
         if triton is not None:
@@ -59,12 +73,13 @@ def load_configuration(folder: VersionFolder, *, most_problems: int | None = MAX
             )
         return VersionConfiguration(version_folder(folder.path, own.model_filename, triton), own, source, notice=notice)
     if triton is not None:
-        return from_triton(folder, triton)
+        return _from_triton(folder, triton, backends)
     return VersionConfiguration(folder, ModelSettings(), source)
 
 
-def from_triton(folder: VersionFolder, triton: TritonConfiguration) -> VersionConfiguration:
+def _from_triton(folder: VersionFolder, triton: TritonConfiguration, backends: Sequence[str]) -> VersionConfiguration:
     """The configuration that a config.pbtxt, or a message in its place, gives a version."""
+    refuse_unknown_backend(triton.given, backends, triton.source)
     located = version_folder(folder.path, triton.settings.model_filename, triton)
     return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
 

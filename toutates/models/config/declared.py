@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from toutates.models.config.settings import ModelSettings, Shapes, raise_problems
+from toutates.models.config.problems import Problems
+from toutates.models.config.settings import ModelSettings, Shapes
 from toutates.protocol.signature import TensorSpec
-from toutates.system.errors import ConfigurationError
 
 __all__ = ["Declared", "DeclaredTensor"]
 
@@ -35,7 +35,7 @@ class DeclaredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """See the module.
+    """The tensors that a config.pbtxt declares.
 
     Attributes:
         source: the file, for errors.
@@ -70,30 +70,28 @@ class Declared:
         Raises:
             ConfigurationError: they differ; with a line for each difference.
         """
-        problems: list[ConfigurationError] = []
+        problems = Problems(self.source)
         whole = [*inputs, *outputs]
         batchable = bool(whole) and all(tensor.shape[:1] == (-1,) and not tensor.optional for tensor in whole)
         batched = self.max_batch_size > 0 or (batchable and not self.is_complete)
         if self.max_batch_size and not self.is_complete and not batchable:
             fixed = [tensor.name for tensor in whole if tensor.shape[:1] != (-1,) or tensor.optional]
-            problems.append(
-                self._problem(
-                    "max_batch_size",
-                    f"autofill failed for model '{self.model}': model does not support batching while non-zero "
-                    f"max_batch_size is specified; the first dimension is fixed of {', '.join(fixed)}",
-                    self.max_batch_size,
-                    "write max_batch_size: 0, or export the model with an open batch dimension",
-                )
+            problems.add(
+                "max_batch_size",
+                f"autofill failed for model '{self.model}': model does not support batching while non-zero "
+                f"max_batch_size is specified; the first dimension is fixed of {', '.join(fixed)}",
+                self.max_batch_size,
+                "write max_batch_size: 0, or export the model with an open batch dimension",
             )
         if self.inputs:
             self._check_inputs(inputs, batched, problems)
         for declared in self.outputs:
             graph = next((tensor for tensor in outputs if tensor.name == declared.name), None)
             if graph is None:
-                problems.append(self._unexpected("output", declared.name, outputs))
+                _refuse_unexpected("output", declared.name, outputs, problems)
             else:
                 self._check_tensor("output", declared, graph, batched, problems)
-        raise_problems(problems, self.source)
+        problems.raise_all()
         batch = (-1,) if batched else ()
         declared_inputs, declared_outputs = list(self.inputs), list(self.outputs)
         if not batched:
@@ -109,35 +107,31 @@ class Declared:
             outputs=tuple(tensor.name for tensor in self.outputs),
         )
 
-    def _check_inputs(self, inputs: Sequence[TensorSpec], batched: bool, problems: list[ConfigurationError]) -> None:
+    def _check_inputs(self, inputs: Sequence[TensorSpec], batched: bool, problems: Problems) -> None:
         by_name = {tensor.name: tensor for tensor in inputs}
         names = {declared.name for declared in self.inputs}
         missing = [tensor.name for tensor in inputs if tensor.name not in names and not tensor.optional]
         if missing:
             given = len(by_name.keys() & names)
-            problems.append(
-                self._problem(
-                    "input",
-                    f"unable to load model '{self.model}', configuration expects {len(self.inputs)} inputs, model "
-                    f"provides {given + len(missing)}",
-                    None,
-                    f"add {', '.join(missing)}, or leave `input` out altogether",
-                )
+            problems.add(
+                "input",
+                f"unable to load model '{self.model}', configuration expects {len(self.inputs)} inputs, model "
+                f"provides {given + len(missing)}",
+                None,
+                f"add {', '.join(missing)}, or leave `input` out altogether",
             )
         for declared in self.inputs:
             graph = by_name.get(declared.name)
             if graph is None:
-                problems.append(self._unexpected("input", declared.name, inputs))
+                _refuse_unexpected("input", declared.name, inputs, problems)
                 continue
             self._check_tensor("input", declared, graph, batched, problems)
             if declared.optional and not graph.optional:
-                problems.append(
-                    self._problem(
-                        f"input '{declared.name}' optional",
-                        "the graph has no default for the input",
-                        True,
-                        "remove it, or give the graph an initializer of that name",
-                    )
+                problems.add(
+                    f"input '{declared.name}' optional",
+                    "the graph has no default for the input",
+                    True,
+                    "remove it, or give the graph an initializer of that name",
                 )
 
     def _check_tensor(
@@ -146,18 +140,16 @@ class Declared:
         declared: DeclaredTensor,
         graph: TensorSpec,
         batched: bool,
-        problems: list[ConfigurationError],
+        problems: Problems,
     ) -> None:
         key = f"{role} '{declared.name}'"
         if declared.datatype != graph.datatype.config_name:
-            problems.append(
-                self._problem(
-                    f"{key} data_type",
-                    f"unable to load model '{self.model}', configuration expects datatype {declared.datatype} for "
-                    f"{role} '{declared.name}', model provides {graph.datatype.config_name}",
-                    None,
-                    f"write {graph.datatype.config_name}",
-                )
+            problems.add(
+                f"{key} data_type",
+                f"unable to load model '{self.model}', configuration expects datatype {declared.datatype} for "
+                f"{role} '{declared.name}', model provides {graph.datatype.config_name}",
+                None,
+                f"write {graph.datatype.config_name}",
             )
         problem = self._shape_problem(role, declared, graph, batched)
         if problem:
@@ -167,7 +159,7 @@ class Declared:
                 remedy += " and reshape { shape: [ ] }"
             if batched and graph.shape[:1] != (-1,):
                 remedy = "write max_batch_size: 0, or export the model with an open batch dimension"
-            problems.append(self._problem(f"{key} dims", problem, None, remedy))
+            problems.add(f"{key} dims", problem, None, remedy)
 
     def _shape_problem(self, role: str, declared: DeclaredTensor, graph: TensorSpec, batched: bool) -> str:
         prefix = f"model '{self.model}', tensor '{declared.name}'"
@@ -198,13 +190,11 @@ class Declared:
             f"configuration specifies {len(full)} dimensions ({batch}{_shown(full)})"
         )
 
-    def _unexpected(self, role: str, name: str, tensors: Sequence[TensorSpec]) -> ConfigurationError:
-        allowed = ", ".join(tensor.name for tensor in tensors)
-        problem = f"unexpected inference {role} '{name}', allowed {role}s are: {allowed}"
-        return self._problem(role, problem, None, "name tensors as the graph does")
 
-    def _problem(self, key: str, problem: str, value: object, remedy: str) -> ConfigurationError:
-        return ConfigurationError(problem, source=self.source, key=key, value=value, remedy=remedy)
+def _refuse_unexpected(role: str, name: str, tensors: Sequence[TensorSpec], problems: Problems) -> None:
+    allowed = ", ".join(tensor.name for tensor in tensors)
+    problem = f"unexpected inference {role} '{name}', allowed {role}s are: {allowed}"
+    problems.add(role, problem, None, "name tensors as the graph does")
 
 
 def _as_scalars(tensors: Sequence[DeclaredTensor], scalars: Collection[str]) -> list[DeclaredTensor]:

@@ -32,18 +32,21 @@ __all__ = ["BACKEND", "PLATFORM", "model_config", "model_metadata"]
 _GPU_DEVICE: Final = 0  # the one that sessions run on
 
 
-def model_metadata(name: str, versions: Sequence[int], signature: Signature) -> ModelMetadataResponse:
+def model_metadata(
+    name: str, versions: Sequence[int], signature: Signature, config: ModelConfig
+) -> ModelMetadataResponse:
     """Answer ModelMetadata.
 
     Args:
         name: of the model.
         versions: all that are ready, or the one that was asked for.
         signature: of the version described; shapes are given with the batch dimension as -1.
+        config: of the same version. Where it has no platform, its backend stands for it, as with Triton.
     """
     return ModelMetadataResponse(
         name=name,
         versions=[str(version) for version in sorted(versions)],
-        platform=PLATFORM,
+        platform=config.platform or config.backend,
         inputs=[_tensor_metadata(tensor, signature) for tensor in signature.inputs],
         outputs=[_tensor_metadata(tensor, signature) for tensor in signature.outputs],
     )

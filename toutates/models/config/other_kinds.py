@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-__all__ = ["Kind", "kind_among_files", "kind_of_backend", "kind_of_platform", "refusal_of"]
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["ForeignKind", "backend_of_platform", "kind_among_files", "refuse_unknown_backend"]
 
 
-class Kind(NamedTuple):
-    """A kind of models.
+class ForeignKind(NamedTuple):
+    """A kind of models that only Triton serves.
 
     Attributes:
         plural: what they are called.
@@ -26,24 +30,28 @@ _KEEP: Final = "or keep it on Triton"
 #: By Triton's name of the backend; "ensemble" is a platform alone.
 _KINDS: Final = MappingProxyType(
     {
-        "ensemble": Kind("ensembles", "join the graphs into one with onnx.compose, or call the models in turn"),
-        "tensorrt": Kind(
+        "ensemble": ForeignKind("ensembles", "join the graphs into one with onnx.compose, or call the models in turn"),
+        "tensorrt": ForeignKind(
             "TensorRT plans",
             "put the ONNX model there that the plan was built from, with the accelerator tensorrt in "
             "optimization.execution_accelerators.gpu_execution_accelerator",
         ),
-        "pytorch": Kind("PyTorch models", f"export the model with torch.onnx.export, {_KEEP}"),
-        "tensorflow": Kind("TensorFlow models", f"convert the model with tf2onnx, {_KEEP}"),
-        "python": Kind("Python models", f"export what it computes to ONNX, and leave the rest to the client, {_KEEP}"),
-        "openvino": Kind("OpenVINO models", f"put the ONNX model there that it was made from, {_KEEP}"),
-        "dali": Kind("DALI pipelines", f"prepare inputs in the client or in the graph, {_KEEP}"),
-        "fil": Kind("tree ensembles (FIL)", f"convert the model with onnxmltools, {_KEEP}"),
-        "tensorrtllm": Kind("TensorRT-LLM models", "keep it on Triton"),
-        "vllm": Kind("vLLM models", "keep it on Triton"),
+        "pytorch": ForeignKind("PyTorch models", f"export the model with torch.onnx.export, {_KEEP}"),
+        "tensorflow": ForeignKind("TensorFlow models", f"convert the model with tf2onnx, {_KEEP}"),
+        "python": ForeignKind(
+            "Python models", f"export what it computes to ONNX, and leave the rest to the client, {_KEEP}"
+        ),
+        "openvino": ForeignKind("OpenVINO models", f"put the ONNX model there that it was made from, {_KEEP}"),
+        "dali": ForeignKind("DALI pipelines", f"prepare inputs in the client or in the graph, {_KEEP}"),
+        "fil": ForeignKind("tree ensembles (FIL)", f"convert the model with onnxmltools, {_KEEP}"),
+        "tensorrtllm": ForeignKind("TensorRT-LLM models", "keep it on Triton"),
+        "vllm": ForeignKind("vLLM models", "keep it on Triton"),
     }
 )
+#: Backends by Triton's platforms. Newer backends have no platform.
 _PLATFORMS: Final = MappingProxyType(
     {
+        "onnxruntime_onnx": "onnxruntime",
         "ensemble": "ensemble",
         "tensorrt_plan": "tensorrt",
         "pytorch_libtorch": "pytorch",
@@ -70,32 +78,36 @@ _FILES: Final = MappingProxyType(
 )
 
 
-def kind_of_platform(platform: str) -> Kind | None:
-    """The kind that ``platform`` of a config.pbtxt names; None for one that is not known."""
-    return _KINDS.get(_PLATFORMS.get(platform, ""))
-
-
-def kind_of_backend(backend: str) -> Kind | None:
-    """The kind that ``backend`` of a config.pbtxt names; None for one that is not known."""
-    return _KINDS.get(backend)
-
-
-def kind_among_files(names: Iterable[str]) -> tuple[str, Kind] | None:
+def kind_among_files(names: Iterable[str]) -> tuple[str, ForeignKind] | None:
     """The first file of a version that is of another kind, and that kind; None if there is none."""
     return next(((name, _KINDS[_FILES[name]]) for name in sorted(names) if name in _FILES), None)
 
 
-def refusal_of(key: str, value: str, kind: Kind | None, right: str) -> tuple[str, str]:
-    """Problem and remedy where a config.pbtxt names another platform or backend than ONNX Runtime's.
+def backend_of_platform(platform: str) -> str | None:
+    """The backend that ``platform`` of a config.pbtxt stands for; None for a platform that Triton does not know."""
+    return _PLATFORMS.get(platform)
+
+
+def refuse_unknown_backend(config: ModelConfig, backends: Sequence[str], source: Path) -> None:
+    """See that what a config.pbtxt calls its backend is there.
 
     Args:
-        key: platform or backend.
-        value: what it says.
-        kind: what that is, as far as it is known.
-        right: the value for ONNX models.
+        config: read by ``triton_configuration``.
+        backends: names of those that are there.
+        source: the file, for the error.
+
+    Raises:
+        ConfigurationError: it is not; with what the model's owner can do.
     """
+    name = config.backend or _PLATFORMS.get(config.platform, "")
+    if not name or name in backends:
+        return
+    key = "backend" if config.backend else "platform"
+    kind = _KINDS.get(name)
     if kind is not None:
-        return f"{kind.plural} are not served, only ONNX models", kind.remedy
-    if "onnx" in value.lower() or get_close_matches(value, [right], cutoff=0.7):
-        return "is not for ONNX models", f"write {key}: '{right}'"
-    return "is not for ONNX models, and no others are served", f"export the model to ONNX, and write {key}: '{right}'"
+        problem, remedy = f"{kind.plural} are not served", kind.remedy
+    else:
+        near = get_close_matches(name, backends, n=1, cutoff=0.7)
+        problem = "there is no backend of this name"
+        remedy = f"did you mean '{near[0]}'?" if near else f"write one of {', '.join(backends)}"
+    raise ConfigurationError(problem, source=source, key=key, value=getattr(config, key), remedy=remedy)

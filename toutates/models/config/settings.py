@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
+from toutates.models.config.problems import MAX_PROBLEMS, Problems
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section, Shapes
 from toutates.protocol.datatypes import BY_NAME
@@ -30,8 +31,8 @@ __all__ = [
     "MAX_CAPACITY_BYTES",
     "MAX_DELAY_US",
     "MAX_EXECUTORS",
-    "MAX_PROBLEMS",
     "MODEL_FILENAME",
+    "ONNX_BACKENDS",
     "ModelSettings",
     "ProfilingSettings",
     "SessionSettings",
@@ -40,11 +41,12 @@ __all__ = [
     "WarmupSample",
     "is_inside",
     "load_settings",
-    "raise_problems",
 ]
 
 CONFIG_NAME: Final = "config.yaml"
 MODEL_FILENAME: Final = "model.onnx"
+#: Names of the backend of ONNX models; the first is the one that a config.yaml is written with.
+ONNX_BACKENDS: Final = ("supertensor", "onnxruntime")
 
 Allocator = Literal["cpu", "cuda_pinned"]
 ExecutionMode = Literal["sequential", "parallel"]
@@ -67,8 +69,6 @@ _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
 MAX_DELAY_US: Final = 60_000_000
 _MAX_COUNT: Final = 10**6
-
-MAX_PROBLEMS: Final = 10  # more lines than this are not read, and a hostile file must not flood the log
 
 
 def _no_shapes() -> Shapes:
@@ -159,6 +159,8 @@ class ModelSettings:
     """How one model version is batched and run. The defaults serve a version that has no configuration.
 
     Attributes:
+        backend: the name of what computes; "" where nothing names it. It is not compared, because config.yaml and
+            config.pbtxt may have different names for the same.
         batch_size: most rows put together for one run.
         capacity: ``batch_size`` times so many rows may be reserved, queued or running at once, of all shapes together;
             beyond them requests are turned away.
@@ -189,6 +191,7 @@ class ModelSettings:
         labels: files of class labels by output, relative to the model's directory.
     """
 
+    backend: str = field(default="", compare=False)
     batch_size: int = 64
     capacity: int = 16
     num_executors: int = 1
@@ -218,11 +221,14 @@ class ModelSettings:
         return self.devices[executor % len(self.devices)] if self.devices else "auto"
 
 
-def load_settings(version_dir: Path, *, most_problems: int | None = MAX_PROBLEMS) -> ModelSettings | None:
+def load_settings(
+    version_dir: Path, backends: Sequence[str] = ONNX_BACKENDS, *, most_problems: int | None = MAX_PROBLEMS
+) -> ModelSettings | None:
     """Read the config.yaml of a version directory; None where there is none.
 
     Args:
         version_dir: the directory.
+        backends: names that ``backend`` may have.
         most_problems: that are told, and of the others their number; None for all.
 
     Raises:
@@ -234,21 +240,10 @@ def load_settings(version_dir: Path, *, most_problems: int | None = MAX_PROBLEMS
     if values is None:
         _refuse_misnamed(source)
         return None
-    problems: list[ConfigurationError] = []
-    settings = _model_settings(Section(source, values, problems))
-    raise_problems(problems, source, most_problems)
+    problems = Problems(source)
+    settings = _model_settings(Section(values, problems), backends)
+    problems.raise_all(most_problems)
     return settings
-
-
-def raise_problems(problems: Sequence[ConfigurationError], source: Path, most: int | None = None) -> None:
-    """Raise one error for all of them, or for the first ``most``, with a line each; nothing if there are none."""
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        lines = [str(problem) for problem in problems[:most]]
-        if most is not None and len(problems) > most:
-            lines.append(f"{source}: and {len(problems) - most} more")
-        raise ConfigurationError("\n".join(lines))
 
 
 def _refuse_misnamed(source: Path) -> None:
@@ -258,11 +253,11 @@ def _refuse_misnamed(source: Path) -> None:
         raise ConfigurationError("would not be read", source=other, remedy=f"rename it to {source.name}")
 
 
-def _model_settings(section: Section) -> ModelSettings:
+def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
     """Read every key; what is wrong goes to the section's list, with a stand-in value that is never used."""
     defaults = ModelSettings()
-    section.choice("backend", ("supertensor",))
     settings = ModelSettings(
+        backend=section.choice("backend", backends),
         batch_size=section.integer("batch_size", MAX_BATCH_SIZE, defaults.batch_size),
         capacity=section.integer("capacity", MAX_CAPACITY, defaults.capacity),
         capacity_bytes=section.optional_integer("capacity_bytes", MAX_CAPACITY_BYTES, 2**30),

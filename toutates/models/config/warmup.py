@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.models.config.settings import ModelSettings, WarmupInput, WarmupSample, raise_problems
+from toutates.models.config.problems import Problems
+from toutates.models.config.settings import ModelSettings, WarmupInput, WarmupSample
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
@@ -31,24 +32,19 @@ def check_warmup(settings: ModelSettings, signature: Signature, model_dir: Path,
     Raises:
         ConfigurationError: with a line for each problem.
     """
-    problems: list[ConfigurationError] = []
+    problems = Problems(source)
     for sample in settings.warmup:
-        _check_sample(sample, settings, signature, model_dir, source, problems)
-    raise_problems(problems, source)
+        _check_sample(sample, settings, signature, model_dir, problems)
+    problems.raise_all()
 
 
 def _check_sample(
-    sample: WarmupSample,
-    settings: ModelSettings,
-    signature: Signature,
-    model_dir: Path,
-    source: Path,
-    problems: list[ConfigurationError],
+    sample: WarmupSample, settings: ModelSettings, signature: Signature, model_dir: Path, problems: Problems
 ) -> None:
     key = f"warmup '{sample.name}'"
 
     def refuse(where: str, problem: str, value: object, remedy: str) -> None:
-        problems.append(ConfigurationError(problem, source=source, key=key + where, value=value, remedy=remedy))
+        problems.add(key + where, problem, value, remedy)
 
     most = settings.batch_size if signature.batched else 1
     if sample.batch_size > most:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeGuard
 
+from toutates.models.config.problems import Problems
 from toutates.models.config.yaml_reader import YamlValue, shown_value
-from toutates.system.errors import ConfigurationError
 from toutates.system.text import printable
 
 __all__ = ["MAX_DIMENSION", "MAX_RANK", "Section", "Shapes"]
@@ -23,19 +22,16 @@ _MAX_KEY_SHOWN: Final = 80  # characters
 
 
 class Section:
-    """See the module. Every method notes what is wrong and returns a stand-in for it, which is never used.
+    """One mapping of a YAML file. Every method notes what is wrong, and returns a stand-in value that is never used.
 
     Args:
-        source: the file.
         values: the mapping.
-        problems: what is wrong so far.
+        problems: get what is wrong.
         prefix: of the keys in errors, such as ``profiling.``.
     """
 
-    def __init__(
-        self, source: Path, values: Mapping[str, YamlValue], problems: list[ConfigurationError], prefix: str = ""
-    ) -> None:
-        self._source, self._values, self._problems, self._prefix = source, values, problems, prefix
+    def __init__(self, values: Mapping[str, YamlValue], problems: Problems, prefix: str = "") -> None:
+        self._values, self._problems, self._prefix = values, problems, prefix
         self._known: list[str] = []
 
     # --- scalars -----------------------------------------------------------------------------------------------------
@@ -81,7 +77,7 @@ class Section:
             return None
         value = self._values[key]
         if isinstance(value, dict):
-            return Section(self._source, value, self._problems, f"{self._prefix}{key}.")
+            return Section(value, self._problems, f"{self._prefix}{key}.")
         self.refuse(key, "is not a mapping", value, f"write `{example}`, or leave the key out")
         return None
 
@@ -92,7 +88,7 @@ class Section:
         value = self._values[key]
         if isinstance(value, list) and all(isinstance(item, dict) for item in value):
             return [
-                Section(self._source, item, self._problems, f"{self._prefix}{key}[{at}].")
+                Section(item, self._problems, f"{self._prefix}{key}[{at}].")
                 for at, item in enumerate(value)
                 if isinstance(item, dict)
             ]
@@ -183,9 +179,7 @@ class Section:
     def refuse(self, key: str, problem: str, value: object, remedy: str) -> None:
         """Note what is wrong with a key."""
         where = self._prefix + (printable(key, _MAX_KEY_SHOWN) or "''")
-        self._problems.append(
-            ConfigurationError(problem, source=self._source, key=where, value=shown_value(value), remedy=remedy)
-        )
+        self._problems.add(where, problem, shown_value(value), remedy)
 
     def _choice(self, key: str, value: object, allowed: Sequence[str]) -> str:
         if value not in allowed:

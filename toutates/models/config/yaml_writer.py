@@ -7,7 +7,14 @@ from typing import Any
 
 import yaml
 
-from toutates.models.config.settings import ModelSettings, SessionSettings, Shapes, WarmupInput, WarmupSample
+from toutates.models.config.settings import (
+    ONNX_BACKENDS,
+    ModelSettings,
+    SessionSettings,
+    Shapes,
+    WarmupInput,
+    WarmupSample,
+)
 
 __all__ = ["write_yaml"]
 
@@ -17,7 +24,7 @@ _WIDTH = 110
 def write_yaml(settings: ModelSettings) -> str:
     """The text; keys that stand for a flag's value, or for nothing, are comments."""
     lines = [
-        _line("backend", "supertensor"),
+        _line("backend", ONNX_BACKENDS[0]),
         _line("batch_size", settings.batch_size),
         _line("capacity", settings.capacity),
         _line("capacity_bytes", settings.capacity_bytes, "64 MiB x capacity, half of the memory at most"),

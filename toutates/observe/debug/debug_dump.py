@@ -1,7 +1,7 @@
-"""What a server is at, as one text: its tasks, its connections, and its SuperTensors. For /debug/tasks and SIGUSR2.
+"""A dump of what the server is doing: its tasks, its connections, and its models. For /debug/tasks and SIGUSR2.
 
-Tasks and connections belong to the threads that run them, so each thread is asked for its own. One that does not answer
-in time is stuck or busy, which is what whoever asks wants to know: then its stack stands in their place.
+Tasks and connections belong to the threads that run them, so each thread is asked for its own. The dump shows the stack
+of a thread that does not answer in time, because it is stuck or busy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from toutates.observe.view import ServerView
 
 __all__ = ["TrioRun", "dump", "this_run"]
 
-#: How long a thread has to answer.
+#: Seconds that a thread has to answer.
 ANSWER_S: Final = 2.0
-#: What is shown of each at most.
+#: Most connections of a worker, versions, and lanes of a version that are shown.
 MAX_CONNECTIONS: Final = 100
 MAX_VERSIONS: Final = 200
 MAX_LANES: Final = 16
@@ -53,11 +53,11 @@ def this_run(name: str) -> TrioRun:
 
 
 async def dump(view: ServerView, runs: Sequence[TrioRun]) -> str:
-    """The text. It takes ANSWER_S at most, and a little more for every thread that is there.
+    """Make the dump, in ANSWER_S at most and a little more for each thread.
 
     Args:
         view: of the server.
-        runs: Trio runs beside those of the workers.
+        runs: Trio runs other than those of the workers.
     """
     workers = list(view.workers)
     answers: list[list[str] | None] = [None] * (len(runs) + len(workers))
@@ -90,7 +90,7 @@ async def _ask_into(
     call_soon: Callable[[Callable[[], None]], None],
     question: Callable[[], list[str]],
 ) -> None:
-    """Put another thread's answer into ``answers``, unless it does not come in time."""
+    """Ask another thread, and put its answer into ``answers`` if it comes within ANSWER_S."""
     token = trio.lowlevel.current_trio_token()
     came = trio.Event()
 
@@ -98,11 +98,11 @@ async def _ask_into(
         try:
             answers[index] = question()
         except Exception as error:
-            answers[index] = [f"cannot be said: {error!r}"]
+            answers[index] = [f"cannot be read: {error!r}"]
         try:
             token.run_sync_soon(came.set)
         except trio.RunFinishedError:
-            pass  # whoever asked does not wait any more
+            pass  # the run that asked has ended
 
     with trio.move_on_after(ANSWER_S):
         try:

@@ -1,4 +1,4 @@
-"""A profile as a page to look at, or as text for other tools."""
+"""Renders a profile: as a page with a flame graph, or as text for other tools."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from toutates.observe.status.page import Page, load_page
 
 __all__ = ["collapsed", "flame_page"]
 
-#: Frames that take less than this share of the whole are left out of the page, which nobody could see.
+#: Frames with a smaller share of the whole are left out of the page, where they would be too narrow to see.
 MIN_SHARE: Final = 0.0005
 
-#: A frame: its label, its microseconds with all that it called, and what it called.
+#: A frame: its label, its microseconds including the frames that it called, and those frames.
 _Node = list[Any]
 
 
 def collapsed(profile: Profile) -> str:
-    """A line per stack: frames from the outermost to the innermost, and microseconds. As flamegraph.pl reads it."""
+    """A line per stack, as flamegraph.pl reads it: frames from the outermost to the innermost, and microseconds."""
     lines = [f"{';'.join(frame.replace(';', ',') for frame in stack)} {us}" for stack, us in profile.stacks.items()]
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
 def flame_page(profile: Profile) -> Page:
-    """The page; it needs nothing but itself."""
+    """A page with the flame graph, in one file."""
     about = {
         "unit": profile.weight.value,
         "samples": profile.samples,
         "seconds": round(profile.seconds, 2),
         "tree": _tree(profile),
     }
-    # Inside of a script element only "<" could end it.
+    # Within a script element only "<" could end the element.
     return load_page("flame.html", {"PROFILE": json.dumps(about, separators=(",", ":")).replace("<", r"\u003c")})
 
 
@@ -47,7 +47,7 @@ def _tree(profile: Profile) -> _Node:
 
 
 def _as_lists(label: str, node: dict[str, Any], least: float) -> _Node:
-    """As the page reads it, the longest first."""
+    """A frame in the form that the page reads, the called frames in descending order of time."""
     called = [(name, inner) for name, inner in node["calls"].items() if inner["us"] >= least]
     called.sort(key=lambda one: -one[1]["us"])
     return [label, node["us"], [_as_lists(name, inner, least) for name, inner in called]]

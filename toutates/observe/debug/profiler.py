@@ -1,8 +1,8 @@
-"""A sampling profiler for a running server: what its threads are doing, many times a second, in a thread of its own.
+"""A sampling profiler for a running server. A thread of its own reads the stacks of all threads many times a second.
 
-Each sample is weighed with the CPU time that its thread has used since the last one, so that threads that wait weigh
-nothing; or with the time that has passed, to see what they wait for. The server pays for the samples only: with the GIL
-some 0.05 ms each, without it 0.2 ms during which every thread stands still (``thread_stacks``).
+A sample counts for the CPU time that its thread has used since the last one, so that threads that wait count nothing;
+or for the time that has passed, which shows what threads wait for. A sample costs the server some 0.05 ms with the GIL,
+and without it 0.2 ms in which every thread is stopped (``thread_stacks``).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["MAX_HZ", "MAX_SECONDS", "Busy", "Profile", "Profiler", "Weight"]
 
 MAX_SECONDS: Final = 60.0
 MAX_HZ: Final = 500
-#: Different stacks that are kept; what comes later goes to one that stands for the others.
+#: Different stacks that are kept; further ones are counted together as OTHERS.
 MAX_STACKS: Final = 20_000
 OTHERS: Final = "other stacks"
 THREAD_NAME: Final = "profiler"
-#: Where threads begin.
+#: Ends of the labels of frames that every thread begins with.
 _START: Final = ("(threading.py)", "(trio/_core/_thread_cache.py)", "(outcome/_impl.py)", "(trio/_threads.py)")
 
 
 class Busy(Exception):
-    """A profile is being taken already."""
+    """Another profile is being taken."""
 
 
 class Weight(Enum):
-    """What a sample stands for."""
+    """What a sample counts."""
 
     CPU = "cpu"
     WALL = "wall"
@@ -44,13 +44,13 @@ class Weight(Enum):
 
 @dataclass(slots=True)
 class Profile:
-    """What was seen.
+    """The samples of some seconds, added up.
 
     Attributes:
-        weight: what ``stacks`` counts.
+        weight: the time that ``stacks`` counts.
         stacks: microseconds by stack; the outermost frame is the thread's name.
-        samples: how often the threads were looked at.
-        seconds: how long that went on.
+        samples: how often the stacks were read.
+        seconds: how long the profile took.
     """
 
     weight: Weight
@@ -59,7 +59,7 @@ class Profile:
     seconds: float = 0.0
 
     def add(self, stack: Stack, microseconds: int) -> None:
-        """A thread was seen at ``stack``."""
+        """Count time at ``stack``."""
         if stack not in self.stacks and len(self.stacks) >= MAX_STACKS:
             stack = (stack[0], OTHERS)
         self.stacks[stack] = self.stacks.get(stack, 0) + microseconds
@@ -72,10 +72,10 @@ class Profiler:
         self._busy = False
 
     async def take(self, seconds: float, hz: int, weight: Weight) -> Profile:
-        """Watch the process for so long. Ends early if it is cancelled.
+        """Profile the process for so many seconds, fewer if cancelled.
 
         Raises:
-            Busy: somebody else does.
+            Busy: another profile is being taken.
         """
         if self._busy:
             raise Busy
@@ -111,7 +111,7 @@ def _watch(seconds: float, hz: int, weight: Weight, stop: threading.Event) -> Pr
         names = thread_names()
         clocks.passed()
         at = began
-        # On a busy machine the first turn may come when time is up; it is taken all the same.
+        # On a busy machine the first sample may come when the time is up; it is taken all the same.
         while at - began < seconds and not stop.wait(max(0.0, at + 1 / hz - time.monotonic())):
             before, at = at, time.monotonic()
             stacks = reader.read()
@@ -131,7 +131,7 @@ def _watch(seconds: float, hz: int, weight: Weight, stop: threading.Event) -> Pr
 
 @lru_cache(maxsize=4_096)
 def _without_start(stack: Stack) -> Stack:
-    """Without what every thread begins with."""
+    """The stack without the frames that every thread begins with."""
     return tuple(dropwhile(lambda frame: frame.endswith(_START), stack))
 
 
@@ -142,7 +142,7 @@ class _Clocks:
         self._seen_ns: dict[int, int] = {}
 
     def passed(self) -> dict[int, int]:
-        """Microseconds of CPU that each thread has used since the last call, by identifier."""
+        """Microseconds of CPU that each thread has used since the last call, by the thread's identifier."""
         seen_ns: dict[int, int] = {}
         passed: dict[int, int] = {}
         for thread in threading.enumerate():
@@ -151,7 +151,7 @@ class _Clocks:
             try:
                 now_ns = seen_ns[thread.ident] = time.clock_gettime_ns(_cpu_clock(thread.native_id))
             except OSError:
-                continue  # it has just ended
+                continue  # the thread has just ended
             passed[thread.ident] = (now_ns - self._seen_ns.get(thread.ident, now_ns)) // 1000
         self._seen_ns = seen_ns
         return passed

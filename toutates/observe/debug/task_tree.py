@@ -1,4 +1,4 @@
-"""The tasks of a Trio run as text: who started whom, and where each of them waits."""
+"""The tasks of a Trio run as text: a tree of tasks, each with the place where it waits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from toutates.observe.debug.thread_stacks import short_path
 
 __all__ = ["task_tree"]
 
-#: Tasks that are shown; a worker has one per streaming call.
+#: Most tasks that are shown; a worker has one per streaming call.
 MAX_TASKS: Final = 300
-#: Frames of each that are shown, the innermost, and how deep they may be.
+#: Innermost frames of a task that are shown, and how many frames are read.
 MAX_FRAMES: Final = 6
 MAX_DEPTH: Final = 64
-#: At the bottom of every task that waits.
+#: Innermost functions of every task that waits; they are left out.
 _EVERYWHERE: Final = frozenset({"wait_task_rescheduled", "_real_async_yield"})
 
 
 def task_tree() -> list[str]:
-    """Lines on the run of the calling thread. The tasks stand still meanwhile, because only one runs at a time."""
+    """The tree of the calling thread's run, in lines. No task runs meanwhile, because this function does not await."""
     root = trio.lowlevel.current_root_task()
     if root is None:
         return ["no tasks"]
     lines: list[str] = []
     left_out = 0
-    # Without recursion, because nurseries may be nested as deeply as programs like.
+    # Without recursion, because nurseries may be nested to any depth.
     waiting: list[tuple[int, trio.lowlevel.Task]] = [(0, root)]
     while waiting:
         depth, task = waiting.pop()
@@ -54,6 +54,6 @@ def _where(task: trio.lowlevel.Task) -> str:
         for frame, line in islice(task.iter_await_frames(), MAX_DEPTH)
         if frame.f_code.co_name not in _EVERYWHERE
     ]
-    # Of what Trio does itself, the name of the task says enough.
+    # Of tasks that are only in Trio's functions, the innermost frame is enough.
     own = [frame for frame in frames if "(trio/" not in frame] or frames[-1:]
     return " > ".join(own[-MAX_FRAMES:])

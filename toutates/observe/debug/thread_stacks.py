@@ -1,8 +1,8 @@
-"""What every thread is doing at one moment, in pure Python, and safe to ask on any build.
+"""Reads the stacks of all threads, on builds with and without the GIL.
 
-With the GIL, other threads stand still while ``sys._current_frames`` is read and walked. Without it they do not: the
-frames would change, and go, while they are read, which can crash the process. There ``faulthandler`` is asked, which
-stops every thread for as long as it writes, some 0.2 ms, and its text is read back.
+With the GIL, other threads do not run while ``sys._current_frames`` is read. Without it, frames would change and be
+freed while they are read, which can crash the process. So there ``faulthandler`` writes the stacks, for which it stops
+every thread for some 0.2 ms, and its text is read back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Stack", "StackReader", "short_path", "thread_names"]
 #: Frames from the outermost to the innermost, as "function (file)".
 Stack = tuple[str, ...]
 
-#: Frames of a stack, the innermost; faulthandler writes as many.
+#: Innermost frames of a stack that are read, as many as faulthandler writes.
 MAX_DEPTH: Final = 100
 
 _ROOT: Final = str(Path(__file__).resolve().parents[3]) + "/"
@@ -37,7 +37,7 @@ _FRAME: Final = re.compile(r'^  File "(.*)", line \d+ in (.*)$')
 
 @lru_cache(maxsize=4_096)
 def short_path(path: str) -> str:
-    """A source file's path from its package on, or as it is where it belongs to none."""
+    """A source file's path without the folder of packages; as it is where it belongs to no package."""
     return _LIBRARIES.sub("", path.removeprefix(_ROOT))
 
 
@@ -47,7 +47,7 @@ def thread_names() -> dict[int, str]:
 
 
 class StackReader:
-    """Reads stacks again and again; made by ``open``, and used by one thread."""
+    """Reads stacks any number of times. Made by ``open``, and used by one thread."""
 
     def __init__(self, file: int | None) -> None:
         self._file = file
@@ -55,7 +55,7 @@ class StackReader:
     @classmethod
     @contextmanager
     def open(cls) -> Iterator[StackReader]:
-        """A reader, which has a file of its own in memory where it needs one."""
+        """Make a reader for the block; without the GIL it has a file in memory."""
         if gil_enabled():
             yield cls(None)
             return

@@ -1,1 +1,1 @@
-"""Prometheus metrics: what there is (``catalogue``), where it comes from (``collector``), how it is written."""
+"""Prometheus metrics: their table (``catalogue``), their values (``collector``), and their text (``exposition``)."""

@@ -1,13 +1,13 @@
-"""Every metric there is, in one table: the collector makes its families of it, and docs/metrics.md its lines.
+"""Every metric, in one table, from which the collector makes its families and docs/metrics.py its page.
 
 Three kinds of names:
 
-- ``inference_*`` and ``loaded_models`` are those of the original Toutates. They have one label, the model: all of its
-  versions together, also those that were replaced, so that they never fall while the model is served.
+- ``inference_*`` and ``loaded_models`` are those of the original Toutates. Their label is the model, for all of its
+  versions together, replaced ones included, so that they never fall while the model is served.
 - ``nv_*`` are Triton's, with Triton's labels, types and units, so that its dashboards and autoscalers work unchanged.
-  They break rules of Prometheus that were made later: counters without ``_total``, microseconds. Theirs begin at 0 when
-  a version is loaded again.
-- ``toutates_*`` are ours, ``process_*`` those that every client of Prometheus has.
+  They break rules that Prometheus made later: counters have no ``_total``, and times are in microseconds. They begin at
+  0 when a version is loaded again.
+- ``toutates_*`` are ours. ``process_*`` are those of every Prometheus client library.
 """
 
 from __future__ import annotations

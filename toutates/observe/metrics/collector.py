@@ -1,10 +1,10 @@
-"""Every metric's value, read when somebody asks and at no other time.
+"""Reads the values of all metrics, at scrapes and at no other time.
 
-A scrape first reads the models, one after the other, and then makes the families of what it has read. In between, and
-between families, it can be left alone for a while: that is what ``None`` says, and what families may be taken for.
+A scrape first reads the models, one after the other, and then makes the families. Between two models (where ``None`` is
+yielded) and between two families the caller may let other threads run.
 
-What is read belongs to other threads, which go on writing; see ``ServerView`` and ``toutates.engine.counters``. It
-takes no lock but each SuperTensor's, for as long as a batch does.
+The values belong to other threads, which write them meanwhile; see ``ServerView`` and ``toutates.engine.counters``. The
+only lock taken is that of each model version, for as long as adding a batch takes it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ _NS: Final = 1_000_000_000
 
 
 class ServerCollector:
-    """See the module. One scrape at a time.
+    """Makes the families of a scrape. One scrape at a time.
 
     Args:
         view: of the server.
-        host: of its machine.
-        gpus: of the GPUs there.
+        host: gauges of the machine.
+        gpus: gauges of its GPUs.
         clock: monotonic seconds.
+
+    Attributes:
+        render_s: seconds that the last text took, set by whoever writes it.
     """
 
     def __init__(
@@ -55,7 +58,6 @@ class ServerCollector:
         self._process = ProcessCollector(registry=None)
         self._info = (view.identity.version, platform.python_version())
         self._plan_hits = 0
-        #: how long the last text took; known to whoever makes it
         self.render_s = 0.0
 
     def scrape(self) -> Iterator[Family | None]:
@@ -64,7 +66,7 @@ class ServerCollector:
         served = {name: model.served() for name, model in table.models.items() if model.served()}
         counters = {name: [version.servable.counters for version in versions] for name, versions in served.items()}
         self._retired.update(counters, self._clock())
-        # Before anybody else has a turn: another scrape may take a version for gone that this one counts as served.
+        # Before the first yield: another scrape may retire a version that this one counts as served.
         retired = {name: list(self._retired.counts(name)) for name in served}
         versions: list[VersionSnapshot] = []
         models: list[ModelSnapshot] = []
@@ -99,8 +101,8 @@ class ServerCollector:
         yield "toutates_model_versions", [((state.value,), states.count(state)) for state in ModelState]
         yield "toutates_inflight_refusals_total", [((), sum(infer.counters.overloaded for infer in view.infer))]
         misses = sum(infer.counters.parsed for infer in view.infer)
-        # A request counts as a miss when it comes, and in all when it has its answer.
-        seen = sum(infer.observer.seen - infer.counters.overloaded for infer in view.infer)  # the rest had no plan
+        # A miss counts when the request comes, `seen` when it is answered; so the difference may fall for a moment.
+        seen = sum(infer.observer.seen - infer.counters.overloaded for infer in view.infer)  # refused ones had no plan
         self._plan_hits = max(self._plan_hits, seen - misses)
         yield "toutates_plan_cache_hits_total", [((), self._plan_hits)]
         yield "toutates_plan_cache_misses_total", [((), misses)]
@@ -167,7 +169,7 @@ class ServerCollector:
 
 
 def _cpu_seconds(worker: Worker) -> float | None:
-    """CPU time of a worker's thread; None before it runs and once it has ended."""
+    """CPU time of a worker's thread; None before it begins and after its end."""
     try:
         return time.clock_gettime(worker.cpu_clock) if worker.cpu_clock is not None else None
     except OSError:

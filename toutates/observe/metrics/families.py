@@ -11,7 +11,7 @@ from toutates.observe.metrics.spec import Kind, MetricSpec
 
 __all__ = ["Distribution", "Family", "Labels", "Named", "Series", "bucket_bounds", "named_labels"]
 
-#: What prometheus_client takes off a family's name, and gives to its samples.
+#: By kind, the suffix that samples have and the family's name in OpenMetrics has not.
 _SUFFIXES: Final = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
 
 
@@ -20,9 +20,9 @@ class Distribution:
     """The value of one series of a histogram.
 
     Attributes:
-        bounds: what ``bucket_bounds`` has made.
-        counts: of each bucket alone, the last one's, which has no bound, too.
-        total: the sum of what was measured.
+        bounds: upper bounds of the buckets, made by ``bucket_bounds``.
+        counts: measurements in each bucket alone; the last bucket has no bound.
+        total: the sum of all measurements.
     """
 
     bounds: tuple[str, ...]
@@ -30,18 +30,18 @@ class Distribution:
     total: float
 
     def cumulated(self) -> list[int]:
-        """How many were at most each bound; the last is how many there were."""
+        """The number of measurements up to each bound; the last number is that of all."""
         return list(accumulate(self.counts))
 
 
 def bucket_bounds(bounds: Sequence[float]) -> tuple[str, ...]:
-    """Upper bounds of buckets, ascending, as they are written; for the last bucket, too, which has none."""
+    """Upper bounds of buckets, ascending, as the text has them, with "+Inf" for the last bucket."""
     return (*(repr(float(bound)) for bound in bounds), "+Inf")
 
 
-#: Values of labels in the order of ``MetricSpec.labels``; before them, labels of the series' own with their names.
+#: Values of labels in the order of ``MetricSpec.labels``; before them pairs of name and value, of further labels.
 Labels = tuple[str | tuple[str, str], ...]
-#: The value of one series, and of its labels before it.
+#: One series: its labels and its value.
 Series = tuple[Labels, float | Distribution]
 #: A metric's name, and its series.
 Named = tuple[str, Sequence[Series]]
@@ -61,8 +61,8 @@ class Family:
     """One metric with its series.
 
     Attributes:
-        spec: which.
-        series: its labels, see ``Labels``, and its value.
+        spec: the metric.
+        series: its series.
     """
 
     spec: MetricSpec
@@ -70,15 +70,14 @@ class Family:
 
     @property
     def openmetrics_type(self) -> str:
-        """The type that OpenMetrics has for it.
+        """The family's type in OpenMetrics.
 
-        Of Triton's counters it is ``unknown``: OpenMetrics has no counter without ``_total``, and who asked for
-        Triton's names would not find what is called otherwise. Prometheus prefers OpenMetrics, and computes with
-        either alike.
+        For Triton's counters it is ``unknown``, because OpenMetrics has no counter without ``_total``, and the metrics
+        have to keep Triton's names. Prometheus computes with both types alike.
         """
         return "unknown" if self.spec.foreign_counter else self.spec.kind.value
 
     @property
     def openmetrics_name(self) -> str:
-        """The family's name there, to which the samples add what their type demands."""
+        """The family's name in OpenMetrics, to which its samples add the suffix of their type."""
         return self.spec.name.removesuffix(_SUFFIXES.get(self.spec.kind, ""))

@@ -1,7 +1,7 @@
-"""What NVML says of NVIDIA's GPUs, by Triton's names; nothing where there is no NVML.
+"""Gauges of NVIDIA's GPUs, read by NVML, with Triton's names. There are none without NVML.
 
-The driver may take its time, or for ever when a GPU has fallen off the bus. So it is asked in a thread of its own, and
-a scrape is given what it said last, unless that is too old to be true.
+The driver may answer late, or never if a GPU has fallen off the bus. So it is asked in a thread of its own. A scrape
+gets the last values, unless they are older than STALE_S.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["GpuGauges", "load_nvml"]
 
 logger = logging.getLogger(__name__)
 
-#: Between two readings; Triton's ``--metrics-interval-ms``.
+#: Seconds between two readings, as Triton's ``--metrics-interval-ms``.
 INTERVAL_S: Final = 2.0
-#: What was read longer ago is not shown.
+#: Values that were read longer ago, in seconds, are not shown.
 STALE_S: Final = 30.0
 
 
@@ -46,10 +46,10 @@ class _Gpu:
 
 
 class GpuGauges:
-    """See the module.
+    """Reads the GPUs, and has the values for scrapes.
 
     Args:
-        nvml: the package nvidia-ml-py, or what behaves like it; None for none.
+        nvml: the module of nvidia-ml-py, or one that behaves like it; None for no GPUs.
         clock: monotonic seconds.
     """
 
@@ -62,9 +62,9 @@ class GpuGauges:
         self._read_at = clock()
 
     async def run(self) -> None:
-        """Keep the values fresh until cancelled; returns at once where there is nothing to read.
+        """Read the values regularly until cancelled; returns at once where there is nothing to read.
 
-        A driver that does not answer leaves its thread behind, one at most, because no other is started until then.
+        If the driver does not answer, one thread is left waiting for it; no other is started before it does.
         """
         if self._nvml is None:
             return
@@ -74,12 +74,12 @@ class GpuGauges:
             await trio.sleep(INTERVAL_S)
 
     def read(self) -> bool:
-        """Ask the driver, which blocks; whether there is a GPU to be asked again."""
+        """Read the values, which may block; returns whether there are GPUs to read again."""
         try:
             if self._gpus is None:
                 self._gpus = self._find()
         except self._nvml.NVMLError as error:
-            # No driver, none that works, or none for us: most machines.
+            # No driver, a broken one, or no permission. Most machines have no GPU.
             logger.info("no GPU metrics: %s", error)
             return False
         values: dict[str, list[tuple[str, float]]] = {}
@@ -88,14 +88,14 @@ class GpuGauges:
                 try:
                     value = read()
                 except self._nvml.NVMLError:
-                    continue  # many a GPU has no power sensor; one that is lost has nothing
+                    continue  # some GPUs have no power sensor, and a lost GPU answers nothing
                 values.setdefault(name, []).append((gpu.uuid, value))
         self._values = values
         self._read_at = self._clock()
         return bool(self._gpus)
 
     def collect(self) -> Iterator[Family]:
-        """The metrics as they were read last."""
+        """The families of the last values."""
         if self._clock() - self._read_at > STALE_S:
             return
         for name, values in self._values.items():
@@ -119,7 +119,7 @@ class GpuGauges:
         ]
 
     def _energy(self, gpu: _Gpu) -> float:
-        """Joules since the first reading; the driver counts millijoules since it was loaded."""
+        """Joules since the first reading. The driver counts millijoules since it was loaded."""
         now_mj: int = self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
         if gpu.first_mj is None or now_mj < gpu.first_mj:  # the driver was loaded again
             gpu.first_mj = now_mj

@@ -1,7 +1,7 @@
 """CPU and memory of the whole machine, by Triton's names.
 
-Read from /proc, as Triton does: two small files, 60 us together, where psutil would be one more package with an
-extension, for each Python of its own, to read the same files.
+They are read from /proc, as Triton does it: two small files, 60 us together. psutil reads the same files, and would be
+one more dependency with an extension module.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from toutates.observe.metrics.families import Family
 
 __all__ = ["HostGauges"]
 
-#: Over a shorter time than this, the clock ticks in which the kernel counts (10 ms) make the share of the CPU a guess.
+#: Shortest time over which the utilization is measured: the kernel counts in clock ticks of 10 ms.
 _MIN_SECONDS: Final = 1.0
 
 
 class HostGauges:
-    """See the module. A file that is not there, or has another form, leaves its metrics out.
+    """Reads the files at each scrape. If a file is missing or has another form, its metrics are left out.
 
     Args:
         proc: where the files are.
@@ -47,7 +47,7 @@ class HostGauges:
             yield Family(CATALOGUE["nv_cpu_memory_used_bytes"], [((), total - available)])
 
     def _measure(self) -> float | None:
-        """The share of all CPUs' time that was not idle, since the last time or the one before."""
+        """The share of all CPUs' time that was not idle, since the last measurement of _MIN_SECONDS or more."""
         ticks = _cpu_ticks(self._proc)
         if ticks is None or self._ticks is None:
             self._ticks = ticks
@@ -55,14 +55,14 @@ class HostGauges:
         now = self._clock()
         busy, total = ticks[0] - self._ticks[0], ticks[1] - self._ticks[1]
         if now - self._read_at >= _MIN_SECONDS and total > 0:
-            # Time that a CPU waits for a disk may be taken back, so that it was busier than it existed.
+            # The kernel may take back time that a CPU waited for a disk, so the share may leave the range.
             self._utilization = min(max(busy / total, 0.0), 1.0)
             self._ticks, self._read_at = ticks, now
         return self._utilization
 
 
 def _cpu_ticks(proc: Path) -> tuple[int, int] | None:
-    """Clock ticks of all CPUs since the machine's start: busy ones, and all. Guests' are in the others (proc(5))."""
+    """Busy and all clock ticks of all CPUs since the machine's start. Those of guests are included (proc(5))."""
     try:
         name, *fields = (proc / "stat").read_text().split("\n", 1)[0].split()
         user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in fields[:8])
@@ -75,7 +75,7 @@ def _cpu_ticks(proc: Path) -> tuple[int, int] | None:
 
 
 def _memory_bytes(proc: Path) -> tuple[int, int] | None:
-    """What the machine has, and what of it could be had without swapping."""
+    """Bytes of memory of the machine, and bytes that are available without swapping."""
     found: dict[str, int] = {}
     try:
         for line in (proc / "meminfo").read_text().splitlines():

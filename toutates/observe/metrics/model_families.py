@@ -1,4 +1,4 @@
-"""Families of models and their versions, from what a scrape has read of them."""
+"""Makes the families of models and their versions from snapshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toutates.observe.metrics.snapshot import Counts, VersionSnapshot
 __all__ = ["ModelSnapshot", "executor_families", "original_families", "triton_families"]
 
 _NS: Final = 1_000_000_000
-#: The original's buckets, 100 us x 2^0..17, and three below: small models run in less than its first.
+#: The original's 18 buckets, 100 us x 2^0..17, and three below, because small models run in less than 100 us.
 _TIME_BUCKETS: Final = 21
 _TIMES: Final = bucket_bounds([(BUCKET_NS << bucket) / _NS for bucket in range(_TIME_BUCKETS)])
 _SIZE_BUCKETS: Final = 12
@@ -29,8 +29,8 @@ class ModelSnapshot:
 
     Args:
         name: the model's.
-        versions: that are served, ascending.
-        counts: of these, and of those before them.
+        versions: those that are served, ascending.
+        counts: of these versions, and of the model's former ones.
     """
 
     def __init__(self, name: str, versions: Sequence[VersionSnapshot], counts: Iterable[Counts]) -> None:
@@ -48,7 +48,7 @@ def _sizes(buckets: Sequence[int], total: int) -> Distribution:
 
 
 def _reply_ns(requests: WorkerCounters) -> int:
-    """From ONNX Runtime's end to the answer: what is left of the whole."""
+    """Time from the end of the run to the answer: the whole time without the other steps."""
     return requests.success_ns - requests.queue_ns - requests.input_ns - requests.infer_ns
 
 
@@ -91,7 +91,7 @@ def original_families(models: Sequence[ModelSnapshot], infer: Sequence[InferServ
 
 
 def _outcomes_without_model(infer: Sequence[InferService]) -> list[Series]:
-    """Requests of which it was never clear, or does not matter, what model they were for."""
+    """Outcomes of requests that came to no model."""
     counters = [one.counters for one in infer]
     return [
         (("", "error"), sum(one.invalid for one in counters)),

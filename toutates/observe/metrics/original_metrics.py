@@ -17,8 +17,9 @@ ORIGINAL: Final = (
         ("model", "status"),
         "requests",
         "Inference requests that have ended, by outcome.",
-        "Errors: `nv_inference_request_failure` has the kinds; what is invalid is the client's. `resource_exhausted`: "
-        "raise `capacity` or `num_executors`, or add servers. `not_found`: a client asks for a model we do not have.",
+        "`error`: `nv_inference_request_failure` has the reasons; invalid requests are a fault of the client. "
+        "`resource_exhausted`: raise `capacity` or `num_executors`, or add servers. `not_found`: a client asks for a "
+        "model that is not there.",
     ),
     of_models(
         "inference_batches_total",
@@ -26,7 +27,7 @@ ORIGINAL: Final = (
         _MODEL,
         "batches",
         "Batches that have run.",
-        "Nothing by itself; requests per batch is what counts, see `inference_batch_items`.",
+        "No action; `inference_batch_items` has the rows of each batch.",
     ),
     of_models(
         "inference_batch_items",
@@ -43,40 +44,41 @@ ORIGINAL: Final = (
         _MODEL,
         "rows",
         "Rows of the requests that were answered.",
-        "It is the clients' choice. Above `batch_size`, each request takes several batches: raise it.",
+        "The clients choose it. Above `batch_size`, each request takes several batches: raise `batch_size`.",
     ),
     of_models(
         "inference_request_duration_seconds",
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "From a request's arrival to its answer.",
-        "Find the step that grew in the histograms below: in queue, the model is overloaded; execution, the model or "
-        "the CPU is slow; the others, the worker is busy.",
+        "Time from a request's arrival to its answer.",
+        "Rising: find the step that grew in the histograms below. In the queue: the model is overloaded. Execution: "
+        "the "
+        "model or the CPU is slow. The others: the worker is busy.",
     ),
     of_models(
         "inference_batch_duration_seconds",
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "From when an executor took a batch to its outputs being ready.",
-        "Compare with `inference_model_execution_seconds`: what is between them is our copying, or a wait for the GIL.",
+        "Time from an executor taking a batch to its outputs being ready.",
+        "More than `inference_model_execution_seconds`: the difference is copying, or waiting for the GIL.",
     ),
     of_models(
         "inference_model_execution_seconds",
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "ONNX Runtime's run of a batch.",
-        "It grows with batches, and where CPUs are shared: look at `nv_cpu_utilization`, at the threads given to ONNX "
-        "Runtime, and at pinning.",
+        "Time of ONNX Runtime's run of a batch.",
+        "It grows with the batches, and where CPUs are shared: look at `nv_cpu_utilization`, at the number of ONNX "
+        "Runtime's threads, and at pinning.",
     ),
     of_models(
         "inference_request_model_proxy_aquired_seconds",
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "Step 1 of a request: from its arrival to its plan being found. Of one request in 256.",
+        "Step 1 of a request: from its arrival to its plan being found. Measured for one request in 256.",
         "Milliseconds: requests whose kind is new each time (`toutates_plan_cache_misses_total`), or a busy worker.",
     ),
     of_models(
@@ -84,7 +86,7 @@ ORIGINAL: Final = (
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "Step 2: until its rows are copied into the batch. Of one request in 256.",
+        "Step 2: from there to its rows being copied into the batch. Measured for one request in 256.",
         "It grows with the size of requests; for small ones a jump means memory that is not local or being swapped.",
     ),
     of_models(
@@ -93,24 +95,25 @@ ORIGINAL: Final = (
         _MODEL,
         "s",
         "Step 3: from its arrival to an executor taking its batch.",
-        "The model has more to do than its executors can: raise `num_executors` or `batch_size`, or add servers. "
-        "Callers with deadlines get the most out of what is there.",
+        "Rising: the executors cannot keep up. Raise `num_executors` or `batch_size`, or add servers. Deadlines of "
+        "callers "
+        "save the work for those that have given up.",
     ),
     of_models(
         "inference_exec_start_seconds",
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "Step 4: from there to ONNX Runtime's start.",
-        "Normally microseconds. More: batches of arrays (BYTES) that have to be joined, or no free CPU.",
+        "Step 4: from there to the start of ONNX Runtime's run.",
+        "Normally microseconds. More: arrays of BYTES that have to be joined, or no free CPU.",
     ),
     of_models(
         "inference_exec_end_seconds",
         Kind.HISTOGRAM,
         _MODEL,
         "s",
-        "Step 5: from there to ONNX Runtime's end; a request is charged its whole batch's time.",
-        "As `inference_model_execution_seconds`, weighted by requests.",
+        "Step 5: from there to the end of the run; each request counts the time of its whole batch.",
+        "See `inference_model_execution_seconds`; here each request counts.",
     ),
     of_models(
         "inference_output_processed_seconds",
@@ -125,16 +128,16 @@ ORIGINAL: Final = (
         Kind.GAUGE,
         _MODEL,
         "rows",
-        "Slots taken: rows that wait or run.",
-        "Near `inference_capacity` requests are about to be refused.",
+        "Rows that wait or run.",
+        "Near `inference_capacity`: requests will soon be refused.",
     ),
     of_models(
         "inference_capacity",
         Kind.GAUGE,
         _MODEL,
         "rows",
-        "Slots there are: `batch_size` times `capacity`.",
-        "It changes with the configuration only.",
+        "Rows that may wait or run: `batch_size` times `capacity`.",
+        "No action: it changes only with the configuration.",
     ),
     of_models(
         "inference_executors_in_use",
@@ -142,15 +145,16 @@ ORIGINAL: Final = (
         _MODEL,
         "executors",
         "Executors that have a batch, or are being replaced.",
-        "All of them all the time: the model is saturated. See `toutates_executor_busy_seconds_total` for the share.",
+        "All of them at all times: the model is saturated. `toutates_executor_busy_seconds_total` has their "
+        "utilisation.",
     ),
     of_models(
         "inference_configured_batch_size",
         Kind.GAUGE,
         _MODEL,
         "rows",
-        "Most rows that are run together.",
-        "It changes with the configuration only.",
+        "Most rows in one run.",
+        "No action: it changes only with the configuration.",
     ),
     MetricSpec(
         "loaded_models",
@@ -158,6 +162,6 @@ ORIGINAL: Final = (
         (),
         "models",
         "Models of which a version is loaded.",
-        "Fewer than there should be: RepositoryIndex and the log have the reason of each that is not.",
+        "Fewer than expected: RepositoryIndex and the log have the reasons.",
     ),
 )

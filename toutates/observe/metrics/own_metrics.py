@@ -17,8 +17,8 @@ OWN: Final = (
         Kind.INFO,
         ("version", "python", "gil"),
         "1",
-        "The server's version, its Python's, and whether that has a GIL.",
-        '`gil="on"` on a free-threaded Python: an extension module switched it on; the log names it.',
+        "The version of the server, the version of Python, and whether the GIL is on.",
+        '`gil="on"` on a free-threaded Python: an extension module switched the GIL on; the log names it.',
     ),
     MetricSpec(
         "toutates_ready",
@@ -33,7 +33,7 @@ OWN: Final = (
         Kind.GAUGE,
         ("state",),
         "versions",
-        "Model versions that the server knows of, by state as in RepositoryIndex; without those unloaded by request.",
+        "Model versions by their state in RepositoryIndex, without those that were unloaded by request.",
         "UNAVAILABLE rises: a version cannot be loaded, or lost its executors; RepositoryIndex has the reason.",
     ),
     MetricSpec(
@@ -41,8 +41,8 @@ OWN: Final = (
         Kind.GAUGE,
         _WORKER,
         "connections",
-        "Connections open.",
-        "Uneven over the workers: clients have too few connections. Rising for ever: clients leak them; "
+        "Open connections.",
+        "Uneven over the workers: clients have too few connections. Rising without end: clients do not close them; "
         "`--limit connection_idle` ends those without calls.",
     ),
     MetricSpec(
@@ -50,40 +50,42 @@ OWN: Final = (
         Kind.COUNTER,
         _WORKER,
         "connections",
-        "Connections accepted.",
-        "A high rate: clients connect for each call, which costs more than the call. Let them keep their connections.",
+        "Accepted connections.",
+        "A high rate: clients connect for each call, which costs more than the call. They should keep their "
+        "connections.",
     ),
     MetricSpec(
         "toutates_open_streams",
         Kind.GAUGE,
         _WORKER,
         "streams",
-        "HTTP/2 streams open, as of the last two seconds: calls under way.",
-        "Rising while requests do not: clients do not read their answers, or hold streams open.",
+        "Open HTTP/2 streams, which are calls under way; counted every two seconds.",
+        "Rising faster than the requests: clients do not read their answers, or keep streams open.",
     ),
     MetricSpec(
         "toutates_streams_total",
         Kind.COUNTER,
         _WORKER,
         "streams",
-        "HTTP/2 streams that clients have opened: calls of any kind.",
-        "Compare with `inference_requests_total`: the rest are health checks, metadata, and calls that were given up.",
+        "HTTP/2 streams that clients have opened, one for each call of any kind.",
+        "More than `inference_requests_total`: the difference is health checks, metadata, and calls that were "
+        "cancelled.",
     ),
     MetricSpec(
         "toutates_received_bytes_total",
         Kind.COUNTER,
         _WORKER,
         "bytes",
-        "Bytes received on gRPC connections, as of the last two seconds; without what TLS adds.",
-        "Compare with what the network can carry.",
+        "Bytes received on gRPC connections, without those that TLS adds; counted every two seconds.",
+        "Its rate near the capacity of the network: the network is the bottleneck.",
     ),
     MetricSpec(
         "toutates_sent_bytes_total",
         Kind.COUNTER,
         _WORKER,
         "bytes",
-        "Bytes sent on gRPC connections, as of the last two seconds; without what TLS adds.",
-        "Compare with what the network can carry.",
+        "Bytes sent on gRPC connections, without those that TLS adds; counted every two seconds.",
+        "Its rate near the capacity of the network: the network is the bottleneck.",
     ),
     MetricSpec(
         "toutates_limit_hits_total",
@@ -91,15 +93,15 @@ OWN: Final = (
         ("limit",),
         "times",
         "How often a client met a limit, by limit.",
-        "[operating.md](operating.md#limits) says what each is, the log who met it: an attacker, a broken client, or "
-        "yours, and the limit is too low.",
+        "[operating.md](operating.md#limits) describes the limits, and the log names the clients: attackers, broken "
+        "clients, or your own, for which the limit is too low.",
     ),
     MetricSpec(
         "toutates_inflight_refusals_total",
         Kind.COUNTER,
         (),
         "requests",
-        "Requests refused for `--max-inflight-requests`.",
+        "Requests refused because of `--max-inflight-requests`.",
         "The server as a whole is overloaded: add servers, or raise the flag if memory allows.",
     ),
     MetricSpec(
@@ -107,17 +109,18 @@ OWN: Final = (
         Kind.COUNTER,
         (),
         "requests",
-        "Inference requests of a kind that was known. One that is split over batches counts in each.",
-        "Nothing by itself.",
+        "Inference requests whose plan was known. A request that is split over batches counts once in each.",
+        "No action; see the misses.",
     ),
     MetricSpec(
         "toutates_plan_cache_misses_total",
         Kind.COUNTER,
         (),
         "requests",
-        "Inference requests that had to be parsed in full, ten times as dear as the others.",
-        "Few per kind of request and client are normal. More: clients put what changes each time into parameters or "
-        "names, or send typed contents instead of raw ones.",
+        "Inference requests that had to be parsed in full, which costs ten times as much as a hit.",
+        "A few for each kind of request and client are normal. More: parameters or names of requests change each "
+        "time, or "
+        "clients send typed contents instead of raw ones.",
     ),
     MetricSpec(
         "toutates_worker_cpu_seconds_total",
@@ -133,17 +136,17 @@ OWN: Final = (
         Kind.GAUGE,
         _WORKER,
         "s",
-        "How late the worker came to its last periodic task.",
-        "Up to 0.01 s under load is normal. More: something holds the worker up, such as huge or typed requests, the "
-        "GIL, or no free CPU. `/debug/profile` shows what.",
+        "Event-loop lag: how late the worker ran its last periodic task.",
+        "Up to 0.01 s under load is normal. More: the worker is delayed by huge or typed requests, by the GIL, or for "
+        "want of a free CPU. `/debug/profile` shows by what.",
     ),
     MetricSpec(
         "toutates_worker_loop_late_seconds_total",
         Kind.COUNTER,
         _WORKER,
         "s",
-        "How late the worker came to its periodic tasks, added up; there is one every two seconds or more often.",
-        "As `toutates_worker_loop_lag_seconds`; its rate shows what the gauge may miss between two scrapes.",
+        "Event-loop lag of all periodic tasks, added up; there is one at least every two seconds.",
+        "See `toutates_worker_loop_lag_seconds`; its rate shows lags that the gauge misses between two scrapes.",
     ),
     of_models(
         "toutates_executors",
@@ -151,31 +154,33 @@ OWN: Final = (
         _VERSION,
         "executors",
         "Executors that the version has (`num_executors`).",
-        "It changes with the configuration only.",
+        "No action: it changes only with the configuration.",
     ),
     of_models(
         "toutates_executor_busy_seconds_total",
         Kind.COUNTER,
         _VERSION,
         "s",
-        "Time that the version's executors had a batch, added up.",
-        "Its rate by `toutates_executors` is their utilisation. Near 1: raise `num_executors` if CPUs are free.",
+        "Time in which the version's executors had a batch, added up.",
+        "Its rate divided by `toutates_executors` is their utilisation. Near 1: raise `num_executors` if CPUs are "
+        "free.",
     ),
     MetricSpec(
         "toutates_executor_deaths_total",
         Kind.COUNTER,
         (),
         "executors",
-        "Executors whose thread died, and was replaced.",
-        "Should be 0. The log has the traceback; [reliability.md](reliability.md#faults) what follows.",
+        "Executors whose thread died and was replaced.",
+        "Above 0: a bug. The log has the traceback; [reliability.md](reliability.md#faults) says what follows.",
     ),
     of_models(
         "toutates_batch_fill_ratio",
         Kind.GAUGE,
         _VERSION,
         "0 to 1",
-        "Rows of the batches that have run by those there was room for, since the version was loaded.",
-        "Near 1: batches are full, raise `batch_size` if the time per row still falls. For a shorter time, divide the "
+        "Rows of the batches that have run, divided by the rows that these had room for, since the version was loaded.",
+        "Near 1: batches are full; raise `batch_size` if the time per row still falls. For a shorter period, divide "
+        "the "
         "rates of `inference_batch_items`.",
     ),
     of_models(
@@ -183,8 +188,8 @@ OWN: Final = (
         Kind.GAUGE,
         _VERSION,
         "batches",
-        "Batches that are open, wait or run.",
-        "At `toutates_batches_capacity` requests are refused if all are full; of many shapes there may be more.",
+        "Batches that are open, waiting or running.",
+        "At `toutates_batches_capacity` requests are refused if all are full. With many shapes there may be more.",
     ),
     of_models(
         "toutates_batches_capacity",
@@ -192,7 +197,7 @@ OWN: Final = (
         _VERSION,
         "batches",
         "Batches that may be in flight (`capacity`).",
-        "It changes with the configuration only.",
+        "No action: it changes only with the configuration.",
     ),
     of_models(
         "toutates_lanes",
@@ -200,14 +205,14 @@ OWN: Final = (
         _VERSION,
         "lanes",
         "Shapes of rows that have batches of their own.",
-        "Many: requests of different shapes cannot share a batch. Let clients pad to a few shapes.",
+        "Many: requests of different shapes cannot share a batch. Clients should pad to a few shapes.",
     ),
     of_models(
         "toutates_model_memory_bytes",
         Kind.GAUGE,
         _VERSION,
         "bytes",
-        "Memory of the version's batch buffers. What ONNX Runtime holds is not known.",
+        "Memory of the version's batch buffers, without that of ONNX Runtime.",
         "It grows with `batch_size`, `capacity` and the number of shapes, and is kept for the next burst.",
     ),
     MetricSpec(
@@ -216,7 +221,7 @@ OWN: Final = (
         (),
         "versions",
         "Model versions loaded, reloads included.",
-        "Rising without a deployment: somebody writes into the repository, or asks for loads.",
+        "Rising without a deployment: somebody changes the repository, or asks for loads.",
     ),
     MetricSpec(
         "toutates_model_load_failures_total",
@@ -232,7 +237,7 @@ OWN: Final = (
         (),
         "versions",
         "Loads of versions that replaced one that was served.",
-        "As `toutates_model_loads_total`.",
+        "See `toutates_model_loads_total`.",
     ),
     MetricSpec(
         "toutates_model_unloads_total",
@@ -240,15 +245,15 @@ OWN: Final = (
         (),
         "versions",
         "Model versions that are no longer served, replaced ones included.",
-        "As `toutates_model_loads_total`.",
+        "See `toutates_model_loads_total`.",
     ),
     MetricSpec(
         "toutates_model_load_seconds_total",
         Kind.COUNTER,
         (),
         "s",
-        "Time that loading has taken, failures included.",
-        "Divided by loads and failures, the mean. See `nv_model_load_duration_secs` for each version.",
+        "Time spent on loading versions, failures included.",
+        "Divided by loads and failures it is the mean. `nv_model_load_duration_secs` has each version.",
     ),
     MetricSpec(
         "toutates_repository_answers",
@@ -256,8 +261,8 @@ OWN: Final = (
         ("repository",),
         "0 or 1",
         "Whether the model repository could be read when it was last asked for its models.",
-        "0: S3, the network or a disk is broken, or access is refused: the log says which. What is served from there "
-        "is served on.",
+        "0: S3, the network or a disk is broken, or access is refused; the log says which. Models that are served from "
+        "there stay served.",
     ),
     MetricSpec(
         "toutates_repository_listing_age_seconds",
@@ -265,9 +270,9 @@ OWN: Final = (
         ("repository",),
         "s",
         "How long ago the repository listed the models that are served from it.",
-        "With `poll`, more than a few times `--repository-poll-secs`: changes are not seen, because the repository "
-        "does not answer. In the other modes it is the time since the start, or since the listing in the cache that "
-        "a start without S3 took.",
+        "With `poll`, more than a few times `--repository-poll-secs`: changes are not noticed, because the repository "
+        "does not answer. In the other modes it is the time since the start, or, after a start without S3, since the "
+        "listing that the cache had.",
     ),
     MetricSpec(
         "toutates_s3_downloads_total",
@@ -283,7 +288,7 @@ OWN: Final = (
         (),
         "bytes",
         "Bytes downloaded from S3.",
-        "As `toutates_s3_downloads_total`; what S3 charges for.",
+        "See `toutates_s3_downloads_total`. S3 charges for it.",
     ),
     MetricSpec(
         "toutates_s3_download_failures_total",
@@ -291,64 +296,65 @@ OWN: Final = (
         (),
         "downloads",
         "Downloads of a model's objects that ended with an error, after all repetitions.",
-        "S3 or the network is broken, or objects changed meanwhile: the log says which. Served models are served on.",
+        "S3 or the network is broken, or objects changed meanwhile; the log says which. Served models stay served.",
     ),
     MetricSpec(
         "toutates_s3_download_seconds_total",
         Kind.COUNTER,
         (),
         "s",
-        "Time that downloads of models' objects have taken, failures included.",
-        "The bytes by it are the throughput.",
+        "Time spent on downloads of models' objects, failures included.",
+        "Bytes divided by it are the throughput.",
     ),
     MetricSpec(
         "toutates_cache_bytes",
         Kind.GAUGE,
         (),
         "bytes",
-        "What the cache of models holds, when it was last looked at for room.",
-        "Near `toutates_cache_capacity_bytes` what was used longest ago is removed: raise `--model-cache-size`.",
+        "Size of the cache of models when room was last made in it.",
+        "Near `toutates_cache_capacity_bytes` the least recently used models are removed: raise `--model-cache-size`.",
     ),
     MetricSpec(
         "toutates_cache_capacity_bytes",
         Kind.GAUGE,
         (),
         "bytes",
-        "What the cache of models may hold (`--model-cache-size`); 0 without models on S3.",
-        "It does not move.",
+        "Largest size of the cache of models (`--model-cache-size`); 0 without models on S3.",
+        "No action: it is constant.",
     ),
     MetricSpec(
         "toutates_log_lines_dropped_total",
         Kind.COUNTER,
         (),
         "lines",
-        "Log lines left out because they came too often, or because nobody read them in time.",
-        "Something repeats by the thousand; the log has the first lines of each kind, and how many followed.",
+        "Lines of the log that were not written, because they came too often or nobody read them in time.",
+        "Something happens thousands of times; the log has the first lines of each kind, and how many followed.",
     ),
     MetricSpec(
         "toutates_traces_sent_total",
         Kind.COUNTER,
         (),
         "requests",
-        "Requests whose spans a collector of traces has taken.",
-        "Its rate should be that of `--trace-rate`, and of callers who ask for traces.",
+        "Requests whose spans the collector of traces has taken.",
+        "Its rate should be that of `--trace-rate` and of callers that ask for traces.",
     ),
     MetricSpec(
         "toutates_traces_lost_total",
         Kind.COUNTER,
         (),
         "requests",
-        "Requests whose spans were dropped, because there were too many, or which the collector did not take.",
-        "The collector is down or too slow, or callers ask for more traces than are sent: the log says which.",
+        "Requests whose spans were dropped because there were too many, or were not taken by the collector.",
+        "The collector is down or too slow, or callers ask for more traces than can be sent; the log says which.",
     ),
     MetricSpec(
         "toutates_metrics_render_seconds",
         Kind.GAUGE,
         (),
         "s",
-        "How long the metrics' text took the last time.",
-        "It grows with the number of models. A text is used again for 50 times as long, so above 0.3 s scrapes every "
-        "15 s see some values twice.",
+        "Time that it took to make the last text of the metrics.",
+        "It grows with the number of models. A text is used again for 50 times as long: above 0.3 s, scrapes every "
+        "15 s "
+        "see some values twice.",
     ),
 )
 
@@ -360,7 +366,7 @@ PROCESS: Final = tuple(
             Kind.GAUGE,
             "bytes",
             "Virtual memory size in bytes.",
-            "Nothing: it means little.",
+            "No action: it says little.",
         ),
         (
             "process_resident_memory_bytes",
@@ -374,7 +380,7 @@ PROCESS: Final = tuple(
             Kind.GAUGE,
             "Unix time, s",
             "Start time of the process since unix epoch in seconds.",
-            "It changes: the server was restarted.",
+            "A change: the server was restarted.",
         ),
         (
             "process_cpu_seconds_total",

@@ -1,11 +1,11 @@
-"""What a model version has counted, added up over threads; and over versions, where a metric knows models alone.
+"""The counts of model versions, added up over threads, and over the versions of a model.
 
-A scraper takes a counter that falls for one that began anew, and adds all of it to what it had: if one of a model's
-versions were unloaded, or replaced, the sum of those that are left would look like so many requests at once. So the
-counts of versions that are gone stay in their model's sum as long as any version of it is served. When none is, the
-model's series end, and begin at 0 with its next version. Triton's metrics, which know versions, need nothing of this.
+Prometheus takes a counter that falls for one that was reset, and counts its whole value as new. If the counts of a
+version left its model's sum when the version is unloaded or replaced, the sum would fall. So they stay in the sum as
+long as any version of the model is served. When none is, the model's series end, and begin at 0 with its next version.
+Metrics with the version as a label, such as Triton's, do not need this.
 
-Nothing here refers to a version, so that whoever scrapes, however slowly, keeps none from being freed.
+Nothing here refers to a version, so that a slow scrape keeps none from being freed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toutates.observe.metrics.families import Labels
 
 __all__ = ["SETTLED_S", "Counts", "Retired", "VersionSnapshot", "read_counts", "read_version"]
 
-#: After so long nobody is counted any more in a version that is gone.
+#: Seconds after which a version that is gone counts no more requests.
 SETTLED_S: Final = 600.0
 
 
@@ -31,13 +31,13 @@ def _buckets() -> list[int]:
 
 @dataclass(slots=True)
 class Counts:
-    """Everything that is counted of a version, or of several.
+    """All counts of a version, or of several.
 
     Attributes:
-        requests: of all workers.
-        batches: of all executors and sizes together.
-        batch_rows: rows of these.
-        batch_sizes, batch_durations, batch_runs: buckets; see ``counters``.
+        requests: those of all workers.
+        batches: those of all executors, of all sizes together.
+        batch_rows: rows of these batches.
+        batch_sizes, batch_durations, batch_runs: buckets; see ``toutates.engine.counters``.
     """
 
     requests: WorkerCounters = field(default_factory=WorkerCounters)
@@ -54,7 +54,7 @@ class Counts:
 
 
 def read_counts(counters: VersionCounters) -> Counts:
-    """Add up what the threads have counted by now."""
+    """Add up the counts of all threads."""
     return _counts(counters.requests(), counters.batches(), counters.batch_durations(), counters.batch_runs())
 
 
@@ -70,7 +70,7 @@ def _counts(
 
 
 def _plus(one: Any, other: Any) -> Any:
-    """The sum of two numbers, of two lists place by place, or of two records field by field."""
+    """The sum of two numbers, of two lists item by item, or of two records field by field."""
     if isinstance(one, int):
         return one + other
     if isinstance(one, list):
@@ -83,13 +83,13 @@ class VersionSnapshot:
     """One version as it was at a scrape.
 
     Attributes:
-        model, number: which.
-        batch_size: most rows that are run together.
-        executors: how many it has, or should have.
+        model, number: the version's name.
+        batch_size: most rows in one run.
+        executors: how many it has, those that are being replaced included.
         load_ns: how long loading took.
-        counts: what it has counted.
+        counts: its counts.
         occupancy: how full it was.
-        tags: further labels of Triton's metrics: the ``metric_tags`` of the model's configuration, sorted.
+        tags: further labels of Triton's metrics, from ``metric_tags`` of the model's configuration, sorted.
     """
 
     model: str
@@ -107,12 +107,12 @@ class VersionSnapshot:
         return self.model, self.number
 
     def triton_labels(self, *reason: str) -> Labels:
-        """The labels of Triton's metrics, which are in alphabetical order: tags, model, and version behind a reason."""
+        """The labels of Triton's metrics in their alphabetical order: tags, model, a reason if any, version."""
         return (*self.tags, self.model, *reason, self.number)
 
 
 def read_version(version: ServedVersion) -> VersionSnapshot:
-    """A version as it is now."""
+    """Take a snapshot of a version."""
     read = version.servable.statistics()
     return VersionSnapshot(
         version.model,
@@ -127,20 +127,20 @@ def read_version(version: ServedVersion) -> VersionSnapshot:
 
 
 class Retired:
-    """What versions that are gone have counted, by model; see the module."""
+    """The counts of versions that are gone, by model; see the head of the module for why they are kept."""
 
     def __init__(self) -> None:
-        #: of versions that were served at the last update
+        #: counters of the versions that were served at the last update
         self._served: dict[str, Sequence[VersionCounters]] = {}
-        #: of versions that are gone, and may still be answering: since when
+        #: counters of versions that are gone but may still answer requests, and since when they are
         self._leaving: dict[str, list[tuple[float, VersionCounters]]] = {}
         self._gone: dict[str, Counts] = {}
 
     def update(self, served: Mapping[str, Sequence[VersionCounters]], now: float) -> None:
-        """Compare what is served with what was.
+        """Take note of versions that are not served any more.
 
         Args:
-            served: by name, models of which something is served.
+            served: counters of the versions that are served, by model.
             now: monotonic seconds.
         """
         for name, before in self._served.items():
@@ -157,7 +157,7 @@ class Retired:
                 self._gone[name] = self._gone.get(name, Counts()) + read_counts(leaving.pop(0)[1])
 
     def counts(self, model: str) -> Iterable[Counts]:
-        """Of the versions of a model that are gone."""
+        """The counts of a model's versions that are gone."""
         if model in self._gone:
             yield self._gone[model]
         for _, counters in self._leaving.get(model, ()):

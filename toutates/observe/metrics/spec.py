@@ -1,4 +1,4 @@
-"""What there is to say of a metric."""
+"""The description of a metric."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Kind", "MetricSpec", "Presence", "of_models"]
 
 
 class Kind(Enum):
-    """Types of Prometheus. INFO is a gauge that is always 1, and says something in its labels."""
+    """Prometheus's types of metrics. INFO is a gauge of value 1 with the information in its labels."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -18,7 +18,7 @@ class Kind(Enum):
 
 
 class Presence(Enum):
-    """When a metric has series."""
+    """The times at which a metric has series."""
 
     ALWAYS = "always"
     MODELS = "as long as a model is loaded"
@@ -30,12 +30,12 @@ class MetricSpec:
     """One metric.
 
     Attributes:
-        name: as Prometheus's text format shows it; of a histogram without ``_bucket``, ``_sum`` and ``_count``.
+        name: as in Prometheus's text format; for a histogram without ``_bucket``, ``_sum`` and ``_count``.
         kind: its type.
-        labels: names of its labels, ``le`` left out.
-        unit: of its value, for the reader.
-        help: what it is, in a line.
-        action: what an operator does when it moves.
+        labels: names of its labels, without ``le``.
+        unit: of its value, for the documentation.
+        help: what it measures, in a line.
+        action: what its changes mean to an operator.
         presence: when it has series.
     """
 
@@ -49,7 +49,7 @@ class MetricSpec:
 
     @property
     def foreign_counter(self) -> bool:
-        """Whether it is a counter whose name has no ``_total``, which OpenMetrics has no counter for."""
+        """Whether it is a counter without ``_total`` in its name, which OpenMetrics does not allow."""
         return self.kind is Kind.COUNTER and not self.name.endswith("_total")
 
 

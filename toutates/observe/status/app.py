@@ -17,7 +17,7 @@ from toutates.observe.http.http_thread import THREAD_NAME
 from toutates.observe.http.responses import Response, page_response, refusal, text_response
 from toutates.observe.http.reuse import ReusedText
 from toutates.observe.http.site import Asked, Endpoint, Site
-from toutates.observe.metrics.exposition import Exposition
+from toutates.observe.metrics.exposition import Exposition, Format, choose_format
 from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
 from toutates.observe.status.status import Status, unready_reason
@@ -26,7 +26,7 @@ from toutates.system.logs.recent import RecentWarning
 
 __all__ = ["make_site"]
 
-#: Points of a history that a page which has the others asks for: it may have missed some.
+#: Points that a page asks for which has the earlier ones; it may have missed some.
 RECENT_POINTS: Final = 10
 
 _NOTHING_HERE: Final = (
@@ -45,14 +45,14 @@ def make_site(
     *,
     debug_for_all: bool = False,
 ) -> Site:
-    """The endpoints, and what has to run beside them. Made in the thread and the Trio run that serve them.
+    """Make the endpoints, and the tasks that run beside them. Called in the thread and the Trio run that serve them.
 
     Args:
         view: of the server.
-        metrics: for /metrics; None for no such path.
+        metrics: the text of /metrics; None for no such path.
         warnings: the last ones of the log, the oldest first.
-        runs: other Trio runs than those of the workers, for /debug/tasks.
-        debug_for_all: whether /debug is not for this machine's users alone (``--debug-endpoints``).
+        runs: Trio runs other than those of the workers, for /debug/tasks.
+        debug_for_all: whether /debug answers to other machines too (``--debug-endpoints``).
     """
     sampler = Sampler(view)
     status = Status(view, sampler, warnings)
@@ -84,7 +84,7 @@ _PAGE = load_page("status.html")
 
 
 class _StatusJson:
-    """/status.json; ``?history=recent`` for the last points alone."""
+    """Answers /status.json; with ``?history=recent`` only the last points of each history."""
 
     def __init__(self, status: Status) -> None:
         self._texts = {
@@ -100,25 +100,24 @@ class _StatusJson:
 
 
 class _MetricsText:
-    """/metrics, a text per format."""
+    """Answers /metrics with a text for each format."""
 
     def __init__(self, metrics: Exposition) -> None:
-        self._metrics = metrics
-        self._texts: dict[str, ReusedText] = {}
+        self._texts = {
+            form: ReusedText(lambda form=form: metrics.render(form))  # type: ignore[misc]
+            for form in Format
+        }
         self._turn = trio.Lock()
 
     async def get(self, asked: Asked) -> Response:
-        content_type = self._metrics.content_type(asked.head.fields.get("accept", ""))
-        text = self._texts.get(content_type)
-        if text is None:
-            text = self._texts[content_type] = ReusedText(lambda: self._metrics.render(content_type))
-        async with self._turn:  # which the text of one format has, or of the other
-            made = await text.get()
-        return text_response(made, content_type=content_type, fields=_BY_ACCEPT)
+        form = choose_format(asked.head.fields.get("accept", ""))
+        async with self._turn:  # the texts of both formats take turns, because one scrape runs at a time
+            text = await self._texts[form].get()
+        return text_response(text, content_type=form.value, fields=_BY_ACCEPT)
 
 
 def _health(state: str, problem: Callable[[], str]) -> Endpoint:
-    """Answers 200 and ``state``; or 503 and why it is not so, where ``problem`` says something."""
+    """An endpoint that answers 200 and ``state``, or 503 and the reason if ``problem`` returns one."""
 
     async def health(asked: Asked) -> Response:
         reason = problem()
@@ -153,7 +152,7 @@ def _not_for_foreign_pages(endpoint: Endpoint) -> Endpoint:
 
 
 class _Debug:
-    """/debug. A dump or a profile is made for one caller at a time."""
+    """Answers /debug. Dumps and profiles are made one at a time."""
 
     def __init__(self, view: ServerView, runs: Sequence[TrioRun]) -> None:
         self._view = view
@@ -193,7 +192,7 @@ class _Debug:
         except* Busy:
             raise refusal(409, "a profile is being taken already; try again when it is done") from None
         if not profiles:
-            return text_response("", status=499)  # to nobody
+            return text_response("", status=499)  # the client has left
         [profile] = profiles
         return text_response(collapsed(profile)) if form == "collapsed" else page_response(flame_page(profile))
 

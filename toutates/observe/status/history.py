@@ -1,4 +1,4 @@
-"""A number's last values, in an array that never grows."""
+"""The last values of a number, in an array of fixed size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["NOTHING", "Series"]
 
-#: Stands for a moment without a value; JSON has no NaN, so it is none of the numbers that are kept here.
+#: Stands for a missing value, because JSON has no NaN; the kept values are 0 or above.
 NOTHING: Final = -1.0
 
 
@@ -21,7 +21,7 @@ class Series:
         self._at = 0
 
     def add(self, value: float) -> None:
-        """One more; the oldest goes."""
+        """Add a value in place of the oldest."""
         self._values[self._at] = value
         self._at = (self._at + 1) % len(self._values)
 

@@ -1,4 +1,4 @@
-"""The pages: one HTML file each, with everything in it, and the policy that lets a browser run just that."""
+"""The pages: one HTML file each, and a Content-Security-Policy that lets a browser run only what is in the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page and the Content-Security-Policy that it is to be sent with."""
+    """A page and its Content-Security-Policy."""
 
     html: bytes
     policy: str
@@ -27,10 +27,10 @@ def load_page(name: str, data: Mapping[str, str] | None = None) -> Page:
 
     Args:
         name: of its file.
-        data: what takes the places that the page marks as ``__NAME__``; nothing that could end the element around it.
+        data: by NAME, the text to put in place of ``__NAME__``; it must not end the element that it stands in.
     """
     text = (files(__package__) / name).read_text(encoding="utf-8")
-    # Scripts and styles are allowed by what they are. What a page is given is data, and no browser would run it.
+    # Scripts and styles are allowed by their hashes. ``data`` is put in afterwards: a script in it would not run.
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _INLINE.findall(text):
         hashes[kind].append(f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'")

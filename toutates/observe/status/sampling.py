@@ -1,8 +1,8 @@
-"""What the counters said in the last seconds and minutes: rates, percentiles and their history.
+"""Rates, percentiles and their history of the last seconds and minutes, from the counters.
 
-Counters only ever say how much there was in all. The sampler reads them once a second and keeps the difference, so that
-whoever opens the status page sees the last minutes at once, and all who watch see the same. What it keeps is of fixed
-size per model version. It reads plain numbers, and takes a version's lock once for constant time.
+Counters have totals since the start. The sampler reads them once a second and keeps the differences, so that the status
+page shows the last minutes as soon as it is opened, and the same to everybody. It keeps a fixed amount per model
+version. It reads plain numbers, and takes each version's lock once, for constant time.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ __all__ = [
     "percentile_ms",
 ]
 
-#: Seconds between two samples, and how many times as long as one took.
+#: Seconds between two samples, and the least pause as a multiple of the time that a sample took.
 INTERVAL_S: Final = 1.0
 PAUSE: Final = 50
-#: Samples that the server's history has, and that of one model version.
+#: Points in the history of the server, and in that of a model version; a point per sample.
 HISTORY: Final = 300
 MODEL_HISTORY: Final = 60
-#: Samples that one point of the long history stands for, which so reaches back an hour and as many points.
+#: Samples per point of the long history, which reaches back an hour.
 LONG_STEP: Final = 12
-#: What there is a history of.
+#: Names of the histories.
 SERIES: Final = ("requests", "failures", "p50", "p99", "waiting", "busy")
-#: Samples that percentiles and distributions are taken over.
+#: Samples over which percentiles and distributions are taken.
 WINDOW: Final = 10
-#: Model versions sampled in one go, which takes about a millisecond.
+#: Model versions sampled at a time, which takes about a millisecond.
 AT_ONCE: Final = 16
 
-#: Requests that were not answered, by why; each is in one.
+#: Why requests were not answered. Each such request is of one kind.
 ERROR_KINDS: Final = (
     "execution",
     "deadline",
@@ -65,7 +65,7 @@ ERROR_KINDS: Final = (
 
 
 def percentile_ms(buckets: Sequence[int], share: float) -> float:
-    """The duration, in milliseconds, that ``share`` of those in ``buckets`` do not exceed; NOTHING if there are none.
+    """A percentile in milliseconds: the duration that ``share`` of those in ``buckets`` do not exceed, or NOTHING.
 
     Within a bucket durations are taken to be spread evenly.
     """
@@ -85,7 +85,7 @@ def percentile_ms(buckets: Sequence[int], share: float) -> float:
 
 @dataclass(slots=True)
 class _Counts:
-    """What a version's counters say, or the difference between two times."""
+    """The counts of a version, or the difference between two readings of them."""
 
     success: int = 0
     rows: int = 0
@@ -95,7 +95,7 @@ class _Counts:
     busy_ns: int = 0
 
     def minus(self, other: _Counts) -> _Counts:
-        """Counters only grow; what looks otherwise was read while it was written."""
+        """The difference. Negative numbers become 0: they are from reading a counter while it was written."""
         return _Counts(
             max(0, self.success - other.success),
             max(0, self.rows - other.rows),
@@ -146,11 +146,11 @@ class VersionSample:
 
     Attributes:
         occupancy: how full it is.
-        batch_size: most rows that are run together.
+        batch_size: most rows in one run.
         executors: how many it has.
-        busy: how many of them had a batch on average; without a batch that ended, how many have one now.
-        success: requests answered so far.
-        failed: requests not answered so far.
+        busy: how many of them had a batch on average; if no batch has ended, how many have one now.
+        success: requests answered since its load.
+        failed: requests that failed since its load.
         requests_per_s, rows_per_s, failed_per_s: in the last sample.
         durations: buckets of requests over the window.
         batches: buckets of batch sizes over the window.
@@ -172,10 +172,10 @@ class VersionSample:
 
 
 class _Window:
-    """The sum of the last WINDOW differences, of which most are nothing where little happens.
+    """The sum of the last WINDOW differences. Differences without any request are kept as None.
 
     Attributes:
-        durations, batches: of all of them.
+        durations, batches: the sums of their buckets.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class _Window:
         self._parts: deque[_Counts | None] = deque([None] * WINDOW)
 
     def add(self, part: _Counts) -> None:
-        """The oldest goes."""
+        """Add a difference in place of the oldest."""
         oldest = self._parts.popleft()
         something = any(part.durations) or any(part.batches)
         self._parts.append(part if something else None)
@@ -210,10 +210,10 @@ class WorkerSample:
     """One worker as of the last sample.
 
     Attributes:
-        load: share of a CPU that its thread used; NOTHING where that is not known.
-        late_ms: how late its tasks were when that was last measured.
-        connections: open now.
-        open_calls: as of its last round of visits.
+        load: share of a CPU that its thread used; NOTHING where it is not known.
+        late_ms: its event-loop lag when last measured, milliseconds.
+        connections: open connections.
+        open_calls: calls under way, counted every two seconds.
     """
 
     name: str
@@ -224,7 +224,7 @@ class WorkerSample:
 
 
 class Sampler:
-    """See the module. Belongs to one Trio run, whose tasks may read it.
+    """Takes the samples. Belongs to one Trio run, whose tasks may read it.
 
     Args:
         view: of the server.
@@ -234,16 +234,16 @@ class Sampler:
         sequence: samples taken so far.
         requests, failures, p50, p99, waiting, busy: the server's history, a value per sample: per second, milliseconds,
             requests, and executors.
-        long: the same, a value per LONG_STEP samples: their mean, of ``p99`` the largest.
+        long: the same with a value per LONG_STEP samples: their mean, for ``p99`` the largest.
         memory_bytes: resident memory of the process.
-        cpu_load: CPUs that the process used; NOTHING until that is known.
+        cpu_load: CPUs that the process used; NOTHING until it is known.
         versions: the last sample of every version that is loaded.
-        workers: of every worker.
-        total: of all versions, in the last sample; per second by ``interval_s``.
-        interval_s: how long that was.
-        durations, batches: of all versions over the window.
-        errors: since the start, by ERROR_KINDS.
-        received_per_s, sent_per_s: bytes of all connections.
+        workers: the last sample of every worker.
+        total: the difference of all versions in the last sample.
+        interval_s: the time that the last sample covers, seconds.
+        durations, batches: buckets of all versions over the window.
+        errors: requests that were not answered since the start, in the order of ERROR_KINDS.
+        received_per_s, sent_per_s: bytes per second of all connections.
     """
 
     def __init__(self, view: ServerView, clock: Callable[[], float] = time.monotonic) -> None:
@@ -272,7 +272,7 @@ class Sampler:
         self._window = _Window()
 
     async def run(self) -> None:
-        """Sample for ever, for 2 % of the time at most."""
+        """Sample until cancelled, for 2 % of the time at most."""
         while True:
             took_s = 0.0
             began_s = time.thread_time()
@@ -283,7 +283,7 @@ class Sampler:
             await trio.sleep(max(INTERVAL_S, PAUSE * took_s))
 
     def sample(self) -> Iterator[None]:
-        """Take one sample; between two steps others may run."""
+        """Take one sample in steps, between which other tasks may run."""
         now_s = self._clock()
         interval_s = max(now_s - self._sampled_s, 1e-3)
         self._sampled_s = now_s
@@ -295,7 +295,7 @@ class Sampler:
             samples[version] = self._sample_version(version, known[version], interval_s, total)
             if number % AT_ONCE == AT_ONCE - 1:
                 yield
-        self._known = known  # without those that are gone
+        self._known = known  # without versions that are gone
         self._count_unserved(total)
         self._sample_workers(interval_s)
         for index, count in enumerate(total.errors):
@@ -346,7 +346,7 @@ class Sampler:
         )
 
     def _count_unserved(self, total: _Counts) -> None:
-        """Requests that came to no version."""
+        """Count requests that came to no version."""
         errors = [0] * len(ERROR_KINDS)
         for infer in list(self._view.infer):
             errors[6] += infer.counters.unknown
@@ -386,7 +386,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc does not say."""
+    """Resident memory of this process, bytes; 0 where /proc does not have it."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -394,7 +394,7 @@ def _resident_bytes() -> int:
 
 
 def _cpu_s(clock: int | None) -> float | None:
-    """What a thread's CPU clock shows; None for one that has not begun, or has ended."""
+    """CPU seconds of a thread by its clock; None before it begins and after its end."""
     try:
         return None if clock is None else time.clock_gettime(clock)
     except OSError:

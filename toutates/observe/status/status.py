@@ -1,4 +1,4 @@
-"""The answer to /status.json: what the status page shows, in one object of bounded size."""
+"""Makes /status.json: everything that the status page shows, in one object of bounded size."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from toutates.system.logs.recent import RecentWarning
 
 __all__ = ["Status", "unready_reason"]
 
-#: Versions of models that are listed, those that fail and those that are busiest first.
+#: Most versions of models that are listed; first those that fail, then the busiest.
 MAX_VERSIONS: Final = 200
 MAX_WARNINGS: Final = 20
 MAX_WORKERS: Final = 256
 MAX_TEXT: Final = 400
-#: Tensors of a model that are listed, and characters of their names.
+#: Most tensors of a model that are listed, and most characters of their names.
 MAX_TENSORS: Final = 16
 MAX_NAME: Final = 100
-#: Versions written in one go.
+#: Versions in one piece of the text.
 AT_ONCE: Final = 16
 
 
 def unready_reason(view: ServerView) -> str:
-    """Why requests are not welcome, a sentence without a full stop; "" if they are."""
+    """Why the server is not ready for requests, a sentence without a full stop; "" if it is."""
     return view.unready_reason() or ("" if view.workers else "the server is starting")
 
 
 class Status:
-    """See the module. Used in the sampler's Trio run.
+    """Makes the text. Used in the sampler's Trio run.
 
     Args:
         view: of the server.
-        sampler: its numbers.
-        warnings: the last ones of the log, the oldest first.
+        sampler: has the numbers.
+        warnings: returns the last warnings of the log, the oldest first.
     """
 
     def __init__(self, view: ServerView, sampler: Sampler, warnings: Callable[[], Iterable[RecentWarning]]) -> None:
@@ -60,7 +60,7 @@ class Status:
         self._warnings = warnings
 
     def pieces(self, points: int) -> Iterator[bytes]:
-        """JSON in pieces, with the last ``points`` of every history."""
+        """The JSON in pieces, with the last ``points`` of every history."""
         sampler = self._sampler
         listed = self._by_importance()
         shown = listed[:MAX_VERSIONS]
@@ -151,9 +151,9 @@ class Status:
         return [{"name": name, "count": count} for name, count in hits.items() if count]
 
     def _by_importance(self) -> list[tuple[ModelEntry, VersionEntry | None]]:
-        """Every version, first those that cannot answer; a model that has none stands for itself.
+        """Every version, those that cannot answer first; a model without versions is listed with None.
 
-        Below MAX_VERSIONS in the order of their names, so that rows stay where they are.
+        Up to MAX_VERSIONS versions are in the order of their names, so that rows of the page do not move.
         """
         listed: list[tuple[ModelEntry, VersionEntry | None]] = []
         for model in self._view.get_table().models.values():
@@ -214,7 +214,7 @@ class Status:
 
 
 def _tensors(served: ServedVersion) -> dict[str, list[str]]:
-    """Inputs and outputs, a line for each: name, datatype and shape; the batch is not in it."""
+    """Inputs and outputs, a line for each: name, datatype, and shape without the batch dimension."""
     tensors: dict[str, list[str]] = {}
     for kind, specs in (("inputs", served.signature.inputs), ("outputs", served.signature.outputs)):
         tensors[kind] = [
@@ -228,7 +228,7 @@ def _tensors(served: ServedVersion) -> dict[str, list[str]]:
 
 
 def _histogram(buckets: Sequence[int], end_of: Callable[[int], float]) -> list[tuple[float, int]]:
-    """Pairs of a bucket's end and its count, from the first bucket that has something to the last."""
+    """Pairs of a bucket's upper bound and its count, from the first bucket with a count to the last."""
     filled = [bucket for bucket, count in enumerate(buckets) if count]
     if not filled:
         return []

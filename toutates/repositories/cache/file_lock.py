@@ -19,7 +19,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 def try_lock(path: Path, *, shared: bool = False) -> int | None:
-    """Lock a file, which is made if it is not there; None if another holds it. Threads are each other's others.
+    """Lock a file, which is made if it is not there; None if another thread or process holds it.
 
     Returns:
         A file descriptor that is open for reading and writing; closing it ends the lock, as the process's end does.
@@ -46,8 +46,8 @@ def try_lock(path: Path, *, shared: bool = False) -> int | None:
 
 
 @contextmanager
-def lock_of(path: Path, seconds: float, stop: threading.Event) -> Iterator[None]:
-    """Hold a lock that others hold briefly.
+def lock_of(path: Path, seconds: float, stop: threading.Event) -> Iterator[int]:
+    """Hold a lock that others hold briefly; gives the descriptor of its file.
 
     Raises:
         OSError: see ``try_lock``.
@@ -60,6 +60,6 @@ def lock_of(path: Path, seconds: float, stop: threading.Event) -> Iterator[None]
         if stop.wait(_POLL_SECONDS):
             raise RepositoryError("the server is stopping")
     try:
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

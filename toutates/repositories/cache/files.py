@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from toutates.repositories.interface import fingerprint_of
 __all__ = ["CachedFile", "ObjectIdentity", "link", "note", "read_manifest", "write_file"]
 
 _MD5: Final = re.compile(r'"([0-9a-f]{32})"')
-#: What file systems without hard links say, and those of a file that has as many as it can have.
+#: Errors of file systems without hard links, and of a file that has the greatest number of links.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -100,12 +99,11 @@ def note(folder: Path, path: str, file: CachedFile) -> None:
         os.close(descriptor)
 
 
-def link(source: Path, target: Path) -> None:
-    """Have a file in a second place too: by a hard link, or as a copy where the file system has none.
+def link(source: Path, target: Path) -> bool:
+    """Have a file in a second place too; False where the file system has no hard link for it.
 
     Not by a symbolic link: ONNX Runtime refuses external data that one leads out of the model's directory.
     """
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         target.hardlink_to(source)
     except FileExistsError:
@@ -113,7 +111,8 @@ def link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        shutil.copyfile(source, target)
+        return False
+    return True
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -5,7 +5,8 @@
     <root>/models/<fingerprint>/lock            locked, shared, by every server that uses the directory
     <root>/filling/<fingerprint>/               the same while it is filled; its lock is held by the server that does it
     <root>/listings/                            what S3 has listed, see ``s3.listings``
-    <root>/lock                                 held briefly to lock, move or remove a directory, or to take room
+    <root>/lock                                 held briefly to lock, move or remove a directory, or to take room; holds
+                                                the number of changes, see ``contents``
 
 The fingerprint is made from the names, sizes and ETags of the files, and where they are from. A directory is filled
 beside the others, and gets its place by being renamed, once all of its files are on the disk.
@@ -29,13 +30,13 @@ import logging
 import os
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from toutates.repositories.cache.contents import Contents, remove_incomplete
 from toutates.repositories.cache.file_lock import lock_of, try_lock
 from toutates.repositories.cache.files import CachedFile, ObjectIdentity, link, note, read_manifest, write_file
 from toutates.repositories.cache.old_form import remove_old_form
@@ -88,17 +89,8 @@ class Filling:
         return self.folder / "files" / name
 
 
-@dataclass(frozen=True, slots=True)
-class _Directory:
-    """A directory of the cache: when it was last used, in Unix time, and the bytes of its files by inode."""
-
-    folder: Path
-    used_s: float
-    sizes: Mapping[int, int]
-
-
 class ModelCache:
-    """The cache of one server; see the module. Methods may be called in any thread.
+    """One server's access to a cache. Methods may be called in any thread.
 
     Args:
         root: made if it is not there.
@@ -112,23 +104,26 @@ class ModelCache:
         self.root = root.absolute()
         self._models = self.root / "models"
         self._fillings = self.root / "filling"
-        #: once it is set, whoever waits or reads ends soon, with RepositoryError
+        #: once it is set, everything that waits or reads ends soon, with RepositoryError
         self.stopping = threading.Event()
         self.bound = bound
-        #: what all files took when this server last made room, or began
+        #: bytes of all files when this server last made room, or was started
         self.used_bytes = 0
         self._mutex = threading.Lock()
         #: descriptors of the directories that this server has locked, and how many times
         self._held: dict[str, tuple[int, int]] = {}
+        self._contents = Contents(self._models, self._fillings)
         try:
             for folder in (self._models, self._fillings):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._locked():
+            with self._locked() as lock:
                 for folder in (self._models, self._fillings):
                     write_file(folder / ".probe", b"")
                     (folder / ".probe").unlink()
                 remove_old_form(self.root)
-                self.used_bytes = self._total(self._directories())
+                self._contents.sweep()
+                self._contents.refresh(lock)
+                self.used_bytes = self._contents.bytes()
         except OSError as error:
             raise ConfigurationError(
                 f"cannot be used as a cache: {error.strerror}",
@@ -186,7 +181,7 @@ class ModelCache:
         try:
             os.utime(self._models / fingerprint / "manifest")
         except OSError:
-            pass  # it is taken for older than it is
+            pass  # then it looks as if it was last used earlier
 
     def files(self, fingerprint: str) -> Mapping[str, CachedFile]:
         """What a directory that is held should have, by path below ``files``; see ``is_sound``."""
@@ -230,7 +225,7 @@ class ModelCache:
             if descriptor is None:
                 return None
             try:
-                _remove_incomplete(folder)
+                remove_incomplete(folder)
                 (folder / "files" / model).mkdir(parents=True, exist_ok=True, mode=0o700)
             except BaseException:
                 os.close(descriptor)
@@ -250,19 +245,27 @@ class ModelCache:
         Raises:
             RepositoryError: the cache cannot be written.
         """
-        folders = _folders_in(self._models, self._fillings)
-        known = {file.name: file for folder in folders for file in read_manifest(folder).values()}
         found = {}
-        for path, identity in wanted.items():
-            file = next((known[name] for name in identity.names if name in known), None)
-            if file is not None and file.size == identity.size:
-                with self._explained("a file cannot be linked"):
-                    try:
-                        link(file.path, filling.path(path))
-                    except FileNotFoundError:
-                        continue  # removed meanwhile
-                found[path] = replace(file, path=filling.path(path))
+        with self._explained("a file cannot be linked"), self._locked() as lock:
+            self._contents.refresh(lock)
+            for path, identity in wanted.items():
+                target = filling.path(path)
+                for file in self._contents.files_of(identity.names):
+                    if file.size == identity.size and self._link(lock, file.path, target, file.size):
+                        found[path] = replace(file, path=target)
+                        break
         return found
+
+    def _link(self, lock: int, source: Path, target: Path, size: int) -> bool:
+        """Have a file in a second place too; False if it is not there any more, or if there is no room for a copy."""
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            if not link(source, target):
+                self._make_room(lock, size)
+                shutil.copyfile(source, target)
+        except (FileNotFoundError, RepositoryError):
+            return False
+        return True
 
     def reserve(self, filling: Filling, sizes: Mapping[str, int]) -> None:
         """Make files to download to, of these sizes by path below ``files``, and make room for them.
@@ -271,13 +274,23 @@ class ModelCache:
             RepositoryError: there is no room for them.
         """
         needed = sum(sizes.values())
-        with self._explained(f"there is no room for {needed} bytes"), self._locked():
-            self.used_bytes = self._make_room(needed) + needed
+        with self._explained(f"there is no room for {needed} bytes"), self._locked() as lock:
+            self._make_room(lock, needed)
             for name, size in sizes.items():
                 path = filling.path(name)
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path.unlink(missing_ok=True)  # it may be a link to a file of another directory
                 _allocate(path, size)
+
+    def _make_room(self, lock: int, needed: int) -> None:
+        """Remove what was used longest ago until so many bytes fit the bound."""
+        left = self._contents.make_room(lock, self.bound - needed)
+        if left + needed > self.bound:
+            raise RepositoryError(
+                f"{_SIZE_FLAG} {self.bound}: there is no room for {needed} bytes beside the {left} in '{self.root}' "
+                "that are in use; raise it, or serve fewer models"
+            )
+        self.used_bytes = left + needed
 
     def open(self, filling: Filling, name: str, check: Callable[[int], None]) -> io.RawIOBase:
         """A file from ``reserve``, to write to at any position.
@@ -321,7 +334,7 @@ class ModelCache:
             RepositoryError: the cache cannot be written; it is still to be abandoned.
         """
         target = self._models / filling.fingerprint
-        with self._mutex, self._explained("a model cannot be completed"), self._locked():
+        with self._mutex, self._explained("a model cannot be completed"), self._locked() as lock:
             if target.exists():
                 # It has a damaged file, and other servers may use it: its files are replaced one by one.
                 for path in (path for path in filling.path("").rglob("*") if path.is_file()):
@@ -333,73 +346,19 @@ class ModelCache:
             else:
                 filling.folder.rename(target)
             filling.lock.close()
+            self._contents.change(lock, filling.fingerprint)
             self._hold(filling.fingerprint)
 
     def abandon(self, filling: Filling) -> None:
         """Give up filling a directory. Its complete files stay, for whoever downloads the same content."""
         try:
             with self._locked():
-                if not _remove_incomplete(filling.folder):
+                if not remove_incomplete(filling.folder):
                     shutil.rmtree(filling.folder)
         except (OSError, RepositoryError):
-            pass  # it is swept away later
+            pass  # a later start removes it
         finally:
             filling.lock.close()
-
-    # --- room --------------------------------------------------------------------------------------------------------
-
-    def _make_room(self, needed: int) -> int:
-        """Remove what was used longest ago until this many bytes fit the bound; returns how many are left. Under the
-        lock.
-        """
-        directories = self._directories()
-        total = self._total(directories)
-        links = Counter(inode for one in directories for inode in one.sizes)
-        for one in sorted(directories, key=lambda one: one.used_s):
-            if total + needed <= self.bound:
-                break
-            descriptor = try_lock(one.folder / "lock")
-            if descriptor is None:
-                continue
-            shutil.rmtree(one.folder, ignore_errors=True)
-            os.close(descriptor)
-            links.subtract(one.sizes.keys())
-            total -= sum(size for inode, size in one.sizes.items() if not links[inode])
-        if total + needed > self.bound:
-            raise RepositoryError(
-                f"{_SIZE_FLAG} {self.bound}: there is no room for {needed} bytes beside the {total} in '{self.root}' "
-                "that are in use; raise it, or serve fewer models"
-            )
-        return total
-
-    def _directories(self) -> list[_Directory]:
-        """Every directory, complete or not. What crashes have left of downloads is removed. Under the lock."""
-        for folder in _folders_in(self._fillings):
-            descriptor = try_lock(folder / "lock")
-            if descriptor is not None:
-                if not _remove_incomplete(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-                os.close(descriptor)
-        found = []
-        for folder in _folders_in(self._models, self._fillings):
-            sizes = {}
-            for path in (folder / "files").rglob("*"):
-                try:
-                    status = path.lstat()
-                except FileNotFoundError:
-                    continue  # its download was given up meanwhile
-                if not path.is_dir():
-                    sizes[status.st_ino] = status.st_size
-            try:
-                used_s = (folder / "manifest").stat().st_mtime
-            except FileNotFoundError:
-                used_s = 0.0
-            found.append(_Directory(folder, used_s, sizes))
-        return found
-
-    @staticmethod
-    def _total(directories: list[_Directory]) -> int:
-        return sum({inode: size for one in directories for inode, size in one.sizes.items()}.values())
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
@@ -413,9 +372,9 @@ class ModelCache:
         return [digest.hexdigest() for digest in digests]
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with lock_of(self.root / "lock", _LOCK_SECONDS, self.stopping):
-            yield
+    def _locked(self) -> Iterator[int]:
+        with lock_of(self.root / "lock", _LOCK_SECONDS, self.stopping) as descriptor:
+            yield descriptor
 
     @contextmanager
     def _explained(self, problem: str) -> Iterator[None]:
@@ -448,19 +407,6 @@ class _Target(io.FileIO):
             while written < len(view):
                 written += super().write(view[written:]) or 0
         return written
-
-
-def _folders_in(*parents: Path) -> list[Path]:
-    return [folder for parent in parents for folder in parent.iterdir() if folder.is_dir()]
-
-
-def _remove_incomplete(folder: Path) -> bool:
-    """Remove files of a directory that its manifest does not list; whether it lists any. The lock of it is held."""
-    complete = {file.path for file in read_manifest(folder).values()}
-    for path in (folder / "files").rglob("*"):
-        if path.is_file() and path not in complete:
-            path.unlink()
-    return bool(complete)
 
 
 def _allocate(path: Path, size: int) -> None:

@@ -38,7 +38,7 @@ __all__ = ["PATIENCE_S", "FirstLook", "Late", "look_first"]
 
 logger = logging.getLogger(__name__)
 
-#: How long repositories are waited for that have not answered, where there is something to serve without them.
+#: Seconds that the start waits for repositories that do not answer, if it has models to serve without them.
 PATIENCE_S: Final = 10.0
 
 T = TypeVar("T")
@@ -125,10 +125,10 @@ async def look_first(
 
 
 class _Asking:
-    """All repositories, while they are asked for the first time.
+    """The repositories while they are asked for the first time.
 
     Attributes:
-        found: what those have that have answered, or had.
+        found: the models of each repository that has answered, or was last listed.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class _Asking:
             raise failures[0]
 
     def _open(self) -> list[Repository]:
-        """Those of which nothing is known yet, neither what they have nor that they do not answer."""
+        """Repositories that have neither answered nor been given up."""
         return [one for one in self._repositories if one not in self.found and one not in self._late]
 
     async def _wait_for_all(self) -> None:
@@ -193,7 +193,7 @@ class _Asking:
             await self._answered.wait()
 
     async def _go_on_without(self) -> None:
-        """Patience is at its end: take what the others were known to have, unless there is nothing to serve then."""
+        """After PATIENCE_S, serve what silent repositories had when last listed; wait on if nothing can be served."""
         problem = f"it has not answered for {PATIENCE_S:.0f} s"
         for repository in self._open():
             recalled = await _in_thread(partial(repository.recall, self._only, problem), self._cpus)
@@ -223,7 +223,7 @@ class _Asking:
                 else:
                     self._give_up(repository, problem)
         else:
-            if repository in self._late:  # it was late, and comes before anything was made of what it had
+            if repository in self._late:  # it answers after all, before its last listing was used
                 del self._late[repository]
             self.found[repository] = folders
 

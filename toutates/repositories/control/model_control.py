@@ -49,7 +49,7 @@ __all__ = ["MAX_SETTLE_S", "ModelControl"]
 
 logger = logging.getLogger(__name__)
 
-#: Between the two looks of a poll.
+#: Seconds between the two looks of a poll, at most.
 MAX_SETTLE_S: Final = 1.0
 
 
@@ -58,11 +58,11 @@ class _Known:
     """What control knows of a model.
 
     Attributes:
-        tried: repository and fingerprint of what was last loaded, or could not be; no fingerprint to try again whatever
-            is there.
-        held: whose files are kept.
+        tried: repository and fingerprint of what was last loaded, or could not be loaded. Without a fingerprint the
+            next poll tries again, even if the files are the same.
+        held: the model whose files are kept.
         override: a configuration from RepositoryModelLoad, and the state of the model's files that it was for.
-        uploaded: whether what is served came with the request.
+        uploaded: whether the files that are served came with the request.
     """
 
     tried: tuple[str, str] | None = None
@@ -72,11 +72,11 @@ class _Known:
 
 
 class ModelControl:
-    """See the module.
+    """Loads and unloads models as the mode says, from what the repositories have.
 
     Args:
-        repositories: in which to look.
-        manager: that serves.
+        repositories: that are looked into.
+        manager: loads and unloads the models.
         mode: see ControlMode.
         only: names of the models to poll for; None for all.
         poll_s: seconds between two polls, and between two questions to a repository that has not answered.
@@ -112,7 +112,6 @@ class ModelControl:
         self._index_turn = trio.Lock()
         self._names: list[str] = []
         self._names_seen = 0.0
-        #: of each model and repository, what is wrong with it
         self._looks = Looks(repositories, passed_over or PassedOver(), cpus)
 
     @property
@@ -149,7 +148,7 @@ class ModelControl:
         """
         self._late = {one.repository.name: one for one in late}
         for one in late:
-            self._looks.told.news(f"repository {one.repository.name}", [one.problem])  # the start has said it
+            self._looks.told.news(f"repository {one.repository.name}", [one.problem])  # the log has it from the start
         self._names = sorted(folder.name for _, folder in found)
         for (repository, folder), own in zip(found, fetched, strict=True):
             if own.problem:
@@ -159,7 +158,7 @@ class ModelControl:
                 self._known[folder.name] = _Known(Found(repository, folder).identity, Found(repository, own))
 
     def stop(self) -> None:
-        """Have the threads end soon that look into repositories or fetch from them. Their waiters are cancelled."""
+        """Let threads that look into repositories or fetch from them end soon. Whoever waits for them is cancelled."""
         self._looks.stopping = True
         for repository in self._repositories:
             repository.stop()
@@ -173,10 +172,10 @@ class ModelControl:
             try:
                 await (self.poll() if self._mode == "poll" else self.catch_up())
             except Exception:
-                logger.exception("a poll of the model repositories failed; there will be others")
+                logger.exception("a poll of the model repositories failed; the next one comes as usual")
 
     async def poll(self) -> None:
-        """Look for changes, and make those that have settled."""
+        """Look for changes, and load or unload what has changed and is the same in a second look."""
         first = await self._looks.look(self._only, self._came_from)
         await self._follow(first)
         self._have_answered(first)
@@ -217,7 +216,7 @@ class ModelControl:
         self._have_answered(view)
 
     def _have_answered(self, view: View) -> None:
-        """What these repositories have is served, as far as it can be."""
+        """Note that these repositories have answered."""
         if view.read & self._late.keys():
             self._late = {name: one for name, one in self._late.items() if name not in view.read}
             if not self._late:

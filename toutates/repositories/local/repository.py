@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalRepository:
-    """See ``Repository``. Files are where they are: nothing is fetched, nor kept from being changed by others.
+    """A repository in a local directory. Files are used where they are: nothing is fetched, and others may change them.
 
     Args:
         root: the directory.
@@ -40,7 +40,7 @@ class LocalRepository:
         self._root = root
         self._asked_by = asked_by
         self._tells_log = tells_log
-        #: what the log has of graphs that lie in no model, which is not said again at every poll
+        #: graphs outside of models that the log has named, so that it is told once
         self._told = Told()
         self._statistics = RepositoryStatistics()
 

@@ -1,7 +1,8 @@
-"""boto3, and nothing else of this package knows of it: listing, reading, and its errors in our words.
+"""The one module that uses boto3: it lists and reads a bucket, and explains boto3's errors in our words.
 
-Credentials come by boto3's own chain: the environment, profiles, web identities, instance roles. They are never in a
-text of ours, and the libraries' own debug logs, which would show signed requests, stay off whatever --log-level says.
+Credentials are found by boto3's own chain: the environment, profiles, web identities, instance roles. They are never in
+a message of ours, and the libraries' own debug logs, which would show signed requests, stay off whatever --log-level
+says.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ __all__ = ["ObjectChanged", "S3Client"]
 
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 20
-#: Of one request, with botocore's waits between them, where AWS_MAX_ATTEMPTS or a profile does not say otherwise.
+#: Attempts of one request, unless AWS_MAX_ATTEMPTS or a profile gives another number. botocore waits between them.
 _ATTEMPTS: Final = 5
-_PART: Final = 8 * 2**20  # bytes of an object that are asked for at once
-#: Of one part, each of them with the requests of botocore's own retries: content is cut off more often than refused.
+_PART: Final = 8 * 2**20  # bytes of an object that one request asks for
+#: Downloads of one part that are tried, each with botocore's own retries: answers are cut off more often than refused.
 _PART_ATTEMPTS: Final = 10
 _CHUNK: Final = 128 * 1024  # bytes
 #: Chunks that may wait for the disk, of all objects.
@@ -63,9 +64,9 @@ class S3Client:
         self._specification = specification
         self._stopping = stopping
         self._lock = threading.Lock()
-        #: urllib3's responses with contents that are being read
+        #: urllib3's responses whose contents are being read
         self._responses: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: ETags of what was found to be encrypted
+        #: ETags of objects that are encrypted, so that the ETag is no MD5
         self._encrypted: set[str] = set()
         self._bucket = specification.bucket
         try:
@@ -114,7 +115,7 @@ class S3Client:
                 preferred_transfer_client="classic",  # whether or not Amazon's own in C is installed
             ),
         )
-        self._client.meta.events.register("before-send.s3", self._heed)
+        self._client.meta.events.register("before-send.s3", self._check_stopping)
         self._client.meta.events.register("needs-retry.s3.GetObject", self._note_response)
 
     @property
@@ -173,7 +174,7 @@ class S3Client:
         except (ToutatesError, ObjectChanged):
             raise
         except Exception as error:
-            self._heed()
+            self._check_stopping()
             code, status = _code(error)
             # The transfer manager's own error is for the one condition that it sets, If-Match.
             if status == 412 or isinstance(error, S3DownloadFailedError):
@@ -227,9 +228,9 @@ class S3Client:
             self._responses.add(answer.raw)
             if parsed.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in parsed:
                 self._encrypted.add(parsed.get("ETag", "").strip('"'))
-        self._heed()  # `close` may have been before
+        self._check_stopping()  # `close` may have been called before the response was noted
 
-    def _heed(self, **_: Any) -> None:
+    def _check_stopping(self, **_: Any) -> None:
         if self._stopping.is_set():
             raise RepositoryError("the server is stopping")
 
@@ -242,7 +243,7 @@ class S3Client:
         return f"{asked.flag} {asked.url}" + (f" at {asked.endpoint}" if asked.endpoint else "")
 
     def _explained(self, error: Exception, problem: str) -> ToutatesError:
-        """The error in our words, with what to do about it."""
+        """Our own error for one of boto3's, with what to do about it."""
         from botocore import exceptions as boto
 
         asked = self._specification
@@ -314,5 +315,5 @@ def _code(error: Exception) -> tuple[str, int]:
 
 
 def _shown(error: BaseException) -> str:
-    """A foreign text on one line of bounded length."""
+    """The text of a library's error, on one line of bounded length."""
     return one_line(error, _MAX_SHOWN) or type(error).__name__

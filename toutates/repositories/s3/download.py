@@ -1,7 +1,7 @@
-"""Objects into the cache: those that are there are checked, the others downloaded, several at once.
+"""Downloads of objects into the cache. Files that are there already are checked instead.
 
-A pool of threads does both, and nothing in it waits for anything else in it. A model is downloaded by whoever has the
-lock of its directory; other servers wait, and then take what has come.
+A pool of threads does both; no job of it waits for another. A model is downloaded by the server that has the lock of
+its directory. Other servers wait for it, and then use what it has downloaded.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: that read at once, for all models of a repository
+#: Threads that download and check at the same time, for all models of a repository.
 THREADS: Final = 8
 _POLL_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
 class DownloadCounters:
-    """What was downloaded so far. Changed under ``lock``, read without.
+    """What was downloaded so far. It is changed under ``lock``, and read without it.
 
     Attributes:
-        objects: that are here.
-        bytes: of these.
+        objects: downloaded completely.
+        bytes: of these objects.
         failures: calls of ``Downloads.bring`` that could not download what was missing.
         duration_ns: of all its calls that had something to download.
     """
@@ -56,8 +56,8 @@ class Downloads:
 
     Args:
         client: of the bucket.
-        cache: where to.
-        place: what tells this bucket from others, and names it in messages.
+        cache: that gets the files.
+        place: the bucket and its endpoint; names them in messages.
 
     Attributes:
         counters: see DownloadCounters.
@@ -83,7 +83,7 @@ class Downloads:
         on_progress: Progress,
         unreachable: str = "",
     ) -> int:
-        """Have these objects in the cache, as the files of a directory, and hold it.
+        """Bring these objects into the cache, as the files of one directory, and hold the directory.
 
         Args:
             fingerprint: of the directory.
@@ -126,7 +126,7 @@ class Downloads:
     # --- what is there -----------------------------------------------------------------------------------------------
 
     def _is_here(self, fingerprint: str, wanted: Mapping[str, S3Object]) -> bool:
-        """Whether the directory is complete and sound, and held therefore."""
+        """Whether the directory is complete and sound. Then it is held."""
         if not self._cache.hold(fingerprint):
             return False
         is_here = False
@@ -143,15 +143,15 @@ class Downloads:
         return [future.result() for future in futures]
 
     def _begin(self, fingerprint: str, model: str) -> Filling:
-        """The directory to fill, once nobody else does."""
+        """The directory to fill, once no other thread or server fills it."""
         is_waiting = False
         while (filling := self._cache.begin(fingerprint, model)) is None:
             if not is_waiting:
                 is_waiting = True
                 logger.info("%s: another server downloads model '%s'", self._place, model)
-            # Its lock ends with it. Then either the files are there, or this one downloads them.
+            # Its lock ends when it has finished or died. Then the files are there, or this server downloads them.
             self._stop.wait(_POLL_SECONDS)
-            self._heed()
+            self._check_going_on()
         return filling
 
     def _reuse(self, filling: Filling, missing: dict[str, S3Object], progress: _Progress) -> None:
@@ -190,7 +190,7 @@ class Downloads:
 
         def download(path: str, found: S3Object) -> None:
             try:
-                self._download(filling, path, found, progress, lambda: self._heed(bool(errors)))
+                self._download(filling, path, found, progress, lambda: self._check_going_on(bool(errors)))
             except ObjectChanged as error:
                 changes.append(error)  # the other files are worth having, when this one is tried again
             except BaseException as error:
@@ -206,14 +206,14 @@ class Downloads:
             raise error
 
     def _download(
-        self, filling: Filling, path: str, found: S3Object, progress: _Progress, heed: Callable[[], None]
+        self, filling: Filling, path: str, found: S3Object, progress: _Progress, check_going_on: Callable[[], None]
     ) -> None:
         def check(end: int) -> None:
-            heed()
+            check_going_on()
             if end > found.size:
                 raise ObjectChanged(f"what comes for {found.key!r} is longer than its {found.size} bytes")
 
-        heed()
+        check_going_on()
         identity = self._identify(found)
         if found.size:
             with self._cache.open(filling, path, check) as target:
@@ -236,7 +236,7 @@ class Downloads:
         except RuntimeError:  # after `close`
             raise RepositoryError("the server is stopping") from None
 
-    def _heed(self, has_failed: bool = False) -> None:
+    def _check_going_on(self, has_failed: bool = False) -> None:
         if self._stop.is_set():
             raise RepositoryError("the server is stopping")
         if has_failed:
@@ -244,7 +244,7 @@ class Downloads:
 
 
 class _Progress:
-    """Adds up the bytes that several threads have got."""
+    """Adds up the bytes that several threads have downloaded of one model."""
 
     def __init__(self, total: int, on_progress: Progress) -> None:
         self._total = total
@@ -254,7 +254,7 @@ class _Progress:
         self._lock = threading.Lock()
 
     def add(self, size: int) -> None:
-        """Some bytes more; fewer, where a part begins anew. One call at a time, so that what is reported only grows."""
+        """Add bytes that have come; a negative number where a part begins anew. The sum that is reported only grows."""
         with self._lock:
             self._done += size
             self._shown = max(self._shown, self._done)

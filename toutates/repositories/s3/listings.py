@@ -36,7 +36,7 @@ _MAX_FILES: Final = 1_000
 #: The most that is read of a file; 200,000 objects with long keys take half of it.
 _MAX_BYTES: Final = 2**28
 _MAX_HEAD_BYTES: Final = 2**14
-#: What is left of a file that was being written for so long was left behind by a crash.
+#: A file that has been written for so long was left behind by a crash. Seconds.
 _LEFT_BEHIND_S: Final = 3_600.0
 
 

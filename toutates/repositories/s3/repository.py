@@ -27,17 +27,17 @@ __all__ = ["S3Repository"]
 
 logger = logging.getLogger(__name__)
 
-#: of one model, while its objects change under the download
+#: Downloads of one model that are tried while its objects change.
 _ATTEMPTS: Final = 5
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
 
 
 class S3Repository:
-    """See ``Repository``. A new object under any key of a model is a new fingerprint, and its files another directory.
+    """A repository in a bucket. A new object under any key of a model is a new fingerprint, and another directory.
 
     Args:
-        specification: where it is.
-        cache: where its files are put; may be shared with other repositories.
+        specification: the bucket and prefix.
+        cache: gets its files; may be shared with other repositories.
 
     Raises:
         ConfigurationError: boto3 is missing, or cannot be set up.
@@ -59,7 +59,7 @@ class S3Repository:
         self._unreachable = ""
         #: what the last scan saw; replaced as a whole
         self._seen: dict[str, ModelFiles] = {}
-        #: oddities that the log has, which are not said again at every poll
+        #: odd keys that the log has named, so that it is told once
         self._told = Told()
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
@@ -106,7 +106,7 @@ class S3Repository:
         return [self._prefix] if only is None else [f"{self._prefix}{name}/" for name in sorted(only)]
 
     def _models_in(self, objects: Iterable[S3Object], only: Collection[str] | None) -> Mapping[str, ModelFiles]:
-        """What these objects are, which is what ``fetch`` knows from now on."""
+        """The models that these objects make up. ``fetch`` uses them from now on."""
         models, odd = models_among(objects, self.name, self._prefix)
         if only is not None:
             # A name with a slash in it would have been looked for in another model.
@@ -227,7 +227,7 @@ class S3Repository:
         inside = {f"{files.name}/{name}": found for name, found in wanted.items()}
         downloaded = self._downloads.bring(fingerprint, files.name, inside, on_progress, self._unreachable)
         try:
-            # Another file of the model may have been replaced after it was read: half a model is no model.
+            # A file may have been replaced after it was read and before the last one was: two uploads would mix.
             if downloaded and self._list(folder).fingerprint != files.fingerprint:
                 raise ObjectChanged(f"'{files.source}' has changed while it was downloaded")
         except BaseException:

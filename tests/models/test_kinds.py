@@ -1,0 +1,142 @@
+"""Which kind loads a version: by the backend that its configuration names, or else by its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.kinds import load_version
+from toutates.models.repository import VersionFolder, scan_model
+from toutates.models.table import ServedVersion
+from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.system.errors import ConfigurationError, ModelLoadError
+from toutates.system.placement import Placement
+
+
+class Kind:
+    """Claims versions that have a certain file; what it loads has its name."""
+
+    def __init__(self, file: str, *backends: str) -> None:
+        self.backends: Sequence[str] = backends
+        self._file = file
+
+    def claims(self, version: VersionFolder) -> bool:
+        return (version.path / self._file).exists()
+
+    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
+        servable: Any = None
+        config = ModelConfig(backend=self.backends[0], max_batch_size=configuration.settings.batch_size)
+        return ServedVersion(model, configuration.folder.number, config, servable)
+
+
+KINDS = (
+    Kind("model.npy", "numpy"),
+    Kind("model.txt", "text", "words"),
+    Kind("model.onnx", "supertensor", "onnxruntime"),
+)
+
+YAML = "backend: {}\nbatch_size: 4\ncapacity: 2\nnum_executors: 1\nallocator: cpu\n"
+
+
+def version_of(root: Path, file: str, yaml: str = "", pbtxt: str = "") -> VersionFolder:
+    folder = root / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / file).touch()
+    if yaml:
+        (folder / "config.yaml").write_text(YAML.format(yaml))
+    if pbtxt:
+        (root / "m" / "config.pbtxt").write_text(pbtxt)
+    found = scan_model(root / "m")
+    assert not found.problem
+    return found.versions[0]
+
+
+def load(version: VersionFolder, *, overridden: bool = False, kinds: Sequence[Kind] = KINDS) -> ModelConfig:
+    served = load_version(kinds, "m", version, overridden=overridden, placement=Placement())
+    assert 0 < served.load_ns < 60 * 10**9
+    return served.config
+
+
+CHOSEN: dict[str, tuple[str, str, str, bool, str]] = {
+    "files": ("model.txt", "", "", False, "text"),
+    "files, with a config.pbtxt that leaves it open": ("model.npy", "", "max_batch_size: 4", False, "numpy"),
+    "backend of config.pbtxt": ("model.npy", "", "backend: 'words'", False, "text"),
+    "platform of config.pbtxt": ("model.npy", "", "platform: 'onnxruntime_onnx'", False, "supertensor"),
+    "config.yaml": ("model.onnx", "numpy", "", False, "numpy"),
+    "config.yaml before config.pbtxt": ("model.onnx", "numpy", "backend: 'text'", False, "numpy"),
+    "config.pbtxt in its place": ("model.onnx", "numpy", "backend: 'text'", True, "text"),
+}
+
+
+@pytest.mark.parametrize(("file", "yaml", "pbtxt", "overridden", "chosen"), CHOSEN.values(), ids=CHOSEN.keys())
+def test_the_kind_is_chosen_by(tmp_path: Path, file: str, yaml: str, pbtxt: str, overridden: bool, chosen: str) -> None:
+    assert load(version_of(tmp_path, file, yaml, pbtxt), overridden=overridden).backend == chosen
+
+
+UNKNOWN = {
+    "misspelt": (
+        "",
+        "backend: 'onnxruntme'",
+        "backend: there is no backend of this name (got 'onnxruntme'); did you mean 'onnxruntime'?",
+    ),
+    "unknown": (
+        "",
+        "backend: 'own'",
+        "backend: there is no backend of this name (got 'own'); write one of numpy, text, words, ",
+    ),
+    "TensorRT": (
+        "",
+        "platform: 'tensorrt_plan'",
+        "platform: TensorRT plans are not served (got 'tensorrt_plan'); put the ONNX model there",
+    ),
+    "PyTorch": (
+        "",
+        "platform: 'pytorch_libtorch' backend: 'pytorch'",
+        "backend: PyTorch models are not served (got 'pytorch'); export the model with torch.onnx",
+    ),
+    "TensorFlow": (
+        "",
+        "platform: 'tensorflow_savedmodel'",
+        "platform: TensorFlow models are not served (got 'tensorflow_savedmodel'); convert the model",
+    ),
+    "Python": (
+        "",
+        "backend: 'python'",
+        "backend: Python models are not served (got 'python'); export what it computes",
+    ),
+    "ensemble": (
+        "",
+        "platform: 'ensemble' ensemble_scheduling { }",
+        "platform: ensembles are not served (got 'ensemble'); join the graphs into one with onnx.compose",
+    ),
+    "config.yaml": (
+        "tensorrt",
+        "",
+        "backend: must be numpy or text or words or supertensor or onnxruntime (got 'tensorrt'); write",
+    ),
+}
+
+
+@pytest.mark.parametrize(("yaml", "pbtxt", "said"), UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_a_backend_that_is_not_there_is_refused_by_file_key_and_remedy(
+    tmp_path: Path, yaml: str, pbtxt: str, said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(version_of(tmp_path, "model.onnx", yaml, pbtxt))
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "m"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kind_of_its_own_makes_a_name_of_triton_a_known_one(tmp_path: Path) -> None:
+    version = version_of(tmp_path, "model.py", pbtxt="backend: 'python'")
+    assert load(version, kinds=[Kind("model.py", "python")]).backend == "python"
+
+
+def test_files_of_no_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="holds no kind of model that this server was started with"):
+        load(version_of(tmp_path, "other"))

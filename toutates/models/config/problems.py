@@ -1,0 +1,45 @@
+"""What is wrong with a file of configuration: collected, so that one start of the server shows all there is to mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["MAX_PROBLEMS", "Problems"]
+
+MAX_PROBLEMS: Final = 10  # more lines than this are not read, and a hostile file must not flood the log
+
+
+class Problems:
+    """The problems of one file, in the order in which they were found.
+
+    Args:
+        source: the file, which each problem names.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._found: list[ConfigurationError] = []
+
+    def add(self, key: str, problem: str, value: object, remedy: str) -> None:
+        """Note a problem.
+
+        Args:
+            key: where in the file.
+            problem: what is wrong there.
+            value: what the file has there; None to leave it out.
+            remedy: what to write instead.
+        """
+        self._found.append(ConfigurationError(problem, source=self._source, key=key, value=value, remedy=remedy))
+
+    def raise_all(self, most: int | None = None) -> None:
+        """Raise one error for all problems, or for the first ``most``, with a line each; nothing if there are none."""
+        if len(self._found) == 1:
+            raise self._found[0]
+        if self._found:
+            lines = [str(problem) for problem in self._found[:most]]
+            if most is not None and len(self._found) > most:
+                lines.append(f"{self._source}: and {len(self._found) - most} more")
+            raise ConfigurationError("\n".join(lines))
