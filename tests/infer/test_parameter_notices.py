@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from toutates.infer import parameter_notices as module
 from toutates.infer.parameter_notices import MAX_NAMES, ParameterNotices
 from toutates.protocol.grpc_service_pb2 import InferParameter
 
@@ -57,3 +58,15 @@ def test_names_that_clients_make_up_are_bounded(caplog: pytest.LogCaptureFixture
         notices.note("m", parameters(**{f"{'x' * 1_000}{number}": {"bool_param": True}}))
     assert len(caplog.messages) == MAX_NAMES
     assert max(map(len, caplog.messages)) < 200
+
+
+def test_models_that_are_remembered_are_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_MODELS", 2)
+    notices = ParameterNotices()
+    for model in ("a", "b", "c", "a"):
+        notices.note(model, parameters(timeout={"int64_param": 5}))
+        notices.note(model, parameters(priority={"int64_param": 5}))
+    assert len(caplog.messages) == 4
+    assert not any("'c'" in line for line in caplog.messages)

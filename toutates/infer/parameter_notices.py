@@ -48,9 +48,6 @@ class ParameterNotices:
                 logger.warning(text, model, shown(name), reason, extra={"model": model})
 
     def _is_new(self, model: str, name: str) -> bool:
-        said = self._said.get(model, frozenset())
-        if name in said or len(said) >= MAX_NAMES:
-            return False
         with self._lock:
             said = self._said.get(model, frozenset())
             if name in said or len(said) >= MAX_NAMES or (not said and len(self._said) >= MAX_MODELS):
