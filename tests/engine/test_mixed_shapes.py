@@ -285,10 +285,10 @@ def test_ever_new_shapes_hold_no_more_memory_than_is_allowed(quick_ns: int) -> N
                 collect_all(rig)
                 rig.assert_empty()
                 rig.gate.clear()
-            occupancy = rig.supertensor.occupancy()
-            most = max(most, occupancy.in_flight_bytes)
-            held = sum(batch.memory_bytes for lane in rig.supertensor.lanes for batch in lane.spare)
-            assert occupancy.spare_bytes == held
+            most = max(most, rig.supertensor.occupancy().in_flight_bytes)
+            with rig.supertensor.lock:
+                lanes = rig.supertensor.lanes
+                assert lanes.spare_bytes == sum(batch.memory_bytes for lane in lanes for batch in lane.spare)
             if turn % 50 == 0:
                 rig.worker.end_round()
         rig.gate.set()
