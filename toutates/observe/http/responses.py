@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from toutates.http1 import Refused, encode_fields
-from toutates.observe.status.page import Page
 
 __all__ = ["CommonFields", "Response", "page_response", "refusal", "text_response"]
 
@@ -66,9 +65,9 @@ def text_response(
     return Response(status, _fields(content_type, NO_SCRIPTS) + fields, body)
 
 
-def page_response(page: Page) -> Response:
-    """A page under its own policy."""
-    return Response(200, _fields("text/html; charset=utf-8", page.policy), page.html)
+def page_response(html: bytes, policy: str) -> Response:
+    """A page with its Content-Security-Policy."""
+    return Response(200, _fields("text/html; charset=utf-8", policy), html)
 
 
 def refusal(status: int, text: str, fields: Mapping[str, str] | None = None) -> Refused:

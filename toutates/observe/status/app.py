@@ -77,7 +77,7 @@ def make_site(
 
 
 async def _page(asked: Asked) -> Response:
-    return page_response(_PAGE)
+    return page_response(_PAGE.html, _PAGE.policy)
 
 
 _PAGE = load_page("status.html")
@@ -194,7 +194,10 @@ class _Debug:
         if not profiles:
             return text_response("", status=499)  # the client has left
         [profile] = profiles
-        return text_response(collapsed(profile)) if form == "collapsed" else page_response(flame_page(profile))
+        if form == "collapsed":
+            return text_response(collapsed(profile))
+        page = flame_page(profile)
+        return page_response(page.html, page.policy)
 
 
 def _number(asked: Asked, name: str, default: float, most: float) -> float:
