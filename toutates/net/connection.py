@@ -15,7 +15,7 @@ import trio
 
 from toutates.h2grpc.stream import NEVER, Buffer
 
-__all__ = ["Connection", "Deadlines", "Exchange", "Link", "Service"]
+__all__ = ["Connection", "Deadlines", "Exchange", "Service"]
 
 
 class Deadlines(Protocol):
@@ -159,17 +159,6 @@ class Connection(Protocol):
 _NO_DEADLINES: Final = _NoDeadlines()
 
 
-class Link(Protocol):
-    """The socket under a connection, as its service knows it."""
-
-    #: the peer's address
-    peer: str
-
-    @property
-    def congested(self) -> bool:
-        """Whether the peer leaves so much unread that it should be sent no more for now."""
-
-
 class Exchange(Protocol):
     """A request that is to be answered, of whatever protocol. ``h2grpc.Call`` is one."""
 
@@ -201,7 +190,13 @@ class Service(Protocol):
 
     @abstractmethod
     def handle(self, link: Any, event: Any) -> None:
-        """Deal with one event of a connection, which is bound to ``link``. Must not block."""
+        """Deal with one event of a connection. Must not block.
+
+        Args:
+            link: the connection's ``Transport``: what it is bound to. It has the peer's address, and knows whether the
+                peer leaves too much unread (``congested``).
+            event: what ``receive_data``, ``go_on``, or another call of the connection returned.
+        """
 
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""

@@ -37,7 +37,7 @@ from toutates.h2grpc.stream import NEVER
 from toutates.net.accepting import Acceptor
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
-from toutates.net.connection import Exchange, Link, Service
+from toutates.net.connection import Exchange, Service
 from toutates.net.connection_state import ConnectionState
 from toutates.net.housekeeping import Housekeeper, Traffic
 from toutates.net.incidents import Incidents
@@ -87,7 +87,7 @@ class Worker:
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         incidents: the worker's log.
         dirty: links of connections that have output; connections add themselves (``Connection.bind``).
-        traffic: what the connections have had so far; other threads may read it.
+        traffic: bytes, streams and connections so far; other threads may read it.
         lateness: the event-loop lag of this thread; other threads may read it.
         cpu_clock: the clock of the CPU time that the worker's thread has used, once ``run`` has begun
             (``time.clock_gettime``).
@@ -181,26 +181,23 @@ class Worker:
 
     # --- for services, on the worker's thread ------------------------------------------------------------------------
 
-    def connection_over(self, link: Link, reason: str) -> None:
+    def connection_over(self, transport: Transport, reason: str) -> None:
         """A connection has ended itself: send what it has left, then close its socket.
 
         Args:
-            link: what the connection is bound to.
+            transport: the connection's.
             reason: for the log.
         """
-        assert isinstance(link, Transport)
-        self.closing.over(link, reason)
+        self.closing.over(transport, reason)
 
-    def leave(self, link: Link, reason: str) -> None:
+    def leave(self, transport: Transport, reason: str) -> None:
         """Begin the shutdown of one connection, which is closed once its requests are answered."""
-        assert isinstance(link, Transport)
-        self.closing.tell_to_leave(link, reason)
+        self.closing.tell_to_leave(transport, reason)
 
-    def go_on(self, link: Link) -> None:
+    def go_on(self, transport: Transport) -> None:
         """Have ``Connection.go_on`` called: an answer has made room for what was received earlier."""
-        assert isinstance(link, Transport)
-        if not link.dropped:
-            self.transports.fall_behind(link, [])
+        if not transport.dropped:
+            self.transports.fall_behind(transport, [])
 
     def exchange_ended(self, exchange: Exchange) -> None:
         """A request has ended without output, which may have been the last one of a connection that is leaving."""
