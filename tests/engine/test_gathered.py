@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tests.engine.support import Rig, gather, model, tensor, unary
 from toutates.engine.lane import GatheredLane, PackedLane
 from toutates.protocol.strings import MANY_ELEMENTS
-from toutates.system.errors import ExecutionFailed
+from toutates.system.errors import ExecutionFailed, Overloaded
 
 STRINGS = unary("Identity", ["n", 2], TensorProto.STRING)
 
@@ -63,6 +63,19 @@ def test_gathered_rows_are_split_over_batches_and_joined() -> None:
         rig.worker.add("split", rig.lane((2,)), rows)
         rig.worker.end_round()
         npt.assert_array_equal(rig.worker.collect("split")[0], rows)
+
+
+def test_gathered_rows_of_several_requests_are_counted() -> None:
+    rig = Rig(unary("Identity", ["n", "m"], TensorProto.STRING), batch_size=4, capacity=1)
+    for context in range(3):
+        rig.worker.add(context, rig.lane((2,)), texts("a", "b"))
+    rig.worker.add(3, rig.lane((1,)), texts("a", "b").reshape(2, 1)[:1])
+    with pytest.raises(Overloaded):
+        rig.worker.add("late", rig.lane((1,)), texts("a", "b").reshape(2, 1)[:1])
+    rig.worker.end_round()
+    with rig.running():
+        rig.worker.collect(*range(4))
+        rig.assert_empty()
 
 
 def test_rows_of_no_bytes_and_requests_of_no_rows_are_gathered() -> None:

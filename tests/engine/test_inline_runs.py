@@ -247,3 +247,18 @@ def test_own_rows_of_a_worker_that_ended_in_the_middle_of_its_round_do_not_keep_
     rig.close(workers_ended=True)
     assert rig.supertensor.occupancy().in_flight == 0
     assert rig.batches == []
+
+
+@pytest.mark.parametrize(("queue", "delay_ns"), [(8, 0), (0, 1)], ids=["bounded queue", "delay"])
+def test_workers_have_no_batches_of_their_own_where_requests_are_counted_or_wait(queue: int, delay_ns: int) -> None:
+    rig = Rig(DOUBLE, workers=2, quick_ns=ALWAYS, max_queue_size=queue, delay_ns=delay_ns, enough_rows=2)
+    lane = rig.lane((4,))
+    with rig.running():
+        learn(rig, lane, 1, 2)
+        for worker in rig.workers:
+            worker.add("a", lane, rows(1, worker.number))
+        assert rig.supertensor.occupancy().in_flight == 1
+        for worker in rig.workers:
+            worker.end_round()
+        for worker in rig.workers:
+            npt.assert_array_equal(worker.collect("a")[0], 2 * rows(1, worker.number))

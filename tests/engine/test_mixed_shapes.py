@@ -219,6 +219,7 @@ def test_a_request_has_room_in_one_batch_if_that_takes_as_many_rows() -> None:
         rig.worker.end_round()
         collect_all(rig)
     assert rig.batches == [(9, 1)]
+    assert rig.packed((1000,)).room == 16  # twice the nine, as far as a batch takes them
 
 
 def test_buffers_for_more_rows_than_come_keep_no_other_shape_out() -> None:
