@@ -1,4 +1,4 @@
-"""What a worker serves. A further protocol is served by handlers of the same data plane and the same inference."""
+"""What a worker serves. The service of a further protocol is made here of the same data plane and inference."""
 
 from __future__ import annotations
 
