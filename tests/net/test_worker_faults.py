@@ -30,6 +30,7 @@ from tests.h2grpc.support import (
 )
 from tests.net.running import RawClient, Running, running
 from toutates.h2grpc import Call, Limits, Method, ServerConnection
+from toutates.h2grpc.frame_loop import FrameLoop
 from toutates.h2grpc.responder import Responder
 from toutates.net.housekeeping import Housekeeper
 from toutates.net.transport import Transport
@@ -56,7 +57,7 @@ class Fault:
 
 FAULTS = {
     "reading": Fault(ServerConnection, "receive_data"),
-    "frames": Fault(ServerConnection, "receive_frames"),
+    "frames": Fault(FrameLoop, "walk"),
     "answering": Fault(Responder, "fail", RAISE),
     "flushing": Fault(Transport, "flush"),
     "taking output": Fault(ServerConnection, "take_output", is_told=False),
@@ -106,7 +107,8 @@ def test_failure_ends_its_connection_and_no_other(
         transport = only(server)
         with server.client() as neighbour:
             assert neighbour.unary(b"before").messages == [b"before"]
-            parts = (transport, transport.connection, connection_of(transport).responder)
+            connection = connection_of(transport)
+            parts = (transport, connection, connection.responder, connection.frame_loop)
             break_down(monkeypatch, fault.owner, fault.name, lambda it: it in parts, error)
             victim.send(fault.provoke)
             goaways = []

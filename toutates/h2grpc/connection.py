@@ -25,52 +25,22 @@ from toutates.h2grpc.budget import CALL_BYTES
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.events import ConnectionTerminated, Event, tell_handler
 from toutates.h2grpc.faults import ConnectionFault
-from toutates.h2grpc.frames import (
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    FRAME_HEAD_SIZE,
-    HEADERS,
-    MAX_STREAM_ID,
-    MAX_WINDOW,
-    PING,
-    PREFACE,
-    SETTINGS,
-    UINT32,
-    WINDOW_UPDATE,
-    ErrorCodes,
-    pack_frame,
-)
+from toutates.h2grpc.frame_loop import FrameLoop
+from toutates.h2grpc.frames import PING, PREFACE, ErrorCodes, pack_frame
 from toutates.h2grpc.headers import HeaderBlockError
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.parts import Parts
 from toutates.h2grpc.preface import REFUSALS, Opening, recognise
-from toutates.h2grpc.read_buffer import ReadBuffer
 from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, Status
 from toutates.h2grpc.stream import Buffer
-from toutates.h2grpc.streams import HALF_CLOSED_REMOTE, OPEN
-from toutates.h2grpc.wire import MESSAGE_HEAD_SIZE
+from toutates.h2grpc.streams import OPEN
 
 __all__ = ["ServerConnection"]
 
-_unpack_uint32 = UINT32.unpack_from
-
 KEEPALIVE_PING = b"are you?"
-#: Received bytes whose frames are handled in one go, where they are those of plain calls, or large. The dearest such
-#: bytes take 0.08 us each (on 3.14t 0.15), so that this takes 5 ms (10).
-BYTES_AT_ONCE = 65_536
-#: How many bytes count for a frame off the short way, for each event that it brings besides, and for a byte of a header
-#: block that has to be decoded: what takes as long.
-SLOW_FRAME_BYTES = 96
-EVENT_BYTES = 24
-DECODING_BYTES = 8
-#: And for a stream that SETTINGS may have changed the window of.
-STREAM_BYTES = 2
 #: Calls that are ended in one go, by their deadline or with their connection. Each takes 1 to 5 us.
 ENDED_AT_ONCE = 512
 
@@ -87,21 +57,16 @@ class ServerConnection:
     """
 
     __slots__ = (
-        "_largest_block",
-        "_largest_frame",
         "_limit_hits",
         "_limits",
         "_output",
         "_preface_seen",
         "_receiver",
-        "_remembered",
         "_requests",
-        "_short_message_limit",
-        "_stream_window",
-        "_wire",
         "behind",
         "blocks",
         "deadlines",
+        "frame_loop",
         "goodbye",
         "header_reader",
         "held",
@@ -126,7 +91,6 @@ class ServerConnection:
         shared = shared or Shared()
         parts = Parts(methods, limits, dirty, response_encoding, shared)
         self._limits = limits
-        self._wire = shared.wire
         self._limit_hits = shared.limit_hits
         self._output = parts.output
         self.settings = parts.settings
@@ -137,16 +101,11 @@ class ServerConnection:
         self._requests = parts.requests
         self.blocks = parts.blocks
         self.header_reader = parts.header_reader
-        self._remembered = parts.header_reader.memory
         self.goodbye = parts.goodbye
+        self.unread = parts.unread
         self._receiver = Receiver(parts)
-        self.unread = ReadBuffer(shared.budget)
+        self.frame_loop = FrameLoop(parts, self._receiver)
         self._preface_seen = False
-        #: the largest unary message that may take the short way: within the message limit and the stream's window
-        self._largest_frame = limits.max_frame_size
-        self._largest_block = limits.max_header_block_size
-        self._stream_window = limits.stream_window
-        self._short_message_limit = min(limits.max_message_size, limits.stream_window - 5)
         #: answers the calls
         self.responder = parts.responder
         #: the times at which ``expire`` may have something to do
@@ -177,7 +136,7 @@ class ServerConnection:
         try:
             at = start if self._preface_seen else self._receive_preface(data, events)
             if at is not None:
-                self.receive_frames(data, at, now_ns, events)
+                self.behind = self.frame_loop.walk(data, at, now_ns, events) or self.behind
         except ConnectionFault as fault:
             self._terminate(fault.code, str(fault), events, fault.limit)
         except HeaderBlockError as error:
@@ -393,158 +352,6 @@ class ServerConnection:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "invalid connection preface")
         self._preface_seen = True
         return len(PREFACE)
-
-    def receive_frames(self, data: bytes, at: int, now_ns: int, events: list[Event]) -> None:
-        """Walk the frames of ``data`` from ``at``, BYTES_AT_ONCE of them; keep what is left, or not whole.
-
-        The frames that make up a unary call (HEADERS that opens a stream, DATA that completes it, the WINDOW_UPDATEs
-        that C-core adds) are handled in this loop when they are of the plain kind. Everything else, and every doubt,
-        goes to the ``Receiver``, which does the same work by the table in ``streams``. The short way takes 0.9 us for
-        a request, the long one 3.9.
-        """
-        end_of_data = len(data)
-        # Where to stop. What takes longer than its bytes moves ``enough`` back, so that the short way need not count.
-        stop = enough = at + BYTES_AT_ONCE
-        if stop > end_of_data:
-            stop = end_of_data
-        wire = self._wire
-        unpack_frame_head = wire.unpack_frame_head
-        unpack_message_head = wire.unpack_message_head
-        largest = self._largest_frame
-        streams = self.streams
-        remembered = self._remembered
-        table = self.table
-        windows = self.windows
-        settings = self.settings
-        # Whether HEADERS and DATA may come next.
-        ready = settings.seen and not self.blocks.stream_id
-        max_streams = table.few
-        if self.queue.bytes_waiting or len(streams) >= max_streams:
-            max_streams = table.most(self.queue.bytes_waiting)
-        while stop - at >= FRAME_HEAD_SIZE:
-            word, flags, stream_id = unpack_frame_head(data, at)
-            length = word >> 8
-            if length > largest:
-                text = f"frame of {length} bytes, at most {largest}"
-                raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, text, "frame_size")
-            payload = at + FRAME_HEAD_SIZE
-            end = payload + length
-            if end > end_of_data:
-                self.unread.hold(data[at:], FRAME_HEAD_SIZE + length)
-                return
-            at = end
-            frame_type = word & 0xFF
-            if ready:
-                if frame_type == DATA:
-                    call = streams.get(stream_id)
-                    size = length - 5
-                    if (
-                        call is not None
-                        and flags == END_STREAM
-                        and call.state is OPEN
-                        and call.assembler is None
-                        and 0 <= size <= self._short_message_limit
-                        and data[payload] == 0
-                        and _unpack_uint32(data, payload + 1)[0] == size
-                        and call.head.method is not None
-                        and call.head.method.unary is not None
-                        and (call.head.content_length is None or call.head.content_length == length)
-                        and length <= windows.receive
-                    ):
-                        call.state = HALF_CLOSED_REMOTE
-                        call.buffer = data
-                        call.start = payload + 5
-                        call.end = end
-                        windows.receive -= length
-                        if windows.receive < windows.low:
-                            windows.refill()
-                        events.append(call)
-                        continue
-                elif frame_type == HEADERS:
-                    if (
-                        flags == END_HEADERS
-                        and stream_id == table.last_id + 2
-                        and stream_id & 1
-                        and len(streams) < max_streams
-                        and stream_id <= table.highest_accepted_id
-                        and length <= self._largest_block
-                    ):
-                        block = data[payload:end]
-                        head = remembered.get(block)
-                        if head is None:
-                            head = self.header_reader.read(block)
-                            enough -= length * DECODING_BYTES
-                            stop = min(stop, enough)
-                        if head.method is None:
-                            self._receiver.open_hopeless_stream(stream_id, head, now_ns, events)
-                            enough -= SLOW_FRAME_BYTES
-                            stop = min(stop, enough)
-                            continue
-                        table.last_id = stream_id
-                        call = Call(self.responder, stream_id, head, settings.stream_window, self._stream_window)
-                        streams[stream_id] = call
-                        if head.timeout_ns is not None:
-                            self.deadlines.set(call, now_ns)
-                        if head.method.unary is None:
-                            self._receiver.begin_stream(call, events)
-                        elif end_of_data - at >= MESSAGE_HEAD_SIZE:
-                            # Of nearly every call the whole request follows at once.
-                            word, flags, data_id, compressed, size = unpack_message_head(data, at)
-                            length = word >> 8
-                            end = at + FRAME_HEAD_SIZE + length
-                            if (
-                                word & 0xFF == DATA
-                                and flags == END_STREAM
-                                and data_id == stream_id
-                                and not compressed
-                                and size == length - PREFIX_SIZE
-                                and size <= self._short_message_limit
-                                and end <= end_of_data
-                                and (head.content_length is None or head.content_length == length)
-                                and length <= windows.receive
-                                and length <= largest
-                            ):
-                                call.state = HALF_CLOSED_REMOTE
-                                call.buffer = data
-                                call.start = at + MESSAGE_HEAD_SIZE
-                                call.end = at = end
-                                windows.receive -= length
-                                if windows.receive < windows.low:
-                                    windows.refill()
-                                events.append(call)
-                        continue
-                elif frame_type == WINDOW_UPDATE and length == 4:
-                    increment = _unpack_uint32(data, payload)[0] & MAX_WINDOW
-                    if stream_id == 0:
-                        if increment and not self.queue.blocked and windows.send + increment <= MAX_WINDOW:
-                            windows.send += increment
-                            continue
-                    elif (call := streams.get(stream_id)) is None:
-                        # C-core credits streams that are closed by now; those of the future are an error
-                        if increment and stream_id & 1 and stream_id <= table.last_id:
-                            continue
-                    elif increment and not call.outbox and call.send_window + increment <= MAX_WINDOW:
-                        call.send_window += increment
-                        continue
-            known = len(events)
-            self._receiver.receive(frame_type, flags, stream_id & MAX_STREAM_ID, data, payload, end, now_ns, events)
-            max_streams = table.most(self.queue.bytes_waiting)  # the frame may have made us queue something
-            ready = settings.seen and not self.blocks.stream_id
-            if self.queue.can_send:
-                self.behind = True
-            enough -= SLOW_FRAME_BYTES + (len(events) - known) * EVENT_BYTES
-            if frame_type in (HEADERS, CONTINUATION):
-                enough -= length * DECODING_BYTES
-            elif frame_type == SETTINGS:
-                enough -= len(streams) * STREAM_BYTES
-            stop = at if self.behind else min(stop, enough)
-        if at == end_of_data:
-            return
-        if end_of_data - at >= FRAME_HEAD_SIZE:
-            self.unread.leave(data, at)
-            self.behind = True
-        else:
-            self.unread.hold(data[at:], FRAME_HEAD_SIZE)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

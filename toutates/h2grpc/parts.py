@@ -13,6 +13,7 @@ from toutates.h2grpc.headers import HeaderReader
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.output import Output
+from toutates.h2grpc.read_buffer import ReadBuffer
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.requests import Requests
 from toutates.h2grpc.responder import Responder
@@ -55,3 +56,4 @@ class Parts:
         self.deadlines = Deadlines()
         self.goodbye = Goodbye(self.table, self.settings, self.output)
         self.spending = Spending(limits)
+        self.unread = ReadBuffer(shared.budget)
