@@ -56,6 +56,15 @@ def test_requests_under_way_are_counted_until_they_are_whole() -> None:
     assert not server.connection.awaits_request
 
 
+def test_peer_owes_the_rest_of_a_request_from_its_first_byte_on() -> None:
+    for begun in (unary(3)[:5], headers(3, REQUEST_BLOCK, 0), headers(3, REQUEST_BLOCK)):
+        server = Server.opened()
+        server.call(unary(1))
+        assert not server.connection.awaits_request
+        server.receive(begun)
+        assert server.connection.awaits_request
+
+
 @pytest.mark.parametrize("end", ["reset", "loss", "deadline"])
 def test_requests_that_never_become_whole_are_given_back(end: str) -> None:
     server = Server.opened()

@@ -216,6 +216,17 @@ def test_streams_blocked_by_their_own_window_cost_the_connections_updates_nothin
     assert [f.stream_id for f in server.frames()] == [1, 1]
 
 
+def test_streams_that_new_windows_leave_without_room_or_have_nothing_to_send_do_not_wait_for_the_connection() -> None:
+    server = Server.opened(None, (4, 10))
+    server.call(unary(1)).reply(bytes(100))
+    drained: list[bool] = []
+    server.call(headers(3, STREAM_BLOCK)).on_drained = lambda: drained.append(True)
+    server.receive(settings((4, 5)) + settings((4, 9)))
+    server.frames()
+    assert not server.connection.queue.blocked
+    assert not drained
+
+
 def test_cancelled_streams_leave_the_queue() -> None:
     server = Server.opened(None, (4, 2**31 - 1))
     for stream_id in (1, 3):

@@ -57,6 +57,12 @@ def test_reader_does_not_remember_a_block_that_changes_the_table_and_forgets_the
     assert headers.memory == {}
 
 
+def test_reader_does_not_remember_a_block_that_resizes_the_table_and_adds_to_it() -> None:
+    headers = reader()
+    headers.read(b"\x3f\x45" + block(request()) + literal("x-a", "b", 0x40))  # 31 + 69 bytes
+    assert headers.memory == {}
+
+
 def test_same_index_bytes_mean_something_else_once_the_client_inserted_an_entry() -> None:
     """C-core's blocks are indices only; a new entry shifts what they stand for."""
     headers = reader()

@@ -135,8 +135,8 @@ class ServerConnection:
         events: list[Event] = []
         try:
             at = start if self._preface_seen else self._receive_preface(data, events)
-            if at is not None:
-                self.behind = self.frame_loop.walk(data, at, now_ns, events) or self.behind
+            if at is not None and self.frame_loop.walk(data, at, now_ns, events):
+                self.behind = True
         except ConnectionFault as fault:
             self._terminate(fault.code, str(fault), events, fault.limit)
         except HeaderBlockError as error:

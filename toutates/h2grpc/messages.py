@@ -111,7 +111,7 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
             source = view[at : at + PIECE_BYTES]
             at += PIECE_BYTES
         try:
-            piece = decompressor.decompress(source, min(PIECE_BYTES, max_size + 1 - size))
+            piece = decompressor.decompress(source, PIECE_BYTES)
         except zlib.error as error:
             raise GrpcError(Status.INTERNAL, f"message is not valid {encoding} data: {error}") from error
         message.write(piece)
