@@ -1,9 +1,9 @@
-"""How many frames of a kind a peer may send that bring no call any further: a token bucket per kind and connection.
+"""Limits of frames that carry no request or response: a token bucket per kind of frame and connection.
 
 Frames like PING, SETTINGS or RST_STREAM are cheap to send and make the receiver work; the attacks of CVE-2019-9511 to
-9518, CVE-2023-44487 (rapid reset) and CVE-2025-8671 (made you reset) are floods of them. A correct peer sends them too,
-the more of them the more calls it makes, so a bucket fills with time and with work: one call opened, or one KiB of a
-large response taken.
+9518, CVE-2023-44487 (rapid reset) and CVE-2025-8671 (made you reset) are floods of them. A correct peer sends more of
+them the more calls it makes. So a bucket fills with time and with work: a call opened, or a KiB of a large response
+sent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a peer may send of one kind of frame.
+    """How many frames of one kind a peer may send.
 
     Attributes:
         burst: frames at once.
-        per_second: frames in the long run, of a peer that makes no calls.
-        per_call: frames that each call, or KiB of a large response, allows besides.
+        per_second: frames per second in the long run, of a peer that makes no calls.
+        per_call: further frames for each call, and for each KiB of a large response.
     """
 
     burst: int
@@ -35,7 +35,7 @@ class Allowance:
 
 
 class Meter:
-    """What is left of one connection's allowance. Starts full."""
+    """The token bucket of one allowance; it starts full."""
 
     __slots__ = ("_allowance", "_at_ns", "_left", "_work")
 
@@ -46,11 +46,11 @@ class Meter:
         self._work = work
 
     def take(self, now_ns: int, work: int, cost: float = 1) -> bool:
-        """Whether one more frame is allowed, which it then uses up.
+        """Take a frame's tokens; whether there were enough.
 
         Args:
             now_ns: the time, monotonic.
-            work: all the calls and KiB that the connection has seen so far.
+            work: calls of the connection so far, and KiB of large responses sent.
             cost: how many frames it counts for.
         """
         allowance = self._allowance
@@ -62,5 +62,5 @@ class Meter:
 
     @property
     def left(self) -> float:
-        """What was left at the last ``take``; negative if that was too much."""
+        """Tokens left after the last ``take``; negative if they were not enough."""
         return self._left

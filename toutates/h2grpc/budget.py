@@ -1,4 +1,4 @@
-"""The memory that all connections of one worker may hold for peers that are slow."""
+"""The memory that all connections of one driver may hold for slow peers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import Final
 
 __all__ = ["CALL_BYTES", "MESSAGE_BYTES", "TASK_BYTES", "UNCOUNTED_CALLS", "MemoryBudget"]
 
-#: What the record of an open call takes, about, with its place in tables and a message that waits for window.
+#: Bytes that an open call takes, about: its record, its places in tables, and a short message that waits for window.
 CALL_BYTES: Final = 1_024
-#: What the task of a streaming call takes, about, with the handler's side of the stream.
+#: Bytes that the task of a streaming call's handler takes, about, with the handler's side of the stream.
 TASK_BYTES: Final = 7_168
-#: What a stream's message takes besides its bytes, about, until its handler has it.
+#: Bytes that a received message of a streaming call takes, about, besides its contents, until its handler has it.
 MESSAGE_BYTES: Final = 48
-#: So many open calls of a connection are not counted, and may be there however much memory is used: counting them would
-#: cost every request, and they are no more than what the connection itself takes.
+#: Up to so many open calls of a connection are not counted, and are allowed however much memory is used. Counting them
+#: would cost every request, and they take no more memory than the connection itself.
 UNCOUNTED_CALLS: Final = 64
 
 
 class MemoryBudget:
-    """Bytes of requests that are not whole yet, of responses that are not read yet, and of the records of open calls.
+    """Counts the bytes of incomplete requests, of responses that are not read yet, and of the records of open calls.
 
-    Connections add what they hold to ``used`` and take it off again; each asks ``exceeded`` before it holds more.
+    Connections add to ``used`` what they hold, and subtract it when they release it. A connection checks ``exceeded``
+    before it holds more.
 
     Args:
         limit: bytes.
@@ -46,7 +47,6 @@ class MemoryBudget:
     def call_room(self) -> int:
         """Bytes that the records of more calls may take; negative if there are too many of them.
 
-        Half of the memory at most is for records: who opens calls and leaves it at that must not keep others' requests
-        and responses out.
+        Records may take half of the limit: clients that only open calls must leave room for requests and responses.
         """
         return min(self.limit - self.used, (self.limit >> 1) - self.call_bytes)

@@ -1,4 +1,4 @@
-"""One call, as its handler sees it."""
+"""One call: what a handler reads, and how it answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Call", "UnaryHandler"]
 
 
 class Call(Stream):
-    """A request on its way to an answer. It is the stream's record too, so that a request makes one object, not two.
+    """One call of a method. It is the record of its stream too, so that a request makes one object instead of two.
 
     Attributes:
-        responder: writes the call's answer; one per connection.
+        responder: sends the answers of all calls of the connection.
     """
 
     #: for the handler's own use; None until it sets it
@@ -34,12 +34,12 @@ class Call(Stream):
 
     @property
     def link(self) -> Any:
-        """What the driver has bound to the call's connection (``ServerConnection.bind``); None once that is gone."""
+        """The driver's object for the connection (``ServerConnection.bind``); None once the connection is closed."""
         return self.responder.output.link
 
     @property
     def message(self) -> bytes:
-        """The request message of a unary call, as bytes of its own."""
+        """The request message of a unary call, copied."""
         return self.buffer[self.start : self.end]
 
     def metadata(self) -> list[tuple[str, str | bytes]]:
@@ -54,15 +54,15 @@ class Call(Stream):
             self.responder.reply(self, (message,), len(message))
 
     def send(self, message: Buffer) -> None:
-        """Send one message of an answer of many. The call goes on until ``fail``, or until its caller ends it.
+        """Send one of several response messages. The call goes on until ``fail``, or until the client ends it.
 
-        A unary handler answers so where the call is a stream in the server's direction alone, and needs no task.
+        For methods of one request and a stream of responses whose handler needs no task.
         """
         self.responder.send_headers(self)
         self.responder.send_message(self, (message,))
 
     def fail(self, status: Status, text: str, metadata: Metadata = ()) -> None:
-        """End the call with a status other than OK. Does nothing once the call is no longer open."""
+        """End the call with a status other than OK. Does nothing if the call is no longer open."""
         self.responder.fail(self, status, text, metadata)
 
 

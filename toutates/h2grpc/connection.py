@@ -41,19 +41,19 @@ from toutates.h2grpc.streams import OPEN
 __all__ = ["ServerConnection"]
 
 KEEPALIVE_PING = b"are you?"
-#: Calls that are ended in one go, by their deadline or with their connection. Each takes 1 to 5 us.
+#: Calls that one call of the driver ends at most, at their deadline or with their connection. Each takes 1 to 5 us.
 ENDED_AT_ONCE = 512
 
 
 class ServerConnection:
-    """See the module.
+    """The server's side of one HTTP/2 connection that carries gRPC calls.
 
     Args:
         methods: the services' table, by ``:path`` (``method.method_table``).
         limits: bounds; also what SETTINGS advertise.
-        dirty: where what the driver has bound (``bind``) is put once there is output to send.
+        dirty: the driver's list of connections with output. What ``bind`` was given is appended when there is some.
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
-        shared: what the connections of one driver share; None makes one for this connection alone.
+        shared: what the connections of one driver share; None if this connection shares nothing.
     """
 
     __slots__ = (
@@ -106,11 +106,8 @@ class ServerConnection:
         self._receiver = Receiver(parts)
         self.frame_loop = FrameLoop(parts, self._receiver)
         self._preface_seen = False
-        #: answers the calls
         self.responder = parts.responder
-        #: the times at which ``expire`` may have something to do
         self.deadlines = parts.deadlines
-        #: open and half-closed streams, by number
         self.streams = parts.table.streams
         #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
         self.behind = False
@@ -123,7 +120,7 @@ class ServerConnection:
         Args:
             data: bytes as they came from the socket, cut anywhere.
             now_ns: the time, from which ``grpc-timeout`` counts, on any monotonic clock.
-            start: where in ``data`` they begin.
+            start: offset in ``data`` of the first byte to read.
         """
         if self.responder.closed:
             return []
@@ -146,8 +143,8 @@ class ServerConnection:
                 self._terminate(ErrorCodes.COMPRESSION_ERROR, str(error), events)
         table = self.table
         if table.cancelled:
-            # Completed and reset at once: it shall not cost us the work (CVE-2023-44487). Looking for them here, all in
-            # one go, costs less than looking at every call's ``open`` before its handler: 4 % of a request on 3.14t.
+            # A call that the same read completes and resets must not reach its handler (CVE-2023-44487). Filtering the
+            # events here costs less than testing every call's ``open`` before its handler: 4 % of a request on 3.14t.
             table.cancelled = False
             events = [event for event in events if event.__class__ is not Call or event.open]
         if table.many:
@@ -155,10 +152,10 @@ class ServerConnection:
         return events
 
     def go_on(self, now_ns: int) -> list[Event]:
-        """Do the next piece of the work that one turn had no time for; returns what came of it.
+        """Do the next piece of the work that is left (``behind``); returns the events that it makes.
 
         Args:
-            now_ns: as for ``receive_data``.
+            now_ns: the time, as for ``receive_data``.
         """
         events: list[Event] = []
         unread = self.unread
@@ -177,9 +174,9 @@ class ServerConnection:
         return events
 
     def connection_lost(self) -> list[Event]:
-        """The socket is gone. Every call is over; returns the streaming ones, for their handlers to end.
+        """End all calls, because the socket is closed. Returns the streaming ones, whose handlers have to end.
 
-        Of many calls the first ones only: see ``behind``.
+        Ends ENDED_AT_ONCE calls; ``behind`` says whether more are left.
         """
         events: list[Event] = []
         self.responder.close()
@@ -189,7 +186,7 @@ class ServerConnection:
     def expire(self, now_ns: int) -> list[Event]:
         """Fail the calls whose deadline has passed with DEADLINE_EXCEEDED; returns the streaming ones.
 
-        Of many that are late it fails the first ones only: see ``behind``.
+        Fails ENDED_AT_ONCE calls; ``behind`` says whether more are left.
         """
         events: list[Event] = []
         self.deadlines.look(self.streams.values(), now_ns)
@@ -208,17 +205,17 @@ class ServerConnection:
         self.behind = bool(self.deadlines.expired or self.unread.rest) or self.queue.can_send
 
     def message_read(self, call: Call, size: int) -> None:
-        """The handler of a streaming call has taken a message of ``size`` bytes: its window goes back to the peer."""
+        """Return the window of a message of ``size`` bytes to the peer: a streaming call's handler has taken it."""
         self._requests.message_read(call, size)
         if call.stream_id in self.streams and call.state is OPEN:
             self.windows.refill_stream(call)
 
     def inflated(self, call: Call, outcome: bytes | GrpcError) -> list[Event]:
-        """What became of an InflationDue: the message, or the error that the call ends with."""
+        """Take the outcome of an InflationDue: the decompressed message, or the error that its call ends with."""
         return self._requests.inflated(call, outcome)
 
     def take_output(self) -> list[Buffer]:
-        """The bytes to send now, in order; the connection forgets them."""
+        """Return the bytes to send, in order, and forget them."""
         if self.table.many:
             self.table.count()
         output = self._output
@@ -227,11 +224,11 @@ class ServerConnection:
         return pieces
 
     def bind(self, link: object) -> None:
-        """Have ``link`` put into ``dirty`` once there is output, and known to calls; None when the driver lets go."""
+        """Set the driver's own object for this connection: appended to ``dirty``, and ``Call.link``. None unsets it."""
         self._output.link = link
 
     def refuse(self, reason: str) -> None:
-        """Turn the connection away before it begins; the driver then closes it."""
+        """Refuse the connection before its first frame, with a GOAWAY; the driver then closes it."""
         self.settings.announce()
         self._terminate(ErrorCodes.NO_ERROR, reason, [], "connections")
 
@@ -240,7 +237,7 @@ class ServerConnection:
 
         Args:
             reason: the debug data of the GOAWAY.
-            limit: what the peer has met of ``limits.LIMIT_NAMES``; "" for a mistake of ours.
+            limit: the limit that the peer has met, of ``limits.LIMIT_NAMES``; "" for a bug of the server.
         """
         events: list[Event] = []
         if not self.closed:
@@ -249,18 +246,18 @@ class ServerConnection:
         return events
 
     def wake_senders(self) -> None:
-        """The driver's socket takes more again: handlers that wait for that may go on."""
+        """Call ``on_drained`` of all calls: the driver's socket takes bytes again."""
         for call in list(self.streams.values()):
             if call.on_drained is not None:
                 call.on_drained()
 
     def ping(self) -> None:
-        """Ask whether the peer is there; anything that it sends is an answer."""
+        """Send a PING, to find out whether the peer is still there; anything that it sends is an answer."""
         self._output.write(pack_frame(PING, 0, 0, KEEPALIVE_PING))
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over: nothing is answered, though some calls may still wait for their end."""
+        """Whether the connection has ended. No call is answered any more; ``go_on`` may have calls left to end."""
         return self.responder.closed
 
     @property
@@ -285,9 +282,9 @@ class ServerConnection:
 
     @property
     def awaits_request(self) -> bool:
-        """Whether a frame, a header block or a unary request has begun that is not whole yet.
+        """Whether the peer has sent a part of a frame, header block or unary request, and has to send the rest.
 
-        Not while the rest of it may be among what waits for ``go_on``.
+        False while bytes wait for ``go_on``, because the rest may be among them.
         """
         if self.unread.rest:
             return False
@@ -300,18 +297,18 @@ class ServerConnection:
 
     @property
     def held_bytes(self) -> int:
-        """About how many bytes the connection's calls take: requests under way, responses that wait, and records."""
+        """Estimated bytes that the connection's calls take: incomplete requests, queued responses, call records."""
         waiting = self.unread.size + self.held.held_bytes + self.queue.bytes_waiting
         return waiting + CALL_BYTES * len(self.streams)
 
     def begin_shutdown(self, reason: str = "server is shutting down") -> None:
-        """Say goodbye: calls begun and under way are answered, new ones belong elsewhere (RFC 9113 section 6.8).
+        """Begin a graceful shutdown (RFC 9113 section 6.8): open calls are answered, the peer makes new ones elsewhere.
 
-        A first GOAWAY with the highest stream number and a PING; the peer's answer to the PING, or ``finish_shutdown``
-        called by an impatient driver, sends the second with the number of the last stream that will be answered.
+        Sends a first GOAWAY with the highest stream number, and a PING. The second GOAWAY, with the number of the last
+        stream that will be answered, is sent when the peer answers the PING or the driver calls ``finish_shutdown``.
 
         Args:
-            reason: the debug data of both.
+            reason: the debug data of both GOAWAY frames.
         """
         if not self.closed:
             self.goodbye.begin(reason)
@@ -335,7 +332,7 @@ class ServerConnection:
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def _receive_preface(self, data: bytes, events: list[Event]) -> int | None:
-        """Where frames begin, or None while that is not known or never will be."""
+        """The offset of the first frame; None if the preface is incomplete or wrong."""
         opening = recognise(data, self._limits.max_preface_bytes)
         if opening is Opening.INCOMPLETE:
             self.unread.hold(data, len(data) + 1)
@@ -346,7 +343,7 @@ class ServerConnection:
             self.responder.close()
             events.append(ConnectionTerminated(code, text))
             return None
-        # Ours goes out only now, since an HTTP/1 client could not read it, nor one that speaks TLS.
+        # Our SETTINGS wait until here, because clients that speak HTTP/1 or TLS could not read them.
         self.settings.announce()
         if opening is Opening.GARBAGE:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "invalid connection preface")
@@ -371,7 +368,7 @@ class ServerConnection:
         streams = self.streams
         self.behind = bool(streams)
         for _ in range(min(len(streams), ENDED_AT_ONCE)):
-            _, call = streams.popitem()  # first of all, so that each try of a driver brings it further
+            _, call = streams.popitem()  # first, so that a driver that tries again after an error comes to the next one
             tell_handler(call, events)
             self.responder.forget(call)
         self.behind = bool(streams)

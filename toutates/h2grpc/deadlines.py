@@ -11,7 +11,7 @@ __all__ = ["Deadlines"]
 
 
 class Deadlines:
-    """Looks at every open call when one is due, so that calls which end in time cost nothing but a comparison.
+    """Searches all open calls when one may be late. So a call that ends in time costs one comparison.
 
     Attributes:
         next_ns: the earliest moment at which a call may have expired.
@@ -21,18 +21,18 @@ class Deadlines:
 
     def __init__(self) -> None:
         self.next_ns = NEVER
-        #: calls that have expired, the next one to fail last
+        #: calls that have expired and were not taken yet, the next one last
         self._expired: list[Call] = []
 
     def set(self, call: Call, now_ns: int) -> None:
-        """A call has begun whose caller waits for so long."""
+        """Set the deadline of a call that begins now, by its ``grpc-timeout``."""
         assert call.head.timeout_ns is not None
         call.deadline_ns = now_ns + call.head.timeout_ns
         if call.deadline_ns < self.next_ns:
             self.next_ns = call.deadline_ns
 
     def look(self, calls: Iterable[Call], now_ns: int) -> None:
-        """Find the calls that have expired; ``take`` gives them out."""
+        """Find the calls that have expired, for ``take``, and the next deadline."""
         self.next_ns = NEVER
         self._expired = []
         for call in calls:
@@ -43,7 +43,7 @@ class Deadlines:
         self._expired.reverse()
 
     def take(self, most: int) -> list[Call]:
-        """The next ``most`` calls that have expired."""
+        """Remove and return the next ``most`` calls that have expired."""
         return [self._expired.pop() for _ in range(min(most, len(self._expired)))]
 
     @property
@@ -52,6 +52,6 @@ class Deadlines:
         return bool(self._expired)
 
     def clear(self) -> None:
-        """Forget them: the connection is over."""
+        """Forget all deadlines, because the connection has ended."""
         self.next_ns = NEVER
         self._expired = []

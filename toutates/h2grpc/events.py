@@ -1,4 +1,4 @@
-"""What ``ServerConnection`` tells its driver. A complete unary request is the ``Call`` itself; the rest is here."""
+"""The events that ``ServerConnection`` returns to its driver. A complete unary request is the ``Call`` itself."""
 
 from __future__ import annotations
 
@@ -36,27 +36,29 @@ class MessageReceived:
 
 @dataclass(slots=True)
 class RequestEnded:
-    """A streaming call's caller will send no more messages."""
+    """The client of a streaming call will send no more messages."""
 
     call: Call
 
 
 @dataclass(slots=True)
 class CallCancelled:
-    """A streaming call is over before its handler was: reset by the caller, expired, failed, or its connection lost."""
+    """A streaming call ended before its handler: reset by the client, expired, failed, or its connection was lost."""
 
     call: Call
 
 
 @dataclass(slots=True)
 class InflationDue:
-    """A unary request is complete, and takes too long to decompress here. Hand what it becomes to ``inflated``.
+    """A unary request is complete, but decompressing it takes too long here.
+
+    The driver decompresses it elsewhere, and gives the outcome to ``ServerConnection.inflated``.
 
     Attributes:
-        call: the request's.
-        message: as it was sent.
-        encoding: of it, one of ``messages.ENCODINGS``.
-        max_size: bytes that it may become.
+        call: the call.
+        message: the request message, compressed.
+        encoding: one of ``messages.ENCODINGS``.
+        max_size: the largest size of the decompressed message, bytes.
     """
 
     call: Call
@@ -82,6 +84,6 @@ Event = Call | StreamOpened | MessageReceived | RequestEnded | CallCancelled | I
 
 
 def tell_handler(call: Call, events: list[Event]) -> None:
-    """A call is over: its handler is told, if it is a task."""
+    """Add CallCancelled for a call that has ended, if it is a streaming one."""
     if call.is_streaming:
         events.append(CallCancelled(call))

@@ -1,4 +1,4 @@
-"""What a peer can do wrong (RFC 9113 section 5.4), as exceptions. None of them leaves ``receive_data``."""
+"""Exceptions for a peer's mistakes (RFC 9113 section 5.4). ``ServerConnection.receive_data`` raises none of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["ConnectionFault", "StreamFault"]
 
 
 class ConnectionFault(Exception):
-    """The peer broke the protocol beyond one stream: GOAWAY with this code, and the end.
+    """A mistake that ends the connection, with a GOAWAY.
 
     Args:
-        code: of the GOAWAY.
-        text: the reason, for its debug data and the log.
-        limit: the one that the peer met, of ``limits.LIMIT_NAMES``, or "".
+        code: the error code of the GOAWAY.
+        text: the reason, for the GOAWAY's debug data and the log.
+        limit: the limit that the peer has met, of ``limits.LIMIT_NAMES``, or "".
     """
 
     def __init__(self, code: ErrorCodes, text: str, limit: str = "") -> None:
@@ -23,9 +23,12 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer broke the protocol on one stream: RST_STREAM with this code.
+    """A mistake that ends one stream, with RST_STREAM.
 
     Args:
+        stream_id: the stream.
+        code: the error code of the RST_STREAM.
+        text: the reason.
         limit: as in ConnectionFault.
     """
 

@@ -1,7 +1,6 @@
 """The layout of HTTP/2 frames (RFC 9113 section 4 and 6): constants, and packing of the frames a server sends.
 
-Reading frames is the connection's own loop (``connection.ServerConnection``): a function call per frame would cost more
-than the frame. What is here is what that loop and everything else agree on.
+Frames are read in ``frame_loop.FrameLoop``, without a function call per frame, which would cost more than the frame.
 """
 
 from __future__ import annotations
@@ -105,6 +104,6 @@ def pack_window_update(stream_id: int, increment: int) -> bytes:
 
 
 def pack_goaway(last_stream_id: int, code: int, debug: str = "") -> bytes:
-    """A GOAWAY frame with a text for whoever debugs the peer (RFC 9113 section 6.8)."""
+    """A GOAWAY frame with a text for people who debug the peer (RFC 9113 section 6.8)."""
     payload = UINT32.pack(last_stream_id) + UINT32.pack(code) + debug.encode()[:1024]
     return pack_frame(GOAWAY, 0, 0, payload)

@@ -1,4 +1,4 @@
-"""The end of a connection that has done nothing wrong (RFC 9113 section 6.8)."""
+"""GOAWAY frames: the graceful shutdown of a connection (RFC 9113 section 6.8), and its end at once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ SHUTDOWN_PING = b"goodbye!"
 
 
 class Goodbye:
-    """The two GOAWAY frames: the first announces the end, the second names the last stream that is answered.
+    """Sends the GOAWAY frames of one connection.
+
+    A graceful shutdown has two: the first announces it, the second names the last stream that is answered.
 
     Args:
         table: the connection's streams.
-        settings: ours come first, on a connection that has said nothing yet.
+        settings: sent first, if they have not been sent yet.
         output: where frames are written.
     """
 
@@ -30,7 +32,7 @@ class Goodbye:
         self._table = table
         self._settings = settings
         self._output = output
-        #: why the peer was told to leave; "" as long as it was not
+        #: the reason of the shutdown; "" before it begins
         self._reason = ""
 
     def begin(self, reason: str) -> None:
@@ -49,7 +51,7 @@ class Goodbye:
             self._output.write(pack_goaway(table.last_id, ErrorCodes.NO_ERROR, self._reason))
 
     def take_pong(self, payload: bytes) -> None:
-        """The peer has answered a PING: ours, perhaps."""
+        """Finish the shutdown if this is the peer's answer to the PING that began it."""
         if payload == SHUTDOWN_PING and self._reason:
             self.finish()
 

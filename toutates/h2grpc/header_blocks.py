@@ -1,4 +1,4 @@
-"""The header block that is coming in, over HEADERS and CONTINUATION frames (RFC 9113 section 4.3)."""
+"""Header blocks that come in several frames, HEADERS and CONTINUATION (RFC 9113 section 4.3)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["HeaderBlocks"]
 
 
 class HeaderBlocks:
-    """Puts blocks together that do not come in one frame, one at a time.
+    """Assembles one header block at a time.
 
     Args:
         limits: bounds of a block.
-        budget: counts what is here of it.
+        budget: counts the bytes of an incomplete block.
 
     Attributes:
-        stream_id: whose block waits for its CONTINUATIONs; 0 while none does.
+        stream_id: the stream of the incomplete block; 0 if there is none.
     """
 
     __slots__ = ("_budget", "_flags", "_fragments", "_limits", "stream_id")
@@ -32,18 +32,18 @@ class HeaderBlocks:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the block that are here."""
+        """Bytes of the incomplete block."""
         return sum(map(len, self._fragments))
 
     def begin(self, stream_id: int, flags: int, fragment: bytes) -> None:
-        """HEADERS without END_HEADERS."""
+        """Begin a block, with the payload of HEADERS without END_HEADERS."""
         self.stream_id = stream_id
         self._flags = flags
         self._fragments = [fragment]
         self._budget.used += len(fragment)
 
     def add(self, fragment: bytes) -> None:
-        """A CONTINUATION's payload.
+        """Add the payload of a CONTINUATION frame.
 
         Raises:
             ConnectionFault: there are too many of them, or the block is too large.
@@ -58,12 +58,16 @@ class HeaderBlocks:
         self.check_size(self.held_bytes)
 
     def check_size(self, size: int) -> None:
-        """Refuse a block that is too large."""
+        """Refuse a block of more than ``max_header_block_size`` bytes.
+
+        Raises:
+            ConnectionFault: it is too large.
+        """
         if size > self._limits.max_header_block_size:
             raise ConnectionFault(ErrorCodes.ENHANCE_YOUR_CALM, "header block is too large", "header_block_size")
 
     def take(self) -> tuple[int, bytes]:
-        """The flags of the block's HEADERS, and the whole block."""
+        """Return the flags of the block's HEADERS and the whole block, and forget it."""
         whole = self._flags, b"".join(self._fragments)
         self.drop()
         return whole

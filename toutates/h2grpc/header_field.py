@@ -1,6 +1,6 @@
-"""One header field, and what RFC 9113 section 8.2 asks of it, judged once when the field is made.
+"""One header field, checked by RFC 9113 section 8.2 when it is made.
 
-The dynamic table holds these, so a field that a client refers to by its index is neither made nor judged again.
+The dynamic table holds these objects, so a field that a client sends by its index is not made and checked again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Pair: TypeAlias = tuple[bytes, bytes]
 
 #: Stands in for every well-formed ``grpc-timeout``.
 TIMEOUT: Final[Pair] = (b"grpc-timeout", b"1S")
-#: Stands in for every well-formed field that no request is judged by, custom metadata above all.
+#: Stands in for every well-formed field that the verdict on a request does not depend on, such as custom metadata.
 _OTHER: Final[Pair] = (b"x", b"")
 
 #: RFC 9113 section 8.2.2
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
-#: What a request is judged by, beside its pseudo-header fields.
+#: The fields that the verdict on a request depends on, beside its pseudo-header fields.
 _DECISIVE = _CONNECTION_SPECIFIC.union(
     (b"content-length", b"content-type", b"grpc-accept-encoding", b"grpc-encoding", b"host", b"te")
 )
@@ -32,15 +32,15 @@ _VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
 
 
 class HeaderField:
-    """A field of a header list. Shared by all that refer to it, so never changed.
+    """A field of a header list. Header lists and the dynamic table share it, so it is never changed.
 
     Attributes:
         name: as received.
         value: as received.
         size: bytes that the field counts for, by RFC 7541 section 4.1.
-        stand_in: a field by which a request is judged in the same way: itself, or one constant for every well-formed
-            ``grpc-timeout``, and one for all that requests are not judged by. So calls that differ in their deadlines
-            and metadata have the same stand-ins.
+        stand_in: a field for which a request gets the same verdict: this field itself, one constant for every
+            well-formed ``grpc-timeout``, or another one for all fields that verdicts do not depend on. So calls that
+            differ only in their deadlines and metadata have the same stand-ins.
     """
 
     __slots__ = ("name", "size", "stand_in", "value")
@@ -58,7 +58,7 @@ class HeaderField:
 
 
 def complaint(field: Pair) -> str:
-    """Why no request or trailer section may have this field; "" when it may."""
+    """Why a request or trailer section must not have this field; "" if it may."""
     name, value = field
     if not _NAME.fullmatch(name):
         return f"invalid field name {name[:64]!r}"

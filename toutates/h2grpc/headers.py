@@ -1,14 +1,14 @@
-"""Header blocks: what a request's says, remembered; what a response's says, constant.
+"""Header blocks: those of requests are read and remembered, those of responses are made of constants.
 
 **Requests.** Most clients send the same block over and over. A block whose decoding leaves the HPACK dynamic table as
 it was is a pure function of the block and the table, so its result is remembered, and everything remembered is
-forgotten whenever the table changes (RFC 7541 section 2.3.2). The block's length says nothing about this: nghttp2
-spells out ``:path`` in every request, C-core sends a dozen index bytes, and grpc-go changes the table on every call
-that has a deadline. What is not remembered is decoded (``hpack_decoder``) and judged (``request_head``) in 3 to 8 us,
-which took 22 to 35 with the ``hpack`` package and without the memory of verdicts (``bench/micro_headers.py``).
+forgotten whenever the table changes (RFC 7541 section 2.3.2). Blocks of any length may be remembered: nghttp2 spells
+out ``:path`` in every request, C-core sends a dozen index bytes. grpc-go changes the table on every call that has a
+deadline. Other blocks are decoded (``hpack_decoder``) and judged (``request_head``) in 3 to 8 us, which took 22 to 35
+with the ``hpack`` package and without the memory of verdicts (``bench/micro_headers.py``).
 
-**Responses.** Blocks use the static table and literals without indexing only, so they are constant bytes that hold on
-every connection whatever the peer's table size.
+**Responses.** Blocks use only the static table and literals without indexing, so the same bytes are valid on every
+connection, whatever the peer's table size.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = [
     "plain_http_block",
 ]
 
-#: Longer blocks are decoded every time: 128 of them, and what they decode to, would be megabytes per connection.
+#: Longer blocks are not remembered: 128 of them, with their header lists, would take megabytes per connection.
 MAX_REMEMBERED_BYTES: Final = 4_096
 
 
 class HeaderReader:
-    """Reads one connection's header blocks and remembers those that cannot mean anything else next time.
+    """Reads one connection's header blocks, and remembers those that will mean the same next time.
 
     Args:
         methods: the services' table, by ``:path``.
@@ -51,7 +51,7 @@ class HeaderReader:
 
     def __init__(self, methods: Mapping[bytes, Method], limits: Limits, response_encoding: str = "") -> None:
         self._limits = limits
-        # Beyond this bound decoding stops, which loses the compression state; the soft bound is the judge's.
+        # Decoding stops at this bound, which ends the connection; the judge's lower bound fails a call.
         self.decoder = HpackDecoder(2 * limits.max_header_list_size)
         self._judge = RequestJudge(methods, limits, response_encoding)
         #: block -> head, for blocks that leave the dynamic table as it is now
@@ -76,7 +76,7 @@ class HeaderReader:
         return head
 
     def read_trailers(self, block: bytes) -> str:
-        """Decode a trailer section, for the table's sake; returns why it is malformed, or "".
+        """Decode a trailer section, which may change the table; returns why it is malformed, or "".
 
         Raises:
             HeaderBlockError: the peer's fault, fatal to the connection.

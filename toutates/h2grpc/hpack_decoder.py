@@ -1,9 +1,9 @@
-"""Header blocks into header fields (RFC 7541): the decoder of one connection and its dynamic table.
+"""Decoding header blocks to header fields (RFC 7541): the decoder of one connection and its dynamic table.
 
-The ``hpack`` package is right at any speed: a block of ten fields, of which two are new to the table, takes it 25 us,
-and this decoder 6.1 (on 3.14t 22 and 5.4; ``bench/micro_headers.py``). Ours reads integers of one octet in line, makes
-no views and no records for the log, and hands out the table's own fields, which were judged when they came in. The
-tables of RFC 7541's appendices are still that package's, and the tests hold this decoder to that one.
+A block of ten fields, two of which are added to the table, takes the ``hpack`` package 25 us and this decoder 6.1 (on
+3.14t 22 and 5.4; ``bench/micro_headers.py``). This one reads integers of one octet in line, makes no views and no log
+records, and returns the table's own field objects, which were checked when they were made. It uses that package's copy
+of the tables in RFC 7541's appendices, and the tests compare the two decoders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toutates.h2grpc.limits import HEADER_TABLE_SIZE
 
 __all__ = ["HeaderBlockError", "HpackDecoder"]
 
-#: Octets of an integer after its prefix: enough for 32 bits, and RFC 7541 section 5.1 wants some limit.
+#: Octets of an integer after its prefix: enough for 32 bits. RFC 7541 section 5.1 asks for a limit.
 MAX_INTEGER_OCTETS: Final = 5
 
 #: By their index, which begins at 1 (RFC 7541 appendix A).
@@ -29,8 +29,8 @@ _STATIC_FIELDS: Final = {
 _FIRST_DYNAMIC: Final = len(_STATIC_FIELDS) + 1
 
 
-#: Table size updates at the start of a block: an encoder that changed its mind since the last one names the smallest
-#: size in between and the last (RFC 7541 section 4.2). More of them would be a cheap way to keep us at work.
+#: Table size updates at the start of a block: an encoder whose table size changed several times since the last block
+#: sends the smallest size and the last (RFC 7541 section 4.2). More would make the server work at little cost.
 MAX_RESIZES: Final = 2
 
 
@@ -70,7 +70,7 @@ class HpackDecoder:
         """The header list of a whole block, and its size in bytes by RFC 9113 section 6.5.2.
 
         Raises:
-            HeaderBlockError: the peer's fault; the decoder is of no more use.
+            HeaderBlockError: the peer's fault; the decoder must not be used again.
         """
         try:
             return self._decode(block)
@@ -115,7 +115,7 @@ class HpackDecoder:
         return fields, size
 
     def _read_literal(self, block: bytes, at: int, index: int, prefix: int) -> tuple[HeaderField, int]:
-        """A literal field, whose name's index is ``index`` as far as it fits the prefix; and where it ends."""
+        """A literal field and the offset of its end; ``index`` is the name's, as far as it fits the prefix."""
         if index == prefix:
             index, at = _read_integer(block, at, prefix)
         if index:
@@ -133,7 +133,7 @@ class HpackDecoder:
 
     def _insert(self, field: HeaderField) -> None:
         if field.size > self.max_table_size and not self.entries:
-            return  # No change: clients that set the table's size to 0 may insert all the same, and repeat themselves.
+            return  # The table does not change, so a client that sets its size to 0 can be remembered all the same.
         self.table_changes += 1
         self.entries.appendleft(field)
         self.table_size += field.size
@@ -155,7 +155,7 @@ class HpackDecoder:
 
 
 def _read_integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
-    """RFC 7541 section 5.1, from the octet after a prefix that is full; returns the integer and where it ends."""
+    """Decode an integer (RFC 7541 section 5.1) whose prefix is full, from the octet after it; also its end."""
     value = prefix
     for shift, octet in enumerate(block[at : at + MAX_INTEGER_OCTETS]):
         value += (octet & 0x7F) << 7 * shift
@@ -167,7 +167,7 @@ def _read_integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
 
 
 def _read_string(block: bytes, at: int) -> tuple[bytes, int]:
-    """RFC 7541 section 5.2; returns the string, and where it ends."""
+    """Decode a string (RFC 7541 section 5.2); returns it and the offset of its end."""
     if at >= len(block):
         raise ValueError("Truncated header block")
     octet = block[at]

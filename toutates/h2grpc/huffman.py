@@ -1,9 +1,9 @@
-"""Huffman-coded strings (RFC 7541 section 5.2), decoded an octet at a time.
+"""Decoding Huffman-coded strings (RFC 7541 section 5.2), an octet at a time.
 
-grpc-go and all users of Rust's ``h2`` code every string, so a ``traceparent`` is 39 octets that differ with each call.
-The ``hpack`` package walks a table of nibbles in 5.3 us; the same table in steps of whole octets takes 1.3 (on 3.14t
-6.1 and 1.2). It is made from that package's and would be 7 MB, so a row of it (27 KB) is made when an octet first leads
-there: a ``traceparent`` needs 26 of 256.
+grpc-go and all users of Rust's ``h2`` Huffman-code every string, so a ``traceparent`` is 39 octets that differ in each
+call. The ``hpack`` package decodes it nibble by nibble in 5.3 us; a table of whole octets takes 1.3 (on 3.14t 6.1 and
+1.2). That table is made from the package's. All of it would take 7 MB, so each of its 256 rows (27 KB) is made when it
+is first needed; a ``traceparent`` needs 26.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_F
 
 __all__ = ["decode_huffman"]
 
-#: What an octet does: the row for the next one, the characters that it completes, whether the string may end here, and
-#: the number of the row.
+#: The effect of one octet: the row for the next octet, the characters that it completes, whether the string may end
+#: after it, and the number of that row.
 Step: TypeAlias = "tuple[list[Step], bytes, bool, int]"
 
-#: The decoder's state is a row: a Step per octet, or nothing as long as it was not needed.
+#: The decoder's states. Each is a row with a Step per octet, empty until it is first needed.
 _ROWS: list[list[Step]] = [[] for _ in range(len(HUFFMAN_TABLE) // 16)]
 _START: Step = (_ROWS[0], b"", True, 0)
-#: The row of no return, for codes that do not exist.
+#: The number of the row that is reached by codes that do not exist, and that no octet leads out of.
 _NOWHERE = -1
 _INVALID: list[Step] = []
 _INVALID += [(_INVALID, b"", False, _NOWHERE)] * 256
@@ -48,7 +48,7 @@ def decode_huffman(octets: bytes) -> bytes:
 
 
 def _make_row(state: int) -> None:
-    # In one assignment, and to what another thread would assign: threads share the rows.
+    # Threads share the rows: one assignment, and another thread that makes the same row assigns the same.
     _ROWS[state][:] = [_step(state, octet) for octet in range(256)]
 
 

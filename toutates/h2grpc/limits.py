@@ -1,4 +1,4 @@
-"""Every bound a connection enforces, in one place, each with the reason for its number."""
+"""Every limit of a connection, with the reason for its default."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MIB = 1024 * 1024
 #: agreed on with every peer first (RFC 7541 section 4.2), to save 4 KiB of a connection that fills it.
 HEADER_TABLE_SIZE: Final = 4_096
 
-#: What a peer has to send or read in ``stall_timeout_s``.
+#: Bytes that a peer has to send or read within ``stall_timeout_s``.
 STALL_BYTES: Final = 65_536
 
-#: Every limit that is counted when a peer meets it (``Worker.limit_hits``): what is bounded, by the field above or the
-#: server's setting.
+#: Names of the limits that are counted when a peer meets them (``Shared.limit_hits``): fields of ``Limits`` without
+#: "max_" and the unit, and limits that the driver enforces.
 LIMIT_NAMES: Final = (
     "connections",
     "file_descriptors",
@@ -55,11 +55,11 @@ LIMIT_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one server connection.
+    """The limits of one connection.
 
     Attributes:
         max_concurrent_streams: streams a peer may have open at once (SETTINGS_MAX_CONCURRENT_STREAMS). High, because
-            C-core clients queue calls silently beyond it; a stream at rest costs about 1 KiB.
+            C-core clients queue calls silently beyond it; an idle stream takes about 1 KiB.
         max_frame_size: largest frame payload accepted, bytes (SETTINGS_MAX_FRAME_SIZE).
         stream_window: receive window of a stream, bytes: what C-core servers give, so that one large tensor is not
             throttled by a round trip per 64 KiB.
@@ -67,39 +67,39 @@ class Limits:
             upload does not stall the calls beside it.
         max_message_size: largest gRPC message accepted, bytes, as sent; Triton's default.
         max_decompressed_size: largest message that a compressed one may become, bytes. 1 KiB of gzip can become 1 MiB,
-            and the worker inflates it while others wait, so the bound is lower than for plain messages.
-        max_header_list_size: advertised bound of a decoded header list, bytes by RFC 9113 section 6.5.2. A list above
-            it fails its call; one above twice that ends the connection, because decoding it further is the attack.
+            and decompressing delays other connections, so the limit is lower than that of plain messages.
+        max_header_list_size: largest decoded header list, bytes by RFC 9113 section 6.5.2; advertised. A larger list
+            fails its call. One of more than twice the size ends the connection, because decoding it is the attack.
         max_header_block_size: largest encoded header block, HEADERS and its CONTINUATIONs together, bytes.
         max_continuations: CONTINUATION frames per header block (the CVE-2024-27316 family sends them without end).
-        header_memory_entries: header blocks, and verdicts on requests, remembered per connection; a client in real use
-            needs one per method.
-        closed_stream_memory: streams reset lately whose late frames are still told apart from nonsense.
-        max_preface_bytes: bytes looked at to tell HTTP/1.1 from garbage before giving up.
+        header_memory_entries: header blocks, and verdicts on requests, remembered per connection; most clients need one
+            per method.
+        closed_stream_memory: reset streams that are remembered, so that their late frames are answered by RFC 9113.
+        max_preface_bytes: first bytes of a connection in which an HTTP/1 request line is looked for.
         max_queued_bytes: response bytes that may wait for the peer's windows before new streams are refused. Reading
             cannot pause for them, because the window updates they wait for have to be read.
         max_unsent_bytes: response bytes a peer may leave unread before the connection stops reading its requests.
-        max_buffered_bytes: bytes of requests under way, whole messages excepted that handlers have: as much as the
-            largest message, so that one connection cannot upload a hundred of them at once.
+        max_buffered_bytes: bytes of requests whose handlers do not have them yet: as much as the largest message, so
+            that one connection cannot upload a hundred of them at once.
         max_settings: settings in one SETTINGS frame; the protocol has seven.
-        resets: RST_STREAM of the peer, and those that its mistakes make us send. A reset frees the stream at once, and
-            so gets around ``max_concurrent_streams``; one for two calls is what a client under timeouts sends.
+        resets: RST_STREAM of the peer, and those that its mistakes make the server send. A reset frees the stream at
+            once, and so evades ``max_concurrent_streams``. Clients whose calls time out send up to one for two calls.
         pings: PING and its ACK. C-core and grpc-go measure the connection with one per response at worst.
         settings: SETTINGS and its ACK. Each may change the window of every stream that is open.
         empty_frames: DATA without data or END_STREAM.
-        window_updates: WINDOW_UPDATE on streams whose responses wait for window; small ones make us send DATA in
-            pieces as small.
-        inflation: KiB that compressed messages of all a worker's clients may become on its thread. Inflating takes 3 ms
-            for a MiB, so this is 10 % of the worker's time. Requests that are large, or for which nothing is left, are
-            inflated in a thread of their own (``inflation.py``); streams' messages above it are refused.
+        window_updates: WINDOW_UPDATE on streams whose responses wait for window; small ones make the server send DATA
+            in pieces as small.
+        inflation: KiB of decompressed messages that a worker makes on its own thread, of all its clients. A MiB takes
+            3 ms, so this is 10 % of the worker's time. Unary requests beyond it, and large ones, are decompressed in
+            another thread; messages of streams beyond it are refused.
         other_frames: PRIORITY, GOAWAY and frames of unknown types, which are read and ignored.
         handshake_timeout_s: seconds from accepting a connection to the peer's SETTINGS, TLS included.
-        stall_timeout_s: seconds in which a peer has to send STALL_BYTES of a request it began, and to read as much of
-            the responses that wait for it; or all that is left.
+        stall_timeout_s: seconds within which a peer has to send STALL_BYTES of an incomplete request, or the rest of
+            it, and to read as much of its unread responses.
         max_idle_s: seconds without a call after which a connection is told to leave; inf for never.
         max_age_s: seconds after which a connection is told to leave, 10 % more or less, so that clients look for new
             servers now and then; inf for never.
-        max_age_grace_s: seconds that its calls may take to end then; inf for as long as they like.
+        max_age_grace_s: seconds that its calls then have to end; inf for no limit.
         keepalive_time_s: seconds of silence after which the peer is sent a PING; inf for never.
         keepalive_timeout_s: seconds without an answer to it after which the peer is taken for dead.
     """

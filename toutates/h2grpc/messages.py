@@ -1,4 +1,4 @@
-"""gRPC's length-prefixed messages: putting them together from DATA, and compressing them.
+"""gRPC's length-prefixed messages: assembling them from DATA, compressing and decompressing them.
 
 Source: the gRPC-over-HTTP/2 specification, "Length-Prefixed-Message", and gRPC's ``compression.md``.
 """
@@ -19,11 +19,11 @@ __all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Inflater", "MessageAssembler",
 PREFIX = Struct(">BI")
 PREFIX_SIZE = 5
 
-#: What a message may become on the worker's thread, which takes it 0.7 ms.
+#: The largest decompressed message that ``inflate_small`` makes, bytes: 0.7 ms.
 SMALL_BYTES = 262_144
-#: Compressed messages are read, and written, so many bytes at a time.
+#: Bytes of compressed and of decompressed data that one step of decompression takes and makes at most.
 PIECE_BYTES = 262_144
-#: How much larger the memory of a message in pieces may be than what is here of it.
+#: How many times the bytes received of a message the memory reserved for it may be.
 GROWTH = 4
 
 #: ``deflate`` is the zlib format (RFC 1950), as every gRPC implementation has it. Values are zlib's ``wbits``.
@@ -37,10 +37,10 @@ def compress(message: bytes, encoding: str) -> bytes:
 
 
 class Inflater:
-    """Decompresses the messages of all a worker's clients on its thread, as far as they may make it work.
+    """Decompresses messages on the driver's thread, within the time that all its clients together may take.
 
     Args:
-        allowance: KiB that messages may become.
+        allowance: KiB of decompressed messages, of all clients together.
     """
 
     def __init__(self, allowance: Allowance) -> None:
@@ -50,7 +50,7 @@ class Inflater:
         """The message inside ``data``.
 
         Raises:
-            LimitExceeded: it is larger than ``max_size`` bytes, or clients have used up what they may have inflated.
+            LimitExceeded: it is larger than ``max_size`` bytes, or the clients have used up their allowance.
             GrpcError: INTERNAL for data that is broken.
         """
         allowed = self._allowed(now_ns)
@@ -66,13 +66,13 @@ class Inflater:
         return message
 
     def inflate_small(self, data: bytes, encoding: str, max_size: int, now_ns: int) -> bytes | None:
-        """The message inside ``data``, if it has SMALL_BYTES at most and clients have not used up what they may have.
+        """The message inside ``data``, if it has at most SMALL_BYTES and the clients have not used up their allowance.
 
         Returns:
-            None for others, which are for ``inflation.Inflation``, and for data that is broken.
+            None for other messages, and for data that is cut off; the driver decompresses these elsewhere.
 
         Raises:
-            GrpcError: INTERNAL for data that is broken from the start.
+            GrpcError: INTERNAL for data that is broken.
         """
         room = min(max_size, SMALL_BYTES, self._allowed(now_ns))
         if room <= 0 or len(data) > SMALL_BYTES:
@@ -104,7 +104,7 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
     message = BytesIO()
     size = at = 0
     view = memoryview(data)
-    # In pieces, between which other threads get the GIL: zlib lets go of it, joining what it made would not.
+    # In pieces, because other threads can have the GIL while zlib runs, but not while a large result is copied.
     while not decompressor.eof:
         source: bytes | memoryview = decompressor.unconsumed_tail
         if not source:
@@ -124,16 +124,15 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
 
 
 class MessageAssembler:
-    """Messages of one call, put together from DATA payloads cut anywhere.
+    """Assembles the messages of one call from DATA payloads, which may be cut anywhere.
 
-    A message that comes in pieces is written to its place in the bytes that are handed out in the end, so that it is
-    held once. Memory for it is taken as it comes, up to GROWTH times what is there: a length alone costs its sender
-    nothing.
+    The pieces of a message are written to one buffer, which is returned without a copy. The buffer grows with the bytes
+    received, to at most GROWTH times as many: the length in a prefix alone reserves no memory.
 
     Args:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
         max_size: largest message, bytes, as sent.
-        inflate: what a compressed message is, given its bytes.
+        inflate: decompresses a message.
     """
 
     __slots__ = ("_capacity", "_encoding", "_inflate", "_max_size", "_message", "_prefix", "_received", "_size")
@@ -142,18 +141,18 @@ class MessageAssembler:
         self._encoding = encoding
         self._max_size = max_size
         self._inflate = inflate
-        #: the prefix of the message that is not complete yet, as far as it is here
+        #: bytes received of the current message's prefix
         self._prefix = b""
-        #: the length that the prefix names
+        #: length of the current message, by its prefix
         self._size = 0
-        #: the message's bytes: how many are here, and there is room for
+        #: bytes of the current message that were received, and that its buffer has room for
         self._received = 0
         self._capacity = 0
         self._message: BytesIO | None = None
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that a message takes which is not complete yet; 0 where none has begun."""
+        """Bytes that the current, incomplete message takes; 0 if none has begun."""
         return len(self._prefix) + self._capacity
 
     def feed(self, payload: memoryview) -> list[bytes]:
@@ -196,8 +195,8 @@ class MessageAssembler:
         received = self._received + len(part)
         if received > self._capacity:
             capacity = min(self._size, GROWTH * received)
-            # Zeros that nobody has touched take no memory, if they are many. Nobody else refers to them, so that they
-            # are written in place, and ``getvalue`` hands them out as they are.
+            # Many zeros take no memory until they are overwritten. BytesIO has the only reference to them, so it
+            # overwrites them in place, and ``getvalue`` returns them without a copy.
             message = BytesIO(bytes(capacity))
             if self._message is not None:
                 with self._message.getbuffer() as old:

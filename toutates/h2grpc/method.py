@@ -1,4 +1,4 @@
-"""The services' table: what can be called, and how."""
+"""The table of methods that can be called."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["Guard", "Method", "StreamHandler", "Variant", "method_table"]
 #: Runs as a task of the driver, with what it makes of the call (``toutates.net.ServerStream``); returning ends the call
 #: with OK, raising GrpcError with that status.
 StreamHandler = Callable[[Any], Awaitable[None]]
-#: Judges a call to its method by the header list, before anything of the request is read: the error that refuses it, or
-#: None. Called once for every block that the connection has not sent before; must not block, raise, or change its mind.
+#: Decides by the header list whether a method may be called: the error that refuses the call, or None. Called before
+#: the request is read, for every header block that is not remembered. Must not block or raise, and must always return
+#: the same.
 Guard = Callable[[Sequence[HeaderField]], GrpcError | None]
-#: Another method that answers calls with these headers, or None. Called when a guard is, and bound by the same.
+#: Another method that answers calls with these headers, or None. The rules of a guard apply.
 Variant = Callable[[Sequence[HeaderField]], "Method | None"]
 
 

@@ -1,4 +1,4 @@
-"""What a connection has to say, until its driver takes it."""
+"""The output of a connection, kept until its driver takes it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from toutates.h2grpc.stream import Buffer
 
 __all__ = ["BULKY_BYTES", "SMALL_PART_BYTES", "Output", "part_of_its_own"]
 
-#: Buffers at least this long are worth handing to the kernel as they are, instead of joining them first.
+#: Buffers at least this long are given to the kernel as they are, instead of being joined with others first.
 BULKY_BYTES = 65_536
 
-#: What a buffer that waits may keep besides itself.
+#: Memory that a queued part of a buffer may keep besides itself, bytes.
 SMALL_PART_BYTES = 4_096
 
 
@@ -19,12 +19,12 @@ class Output:
     """Buffers to send, in order.
 
     Args:
-        dirty: where ``link`` is put as soon as there is something to send.
+        dirty: the driver's list to which ``link`` is appended when there is something to send.
 
     Attributes:
         pieces: the buffers.
-        bulky: whether they are worth sending piece by piece instead of joined: one of BULKY_BYTES is among them.
-        link: the driver's own; what it needs in order to send.
+        bulky: whether to send them one by one instead of joined: one of them has BULKY_BYTES or more.
+        link: the driver's own object for the connection.
     """
 
     __slots__ = ("bulky", "dirty", "link", "pieces")
@@ -43,13 +43,13 @@ class Output:
 
 
 def part_of_its_own(view: memoryview, together: int = 0) -> memoryview:
-    """``view``, or a copy of it where it keeps much more memory than it shows, such as the outputs of a whole batch.
+    """``view``, or a copy if it keeps much more memory than it shows, such as the outputs of a whole batch.
 
-    For what has to wait for a peer, who shall make us hold no more than is counted.
+    Used for bytes that wait for a slow peer: only the bytes that it shows are counted.
 
     Args:
-        view: of some buffer.
-        together: bytes of all views of that buffer that wait; 0 where this is the only one.
+        view: a part of some buffer.
+        together: bytes of all parts of that buffer that wait; 0 if this is the only one.
     """
     whole: Any = view.obj
     size: int = getattr(whole, "nbytes", 0) or len(whole)  # of an array or a memoryview; of bytes

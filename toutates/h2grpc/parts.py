@@ -1,4 +1,4 @@
-"""The parts of one connection, put together."""
+"""Making the parts of one connection."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ __all__ = ["Parts"]
 
 
 class Parts:
-    """Makes the parts. ``ServerConnection`` and ``Receiver`` take from it what they need; it is not kept.
+    """The parts of one connection. ``ServerConnection``, ``FrameLoop`` and ``Receiver`` take those that they need.
 
-    None of the parts knows the connection, so that no circle of references outlives it.
+    No part refers to the connection, so reference counts free all of it, without the garbage collector. The Args are
+    those of ``ServerConnection``.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ __all__ = ["REFUSALS", "Opening", "http1_answer", "recognise"]
 
 
 def http1_answer(text: str) -> bytes:
-    """What an HTTP/1 client is told, so that it shows ``text``."""
+    """An HTTP/1 response with status 400 and ``text``."""
     body = text.encode() + b"\n"
     return (
         b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
@@ -21,7 +21,7 @@ def http1_answer(text: str) -> bytes:
 
 
 class Opening(Enum):
-    """What a connection's first bytes are."""
+    """The protocol that a connection's first bytes belong to."""
 
     INCOMPLETE = 0
     HTTP2 = 1
@@ -30,8 +30,8 @@ class Opening(Enum):
     TLS = 4
 
 
-#: Openings of clients that speak another protocol: the answer that they can read, and the error code and text of the
-#: connection's end. A TLS client gets a record with the fatal alert handshake_failure (RFC 8446 section 6.2).
+#: For clients that speak another protocol: an answer in their protocol, and the error code and text with which the
+#: connection ends. A TLS client gets a record with the fatal alert handshake_failure (RFC 8446 section 6.2).
 REFUSALS: Final = {
     Opening.HTTP1: (
         http1_answer("This is a gRPC port: it speaks HTTP/2 with prior knowledge, not HTTP/1."),
@@ -53,7 +53,7 @@ _MAYBE_TLS_HANDSHAKE = b"\x16\x03"
 
 
 def recognise(data: bytes, max_bytes: int) -> Opening:
-    """What ``data``, all bytes received so far, begins. The answer does not depend on how they were split.
+    """The protocol of a connection that has received ``data`` so far, however that was split.
 
     Args:
         data: the bytes.

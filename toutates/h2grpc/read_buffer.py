@@ -1,4 +1,4 @@
-"""Received bytes that cannot be handled yet: half a frame, or frames that one turn had no time for."""
+"""Received bytes that are not handled yet: an incomplete frame, or frames left for the next call of ``go_on``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from toutates.h2grpc.budget import MemoryBudget
 
 __all__ = ["ReadBuffer"]
 
-#: Reads that are held as they came: those of a byte or two take twenty times their size.
+#: Reads that are kept separately before they are joined: a read of one or two bytes takes twenty times its size.
 MOST_PIECES_HELD = 64
 
 
 class ReadBuffer:
-    """The bytes. Half a frame is counted in the budget; the rest of a read is not, since it is taken up at once.
+    """Keeps the bytes. Those of an incomplete frame are counted in the budget; frames left for ``go_on`` are not.
 
     Args:
         budget: of all connections.
 
     Attributes:
-        waiting: whether there are any.
-        held_bytes: bytes that do not make a whole frame yet.
-        rest: bytes that were left for another turn; b"" for none.
-        rest_at: where in them the next frame begins.
+        waiting: whether any bytes are kept.
+        held_bytes: bytes of an incomplete frame.
+        rest: the read whose last frames are left for ``go_on``; b"" for none.
+        rest_at: offset in it of the first frame that is left.
     """
 
     __slots__ = ("_budget", "_joined", "_needed", "_pieces", "held_bytes", "rest", "rest_at", "waiting")
@@ -28,9 +28,9 @@ class ReadBuffer:
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._pieces: list[bytes] = []
-        #: how many bytes it takes to go on
+        #: bytes of the incomplete frame when it is complete
         self._needed = 0
-        #: pieces that were joined from several reads
+        #: how many of the first pieces are joined from several reads
         self._joined = 0
         self.rest_at = 0
         self.held_bytes = 0
@@ -39,11 +39,11 @@ class ReadBuffer:
 
     @property
     def size(self) -> int:
-        """All bytes that are kept."""
+        """Bytes kept altogether."""
         return self.held_bytes + len(self.rest)
 
     def hold(self, data: bytes, needed: int) -> None:
-        """Keep the beginning of a frame, until ``needed`` bytes of it are here."""
+        """Keep the beginning of a frame, until ``needed`` bytes of it have come."""
         self._pieces = [data]
         self.held_bytes = len(data)
         self._needed = needed
@@ -52,19 +52,19 @@ class ReadBuffer:
         self.waiting = True
 
     def leave(self, data: bytes, at: int) -> None:
-        """Keep the frames of ``data`` from ``at`` for another turn."""
+        """Keep the frames of ``data`` from offset ``at`` on for ``go_on``."""
         self.rest = data
         self.rest_at = at
         self.waiting = True
 
     def take_rest(self) -> tuple[bytes, int]:
-        """What was left for another turn, and where in it the next frame begins; b"" for nothing."""
+        """Remove and return ``rest`` and ``rest_at``."""
         rest, self.rest = self.rest, b""
         self.waiting = bool(self._pieces)
         return rest, self.rest_at
 
     def join(self, data: bytes, start: int) -> bytes:
-        """What was kept with ``data[start:]`` behind it, once that is enough to go on; b"" before."""
+        """Append ``data[start:]`` to the kept bytes; returns all of them once a frame is complete, b"" before."""
         data = data[start:]
         rest, at = self.take_rest()
         if rest:
@@ -84,7 +84,7 @@ class ReadBuffer:
         return data
 
     def drop(self) -> None:
-        """Forget everything."""
+        """Forget all bytes."""
         self._budget.used -= self.held_bytes
         self._pieces = []
         self.held_bytes = 0

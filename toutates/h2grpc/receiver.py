@@ -1,6 +1,6 @@
-"""What each frame means for its stream, by the table in ``streams`` (RFC 9113).
+"""Handling any frame, by the table of stream states in ``streams`` (RFC 9113).
 
-``ServerConnection`` finds the frames and hands them in, all but the plain ones of unary calls, which it does in line.
+``FrameLoop`` finds the frames. It handles those of plain unary calls itself, and calls ``Receiver`` with all others.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ __all__ = ["Receiver"]
 
 _unpack_uint32 = UINT32.unpack_from
 
-#: SETTINGS may change the window of every stream; with this many more, one costs a millisecond more and counts twice.
+#: A SETTINGS frame may change the window of every open stream. For each so many of them, which take a millisecond, it
+#: counts for one more of its allowance.
 STREAMS_PER_SETTINGS = 2_048
 
 _ON_CONNECTION = frozenset((SETTINGS, PING, GOAWAY))
 
 
 class Receiver:
-    """Handles the frames of one connection that are not on the short way.
+    """Handles the frames of one connection that ``FrameLoop`` does not handle itself.
 
     Args:
         parts: of the connection.
@@ -105,8 +106,7 @@ class Receiver:
         """Handle the frame whose payload is ``data[start:end]``.
 
         Raises:
-            ConnectionFault: the connection cannot go on.
-            HeaderBlockError: nor can it after this.
+            ConnectionFault, HeaderBlockError: the peer's fault, which ends the connection.
         """
         self._requests.now_ns = now_ns
         if not self._settings.seen and (frame_type != SETTINGS or flags & ACK):
@@ -159,14 +159,14 @@ class Receiver:
     # --- streams -----------------------------------------------------------------------------------------------------
 
     def _give_up_stream(self, fault: StreamFault, now_ns: int, events: list[Event]) -> None:
-        """Reset a stream for the peer's mistake. Its work may go on: a way to overload a server (CVE-2025-8671)."""
+        """Reset a stream for the peer's mistake, and charge the peer, as its request may still run (CVE-2025-8671)."""
         if fault.limit:
             self._limit_hits[fault.limit] += 1
         self.reset_stream(fault.stream_id, fault.code, events)
         self._spend("resets", "mistakes that reset streams", now_ns)
 
     def reset_stream(self, stream_id: int, code: ErrorCodes, events: list[Event]) -> None:
-        """Send RST_STREAM, and end the call."""
+        """Send RST_STREAM and end the stream's call, if it is open."""
         call = self._table.streams.get(stream_id)
         if call is not None:
             self._cancel(call, events)
@@ -212,7 +212,7 @@ class Receiver:
             self._receive_block(first_flags, stream_id, block, now_ns, events)
 
     def _receive_block(self, flags: int, stream_id: int, block: bytes, now_ns: int, events: list[Event]) -> None:
-        """A whole header block: a request, or the trailer section of one."""
+        """Handle a whole header block: that of a request, or a request's trailer section."""
         table = self._table
         self._blocks.check_size(len(block))
         if table.state(stream_id) is IDLE:
@@ -221,7 +221,7 @@ class Receiver:
             head = self._header_reader.memory.get(block) or self._header_reader.read(block)
             self._open_stream(flags, stream_id, head, now_ns, events)
             return
-        # Whatever becomes of it, a block has to be decoded to keep the table in step (RFC 9113 section 4.3).
+        # A block that is ignored has to be decoded too, because it may change the dynamic table (RFC 9113 section 4.3).
         malformed = self._header_reader.read_trailers(block)
         if stream_id > table.highest_accepted_id:
             return
@@ -237,8 +237,8 @@ class Receiver:
         self._requests.half_close(call)
         self._requests.complete(call, events)
 
-    def open_hopeless_stream(self, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
-        """HEADERS of a call that has no method, for whatever reason: it is answered with an error."""
+    def open_refused_stream(self, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
+        """Open a stream whose head names no method that may be called; its call ends with an error."""
         try:
             self._open_stream(END_HEADERS, stream_id, head, now_ns, events)
         except StreamFault as fault:
@@ -248,7 +248,7 @@ class Receiver:
         table = self._table
         table.advance(stream_id)
         if stream_id > table.highest_accepted_id:
-            return  # it crossed our last GOAWAY; its caller tries elsewhere (RFC 9113 section 6.8)
+            return  # sent before our last GOAWAY came; the client makes the call elsewhere (RFC 9113 section 6.8)
         most = table.most(self._queue.bytes_waiting)
         if len(table.streams) >= most:
             if len(table.streams) >= self._limits.max_concurrent_streams:
@@ -271,7 +271,7 @@ class Receiver:
             self._requests.refuse(call, head.error)
 
     def begin_stream(self, call: Call, events: list[Event]) -> bool:
-        """Have a streaming call's handler started, if there is memory for its task."""
+        """Have the driver start a streaming call's handler, if there is memory for its task; whether there is."""
         try:
             self._held.hold_task(call)
         except LimitExceeded as error:
@@ -302,7 +302,7 @@ class Receiver:
         if call.head.method is not None and call.open:
             self._requests.feed(call, body, events)
         if stream_id not in self._table.streams:
-            return  # answered with an error, which closed it
+            return  # the call was answered with an error, which closed the stream
         if flags & END_STREAM:
             self._requests.complete(call, events)
         else:
@@ -333,7 +333,7 @@ class Receiver:
         if change:
             self._windows.change_streams(streams, change)
         self._responder.fit_short_replies()
-        # The peer may hold us to its old values until it has read this, so it goes before DATA that uses the new ones.
+        # The peer may enforce its old values until it has read this ACK, so it goes before DATA that uses the new ones.
         self._output.write(pack_frame(SETTINGS, ACK, 0))
         if change > 0:
             self._queue.unblock(streams)

@@ -1,4 +1,4 @@
-"""What a connection holds of requests that their handlers do not have yet."""
+"""Counting the memory of a connection's requests until their handlers have them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["RequestMemory"]
 
 
 class RequestMemory:
-    """Counts it, for the connection and for all connections.
+    """Counts the bytes of requests for one connection, and adds them to the budget of all connections.
 
     Args:
-        limits: what the connection may hold.
-        budget: what all may hold.
+        limits: the bound of the connection.
+        budget: the bound of all connections.
 
     Attributes:
-        held_bytes: of all the connection's requests.
+        held_bytes: bytes of the connection's requests.
     """
 
     __slots__ = ("_budget", "_most", "held_bytes")
@@ -29,7 +29,7 @@ class RequestMemory:
         self.held_bytes = 0
 
     def hold(self, stream: Stream, size: int) -> None:
-        """Account for ``size`` bytes of a stream's request that have to be kept.
+        """Set the bytes that are kept of a stream's request to ``size``.
 
         Raises:
             LimitExceeded: the connection, or the server, holds too much.
@@ -48,7 +48,7 @@ class RequestMemory:
             raise LimitExceeded("server_buffer", text)
 
     def hold_task(self, stream: Stream) -> None:
-        """Account for the task of a streaming call's handler.
+        """Count the task of a streaming call's handler.
 
         Raises:
             LimitExceeded: there is no memory for it.
@@ -62,7 +62,7 @@ class RequestMemory:
         budget.call_bytes += TASK_BYTES
 
     def release(self, stream: Stream) -> None:
-        """What was held of a stream's request is of no more use."""
+        """Free what is kept of a stream's request, and stop counting it."""
         stream.assembler = None
         self.held_bytes -= stream.held_bytes
         self._budget.used -= stream.held_bytes

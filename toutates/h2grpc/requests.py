@@ -1,4 +1,4 @@
-"""Requests on their way to their handlers: DATA is put together to messages, and whole requests are handed on."""
+"""Receiving requests: DATA is assembled to messages, and complete requests become events."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Requests"]
 
 
 class Requests:
-    """Those of one connection, but the plain ones, which the frame loop hands on by itself.
+    """The requests of one connection, except plain ones, which ``FrameLoop`` makes events of by itself.
 
     Args:
         limits: sizes of messages.
-        held: counts what has to be kept.
-        responder: answers those that are refused.
-        shared: of all connections of the driver.
+        held: counts the memory of incomplete requests.
+        responder: answers requests that are refused.
+        shared: what all connections of the driver share.
 
     Attributes:
-        now_ns: the time of what is being received.
+        now_ns: the time of the current read.
     """
 
     __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_responder", "now_ns")
@@ -45,7 +45,7 @@ class Requests:
         self.now_ns = 0
 
     def feed(self, call: Call, body: memoryview, events: list[Event]) -> None:
-        """Add DATA to the call's message; a unary call's waits here for END_STREAM, a stream's is an event."""
+        """Add DATA to a call's messages. A streaming call's become events; a unary call's is kept until END_STREAM."""
         if call.assembler is None:
             inflate = partial(self._inflate, call.head.encoding) if call.is_streaming else partial(_inflate_later, call)
             call.assembler = MessageAssembler(call.head.encoding, self._limits.max_message_size, inflate)
@@ -53,7 +53,7 @@ class Requests:
             messages = call.assembler.feed(body)
             if call.is_streaming:
                 for message in messages:
-                    # The prefix counts too, or messages of no bytes would pile up without bound.
+                    # The prefix counts too, otherwise nothing would bound the number of empty messages.
                     call.unread_bytes += len(message) + PREFIX_SIZE
                     events.append(MessageReceived(call, message))
                 call.messages += len(messages)
@@ -64,27 +64,27 @@ class Requests:
                     call.buffer = messages[0]
                     if call.messages > 1:
                         raise GrpcError(Status.INTERNAL, "a unary call takes one message, got more")
-                held = len(call.buffer)  # which may be here long before END_STREAM
+                held = len(call.buffer)  # END_STREAM may come much later
             self._held.hold(call, call.assembler.pending_bytes + held)
         except GrpcError as error:
             self.refuse(call, error)
             tell_handler(call, events)
 
     def message_read(self, call: Call, size: int) -> None:
-        """The handler of a streaming call has taken a message of ``size`` bytes."""
+        """Count a message of ``size`` bytes as read: a streaming call's handler has taken it."""
         call.unread_bytes -= size + PREFIX_SIZE
         call.messages -= 1
         if call.held_bytes:
             self._held.hold(call, call.held_bytes - size - PREFIX_SIZE - MESSAGE_BYTES)
 
     def half_close(self, call: Call) -> None:
-        """The peer's END_STREAM."""
+        """Apply the peer's END_STREAM."""
         if call.head.content_length is not None and call.head.content_length != call.received:
             raise StreamFault(call.stream_id, ErrorCodes.PROTOCOL_ERROR, "DATA is less than content-length")
         call.state = TRANSITIONS[call.state][Input.RECV_END_STREAM][1]
 
     def complete(self, call: Call, events: list[Event]) -> None:
-        """All of a half-closed stream's request is here: judge it, and hand it on."""
+        """Check a request that has ended, and make an event of it or refuse it."""
         head = call.head
         if not call.open:
             return
@@ -103,7 +103,7 @@ class Requests:
             self._inflate_request(call, events)
 
     def inflated(self, call: Call, outcome: bytes | GrpcError) -> list[Event]:
-        """What became of an InflationDue: the message, or the error that the call ends with."""
+        """Take the outcome of an InflationDue: the decompressed message, or the error that its call ends with."""
         events: list[Event] = []
         if call.open and isinstance(outcome, GrpcError):
             self.refuse(call, outcome)
@@ -122,7 +122,7 @@ class Requests:
         return self._inflater.inflate(data, encoding, self._most_inflated, self.now_ns)
 
     def _inflate_request(self, call: Call, events: list[Event]) -> None:
-        """Hand a whole unary request on, decompressed if it is compressed."""
+        """Make an event of a complete unary request, decompressed if it is compressed and small."""
         if call.compressed:
             encoding = call.head.encoding
             try:
@@ -138,13 +138,13 @@ class Requests:
 
     @property
     def _most_inflated(self) -> int:
-        """Bytes that a compressed message may become."""
+        """The largest size of a decompressed message, bytes."""
         return min(self._limits.max_message_size, self._limits.max_decompressed_size)
 
     def _hand_on(self, call: Call, events: list[Event]) -> None:
         call.end = len(call.buffer)
         events.append(call)
-        self._held.release(call)  # the handler has it now
+        self._held.release(call)  # from here on its handler has it
 
 
 def _inflate_later(call: Stream, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Answers of calls: replies in, frames out, within the peer's windows."""
+"""Responses of calls, written as frames within the peer's windows."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ from toutates.h2grpc.windows import Windows
 
 __all__ = ["FRAMES_AT_ONCE", "Responder"]
 
-#: DATA frames that new window lets go in one turn; more wait for the next. Each takes 2 to 6 us, the trailers included.
+#: DATA frames that are sent at most when new window comes; the others wait for ``go_on``. Each takes 2 to 6 us, the
+#: trailers included.
 FRAMES_AT_ONCE = 512
 
 _NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc.\n"
 
 
 class Responder:
-    """What the calls of one connection are answered through.
+    """Answers the calls of one connection.
 
     Args:
         output: where frames are written.
-        settings, windows: the peer's.
+        settings, windows: how much the peer takes.
         table: the connection's streams.
-        queue: takes what the windows are too small for.
-        held: what is held of requests, which an answer releases.
-        shared: of all connections of the driver.
+        queue: holds DATA that the windows are too small for.
+        held: counts the memory of requests, which an answer releases.
+        shared: what all connections of the driver share.
 
     Attributes:
-        closed: the connection is over: nothing is answered, though some calls may still wait for their end.
-        short_reply_limit: the largest DATA payload that the short way of ``reply`` may send; -1 for none.
+        closed: whether the connection has ended; then no call is answered.
+        short_reply_limit: the largest DATA payload that ``reply`` sends by itself, bytes; -1 for none.
     """
 
     __slots__ = (
@@ -97,12 +98,12 @@ class Responder:
     def reply(self, call: Stream, parts: Sequence[Buffer], length: int) -> None:
         """Answer a unary call: status OK and one message of ``length`` bytes, given in ``parts``.
 
-        The parts are sent without joining them first. Their owner must not change them until the round is over; those
-        of 64 KiB and more, and of messages above the peer's frame size or window, until they are sent, of which there
-        is no notice.
+        The parts are sent without joining them first. They must not change until the driver's round is over; parts of
+        64 KiB and more, and parts of a message above the peer's frame size or window, must not change until they are
+        sent, and the caller is not told when.
 
-        The short way holds for a response within the windows and frame size of the peer, that is for nearly every one:
-        two packs and three list operations, 0.7 us.
+        Nearly every response is within the peer's windows and frame size. It takes two packs and three list operations
+        here, 0.7 us; the others are sent by ``send_message``.
         """
         size = length + 5
         windows = self._windows
@@ -147,7 +148,7 @@ class Responder:
     # --- the parts of any response -----------------------------------------------------------------------------------
 
     def send_headers(self, call: Stream, metadata: Metadata = ()) -> None:
-        """Initial metadata; once per call, before its first message."""
+        """Send initial metadata, unless that has been done; before the call's first message."""
         if not call.open or self.closed or call.headers_sent:
             return
         block = response_block(metadata, call.head.response_encoding)
@@ -155,7 +156,7 @@ class Responder:
         self._send_block(call.stream_id, block, end_stream=False)
 
     def send_message(self, call: Stream, parts: Iterable[Buffer]) -> None:
-        """One message, compressed if the call's response is; queued where the peer's windows are too small for it."""
+        """Send one message, compressed if the call's responses are. What exceeds the peer's windows is queued."""
         if not call.open or self.closed:
             return
         buffers: list[Buffer] = list(parts)
@@ -170,12 +171,12 @@ class Responder:
             self.fail(call, Status.RESOURCE_EXHAUSTED, text)
 
     def finish(self, call: Stream, metadata: Metadata = ()) -> None:
-        """Status OK, sent once everything queued before it is."""
+        """End the call with status OK, sent after the messages that are queued."""
         if call.open and not self.closed:
             self._end(call, error_block(Status.OK, "", metadata, trailers_only=False) if metadata else OK_TRAILERS)
 
     def fail(self, call: Stream, status: Status, text: str, metadata: Metadata = ()) -> None:
-        """A status other than OK, at once: messages that still wait for window are dropped."""
+        """End the call with a status other than OK, at once: messages that are queued are dropped."""
         if not call.open or self.closed:
             return
         trailers = error_block(status, text, metadata, trailers_only=not call.headers_sent)
@@ -183,7 +184,8 @@ class Responder:
         self._end(call, trailers)
 
     def refuse_plain_http(self, call: Stream) -> None:
-        """415 and a short text, for a request that is not gRPC (the gRPC specification, "HTTP2 Transport Mapping")."""
+        """Answer a request that is not gRPC with HTTP status 415 and a short text (the gRPC specification, "HTTP2
+        Transport Mapping")."""
         body = b"" if call.head.http_method == b"HEAD" else _NOT_GRPC_TEXT
         self._send_block(call.stream_id, plain_http_block(415, len(_NOT_GRPC_TEXT)), end_stream=not body)
         call.open = False
@@ -207,14 +209,14 @@ class Responder:
             self._close(call)
 
     def pump_blocked(self) -> None:
-        """New window: share it among the calls that wait for it, a frame each in turn; FRAMES_AT_ONCE of them."""
+        """Send FRAMES_AT_ONCE frames of the calls that wait for the connection's window, one of each in turn."""
         for _ in range(FRAMES_AT_ONCE):
             if not self._queue.can_send:
                 return
             self.pump(self._queue.next(), max_frames=1)
 
     def send_reset(self, stream_id: int, code: ErrorCodes) -> None:
-        """RST_STREAM."""
+        """Send RST_STREAM, and remember that the stream was reset."""
         self.output.write(pack_rst_stream(stream_id, code))
         self._table.remember_reset(stream_id, WE_RESET)
 
@@ -229,12 +231,12 @@ class Responder:
             call.on_closed(call)
 
     def fit_short_replies(self) -> None:
-        """What the short way of ``reply`` depends on has changed."""
+        """Set ``short_reply_limit``, after a change of what it depends on."""
         due = self.closed or self._settings.table_update_due
         self.short_reply_limit = -1 if due else self._settings.frame_size
 
     def close(self) -> None:
-        """The connection is over; see ``closed``."""
+        """Answer no call any more, because the connection has ended."""
         self.closed = True
         self.fit_short_replies()
 
@@ -246,7 +248,7 @@ class Responder:
         self.pump(call)
 
     def _close(self, call: Stream) -> None:
-        """Our END_STREAM is out. A caller that has not sent its own is told to stop (RFC 9113 section 8.1)."""
+        """Close a stream after our END_STREAM, by a reset if the client has not sent its own (RFC 9113 section 8.1)."""
         call.open = False
         self._held.release(call)
         stream_id = call.stream_id
@@ -264,7 +266,7 @@ class Responder:
 
     def _send_block(self, stream_id: int, block: bytes, *, end_stream: bool) -> None:
         if self._settings.table_update_due:
-            # RFC 7541 section 4.2: a peer that shrank the table is told, once, that we follow. We use none of it.
+            # RFC 7541 section 4.2: a peer that made the table smaller has to be told once that we agree. We use none.
             block = b"\x20" + block
             self._settings.table_update_due = False
             self.fit_short_replies()
@@ -282,7 +284,7 @@ class Responder:
 
 
 def _coalesce(buffers: Iterable[Buffer]) -> list[Buffer]:
-    """Join neighbouring small buffers, so that a message does not become a frame per piece."""
+    """Join neighbouring small buffers: otherwise a message would become a frame per piece."""
     joined: list[Buffer] = []
     small: list[Buffer] = []
     for buffer in buffers:

@@ -1,4 +1,4 @@
-"""DATA of responses that waits for the peer's windows."""
+"""DATA of responses, queued while the peer's windows are too small for it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ResponseQueue:
     Args:
         windows, settings: how much the peer takes.
         output: where DATA frames are written.
-        budget: counts what waits.
+        budget: counts the queued bytes.
 
     Attributes:
-        blocked: streams whose outbox waits for the connection's window, the next one first. Those that wait for their
-            own window are not here, since credit for the connection does not help them.
-        bytes_waiting: in all outboxes.
-        sent_kib: KiB of responses that were too large for the short way, sent so far.
+        blocked: streams whose outbox waits for the connection's window, the next one first. Streams that wait for their
+            own window are not here, because credit for the connection does not help them.
+        bytes_waiting: bytes in all outboxes.
+        sent_kib: KiB sent from outboxes so far.
     """
 
     __slots__ = ("_budget", "_output", "_settings", "_windows", "blocked", "bytes_waiting", "sent_kib")
@@ -43,7 +43,7 @@ class ResponseQueue:
 
     @property
     def can_send(self) -> bool:
-        """Whether a stream waits whose next frame the windows allow."""
+        """Whether a stream of ``blocked`` may send now."""
         return bool(self.blocked) and self._windows.send > 0
 
     def add(self, stream: Stream, buffers: Iterable[Buffer]) -> None:
@@ -56,7 +56,7 @@ class ResponseQueue:
             self._count(stream, len(view))
 
     def send(self, stream: Stream, max_frames: int) -> bool:
-        """Send what the windows, and ``max_frames``, allow of a stream's outbox; whether it is empty then."""
+        """Send as much of a stream's outbox as the windows and ``max_frames`` allow; whether it is empty then."""
         outbox = stream.outbox
         while outbox:
             view = outbox[0]
@@ -74,32 +74,32 @@ class ResponseQueue:
                 outbox[0] = view[room:]
                 self._output.bulky = self._output.bulky or len(view) >= BULKY_BYTES
             self._send_data(stream, chunk, end_stream=stream.trailers == b"" and not outbox)
-        stream.outbox = None  # an empty deque takes more memory than the rest of a call that stays open
+        stream.outbox = None  # an empty deque takes more memory than the rest of the call
         self.blocked.pop(stream, None)
         return True
 
     def next(self) -> Stream:
-        """The stream whose turn it is; ``send`` puts it in again, at the end, unless it is done."""
+        """Take the next stream out of ``blocked``; ``send`` appends it again unless its outbox is empty then."""
         return self.blocked.popitem(last=False)[0]
 
     def unblock(self, streams: Iterable[Stream]) -> None:
-        """The windows of streams have grown."""
+        """Add streams to ``blocked`` that have DATA and window, after their windows have grown."""
         for stream in streams:
             if stream.outbox and stream.send_window > 0:
                 self.blocked[stream] = None
 
     def keep_parts(self, stream: Stream) -> None:
-        """What waits shall keep no more memory than is counted."""
+        """Copy queued parts of large buffers, which would keep more memory than is counted."""
         if stream.outbox:
             stream.outbox = deque(map(part_of_its_own, stream.outbox))
 
     def empty(self, stream: Stream) -> None:
-        """Drop what waits of a stream's answer."""
+        """Drop a stream's outbox."""
         self._count(stream, -stream.outbox_bytes)
         stream.outbox = None
 
     def forget(self, stream: Stream) -> None:
-        """Drop what waits of a stream that is closed."""
+        """Drop all that is known of a stream that is closed."""
         self.empty(stream)
         self.blocked.pop(stream, None)
 

@@ -25,17 +25,17 @@ _unpack_uint32 = UINT32.unpack_from
 
 
 class Settings:
-    """What the peer has set, and what we announce.
+    """The peer's settings, and the SETTINGS frame that we send.
 
     Args:
-        limits: what we announce.
-        output: where that is written.
+        limits: the values that we send.
+        output: where the frame is written.
 
     Attributes:
-        seen: whether the peer's first SETTINGS are here.
+        seen: whether the peer's first SETTINGS frame has come.
         stream_window: the peer's initial window of a stream, bytes.
         frame_size: its largest frame payload, bytes.
-        table_update_due: whether our next header block has to say that we follow a smaller HPACK table.
+        table_update_due: whether our next header block has to acknowledge a smaller HPACK table.
     """
 
     __slots__ = ("_announced", "_limits", "_output", "frame_size", "seen", "stream_window", "table_update_due")

@@ -1,4 +1,4 @@
-"""What the connections of one worker have in common."""
+"""What the connections of one driver share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Used by one thread, which makes it.
+    """Made and used by one thread.
 
     Args:
-        buffer_bytes: bytes that the connections may hold for slow peers, together; None for as many as they like.
+        buffer_bytes: bytes that all connections together may hold for slow peers; None for no bound.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
-        inflation: what compressed messages may become; None for ``Limits``' default.
+        inflation: how much compressed messages may become in size; None for the default of ``Limits``.
 
     Attributes:
-        wire: see there.
-        budget: the memory for slow peers.
+        wire: the constants of frames, copied for this thread.
+        budget: counts the memory for slow peers.
         inflater: decompresses messages.
     """
 

@@ -1,4 +1,4 @@
-"""What one peer has used of its allowances."""
+"""How much of its allowances one peer has used."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Spending"]
 
 
 class Spending:
-    """Meters of the allowances in ``Limits``, made when the first frame of a kind comes.
+    """The meters of one connection, a ``Meter`` per allowance of ``Limits``, made at the first frame of its kind.
 
     Args:
-        limits: with the allowances.
+        limits: holds the allowances.
     """
 
     __slots__ = ("_limits", "_meters")
@@ -24,14 +24,14 @@ class Spending:
         self._meters: dict[str, Meter] = {}
 
     def spend(self, limit: str, frames: str, now_ns: int, work: int, cost: int = 1) -> None:
-        """One more of the frames that a peer has an allowance of.
+        """Count one frame of a kind that has an allowance.
 
         Args:
-            limit: the field of ``Limits``.
-            frames: what they are called where there are too many.
+            limit: the allowance's field in ``Limits``.
+            frames: name of such frames, for the error.
             now_ns: the time, monotonic.
-            work: all the calls and KiB that the connection has seen so far.
-            cost: how many it counts for; one that makes us work for each of many streams counts for more.
+            work: calls of the connection so far, and KiB of large responses sent.
+            cost: frames that it counts for; more than 1 if it makes us work for each of many streams.
 
         Raises:
             ConnectionFault: there were too many.

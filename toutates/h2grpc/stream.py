@@ -1,4 +1,4 @@
-"""The record of one stream: what the parts of a connection know of it. ``call.Call`` adds what its handler sees."""
+"""The record of one stream, which the parts of a connection use. ``call.Call`` adds what handlers use."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NEVER = 2**63 - 1
 
 
 class Stream:
-    """Made when a header block opens the stream, dropped when the stream is closed. Always a ``Call``.
+    """One stream, from the header block that opens it until it is closed. Every instance is a ``Call``.
 
-    What most streams never change is a class attribute, not a slot: making a call then stores five values instead of
-    twenty, which saves 0.05 us per request on 3.11 and 0.18 on 3.14t.
+    Values that most streams never change are class attributes, not slots: making a call then stores five values instead
+    of twenty, which saves 0.05 us per request on 3.11 and 0.18 on 3.14t.
 
     Attributes:
         stream_id: the stream's number.
-        head: what the header block said.
-        open: whether an answer can still reach the caller; False once it was sent, or the call cancelled or expired.
+        head: the contents of the request's header block.
+        open: whether an answer can still reach the client; False once it was sent, or the call cancelled or expired.
         state: the stream's, a number of ``streams.State``.
         buffer, start, end: the request message of a unary call is ``buffer[start:end]``, once the call is handed to
-            its handler. The buffer is the received data itself, a megabyte perhaps of which the message is a small
-            part: the call lets it go when its handler returns. Copy what outlives that.
+            its handler. The buffer is the whole read, of which the message may be a small part, so the call drops it
+            when its handler returns. A handler copies what it needs for longer.
         send_window: bytes of DATA the peer accepts on this stream.
         receive_window: bytes of DATA the peer may still send on this stream.
         deadline_ns: when the call expires, on the driver's monotonic clock.
@@ -48,28 +48,28 @@ class Stream:
     start: int = 0
     end: int = 0
     deadline_ns: int = NEVER
-    #: how many DATA octets arrived, padding left out
+    #: bytes of DATA received, without padding
     received: int = 0
     assembler: MessageAssembler | None = None
-    #: the complete messages of a unary call that took the long way; there should be one. Of a stream, those that its
-    #: handler has not taken yet
+    #: of a unary call: complete messages that ``Requests`` has put together, of which there should be one. Of a
+    #: streaming call: complete messages that its handler has not taken yet
     messages: int = 0
-    #: whether the message in ``buffer`` is compressed still
+    #: whether the message in ``buffer`` is still compressed
     compressed: bool = False
     #: bytes of complete messages of a stream that its handler has not taken yet
     unread_bytes: int = 0
     #: bytes of the request that count as buffered
     held_bytes: int = 0
-    #: bytes that count for the task of a streaming call
+    #: bytes counted for the task of a streaming call's handler
     task_bytes: int = 0
     headers_sent: bool = False
-    #: DATA that waits for window, and the trailers that follow it
+    #: DATA that waits for the peer's windows, its size in bytes, and the trailers that follow it
     outbox: deque[memoryview] | None = None
     outbox_bytes: int = 0
     trailers: bytes | None = None
     #: called when a streaming call's outbox has emptied
     on_drained: Callable[[], None] | None = None
-    #: called with the call once its stream is closed, however that came; not for calls that were answered by ``reply``
+    #: called with the call when its stream is closed, for any reason but an answer by ``reply``
     on_closed: Callable[[Any], None] | None = None
 
     @property

@@ -27,12 +27,12 @@ __all__ = ["StreamTable"]
 
 _S = TypeVar("_S", bound=Stream)
 
-#: Ranges of numbers that the peer skipped, as far as they are remembered.
+#: Ranges of skipped stream numbers that are remembered.
 _MOST_SKIPPED = 64
 
 
 class StreamTable(Generic[_S]):
-    """The table. A stream is opened by writing it into ``streams``, and closed by taking it out.
+    """The streams of one connection. Adding one to ``streams`` opens it, removing it closes it.
 
     Args:
         limits: how many streams may be open, and how many resets are remembered.
@@ -42,10 +42,10 @@ class StreamTable(Generic[_S]):
         streams: open and half-closed streams, by number.
         last_id: the highest number that the peer has used.
         highest_accepted_id: streams above it came after our last GOAWAY and are ignored.
-        few: streams that the peer may open whatever others do.
-        cancelled: whether a call was cancelled that may be among the events of what is being received.
-        many: whether there may be more streams than are left uncounted.
-        counted: streams whose records are in the budget; see ``count``.
+        few: streams that the peer may always have open, however much memory other connections use.
+        cancelled: whether a call was cancelled that may be among the events of the current read.
+        many: whether more than UNCOUNTED_CALLS streams may be open.
+        counted: streams whose records are counted in the budget (``count``).
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class StreamTable(Generic[_S]):
         self.cancelled = False
         self.many = False
         self.counted = 0
-        #: (low, high) numbers between which the peer skipped streams, so that they are not taken for closed ones
+        #: (low, high) numbers between which the peer skipped all streams: those are idle, not closed
         self._skipped: deque[tuple[int, int]] = deque(maxlen=_MOST_SKIPPED)
         #: how streams were closed that were not closed by END_STREAM; the latest ``closed_stream_memory`` of them
         self._resets: dict[int, int] = {}
@@ -83,7 +83,7 @@ class StreamTable(Generic[_S]):
     # --- states ------------------------------------------------------------------------------------------------------
 
     def state(self, stream_id: int) -> int:
-        """Where a stream stands, open or not: a number of ``streams.State``."""
+        """The state of any stream, a number of ``streams.State``."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             return stream.state
@@ -91,14 +91,14 @@ class StreamTable(Generic[_S]):
             return self._resets[stream_id]
         if stream_id > self.last_id or not stream_id & 1:
             return IDLE
-        # So far back it is no longer known how a stream was closed: take the state that does a correct peer no harm.
+        # How older streams were closed is forgotten; in the state WE_RESET late frames of a correct peer are ignored.
         return CLOSED if stream_id > self._forgotten_id else WE_RESET
 
     def accepts(self, stream_id: int, stream_input: Input) -> bool:
-        """Whether the table of transitions accepts this, or ignores it.
+        """Whether a frame of the peer is to be handled (True) or ignored, by the table of transitions.
 
         Raises:
-            ConnectionFault, StreamFault: it calls this an error.
+            ConnectionFault, StreamFault: the table says that the frame is an error.
         """
         state = self.state(stream_id)
         action = TRANSITIONS[state][stream_input][0]
@@ -114,19 +114,19 @@ class StreamTable(Generic[_S]):
         raise StreamFault(stream_id, ErrorCodes.STREAM_CLOSED, text)
 
     def advance(self, stream_id: int) -> None:
-        """The peer has used the next number, and perhaps skipped some."""
+        """Note that the peer has opened a stream, and which numbers it skipped."""
         if stream_id > self.last_id + 2:
             self._skipped.append((self.last_id, stream_id))
         self.last_id = stream_id
 
     def was_skipped(self, stream_id: int) -> bool:
-        """Whether the peer passed over this number."""
+        """Whether the peer has skipped this number."""
         return any(low < stream_id < high for low, high in self._skipped)
 
     # --- resets ------------------------------------------------------------------------------------------------------
 
     def remember_reset(self, stream_id: int, state: int) -> None:
-        """The stream was closed by RST_STREAM; ``state`` says by whose."""
+        """Note that a stream was closed by RST_STREAM: the peer's (PEER_RESET) or ours (WE_RESET)."""
         self._resets[stream_id] = state
         if len(self._resets) > self._limits.closed_stream_memory:
             oldest = next(iter(self._resets))
@@ -143,11 +143,11 @@ class StreamTable(Generic[_S]):
     def most(self, queued_bytes: int) -> int:
         """How many streams the peer may have open now, while ``queued_bytes`` of responses wait for its windows.
 
-        None more while it leaves too many responses queued, and few while there is no memory for the records of more.
+        0 if too many bytes are queued, and only a few if there is no memory for the records of more.
         """
         calls = len(self.streams)
         if not queued_bytes and calls < self.few:
-            return self.few  # who opens more of them with one read is asked again
+            return self.few  # a read that opens more than these comes here again
         self.many = True
         if queued_bytes and (queued_bytes > self._limits.max_queued_bytes or self._budget.exceeded):
             return 0
@@ -155,10 +155,10 @@ class StreamTable(Generic[_S]):
         return min(self._limits.max_concurrent_streams, max(self.few, most))
 
     def count(self) -> None:
-        """Account for the records of the streams that are open now.
+        """Count the records of the streams that are open now in the budget.
 
-        That is done once per read that leaves more than UNCOUNTED_CALLS open, and then with all output, instead of with
-        each call.
+        Called after reads and before output, while more than UNCOUNTED_CALLS may be open: counting each call when it
+        begins and ends would cost every request.
         """
         calls = len(self.streams)
         if calls <= UNCOUNTED_CALLS:

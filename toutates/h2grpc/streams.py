@@ -1,12 +1,12 @@
 """The life of a stream, seen from the server (RFC 9113 section 5.1), as one table.
 
-``TRANSITIONS[state][input]`` is what the peer's frame, or our own, does to a stream. ``Receiver`` walks the table for
-every frame except those that make up nearly all traffic: HEADERS that opens a new stream, DATA that completes a unary
-request, and WINDOW_UPDATE. For those ``ServerConnection`` writes the same rows out in line, because a table look-up
-costs as much as the frame.
+``TRANSITIONS[state][input]`` is what a frame, the peer's or our own, does to a stream. ``Receiver`` uses the table for
+every frame that it handles. The frames that make up nearly all traffic (HEADERS that opens a stream, DATA that
+completes a unary request, WINDOW_UPDATE) are handled by ``FrameLoop``, which has the same rules written out, because
+looking them up costs as much as the rest of the frame.
 
-Reserved states are absent: a server neither promises nor is promised streams. A closed stream is three states, since
-RFC 9113 section 5.1 answers late frames by how the stream was closed:
+The reserved states are missing, because this server promises no streams and clients cannot. A closed stream has one of
+three states, because how late frames are answered depends on how the stream was closed (RFC 9113 section 5.1):
 
 ========== ======================================= ==============================================================
 CLOSED     both sides ended it                     more DATA or HEADERS is a connection error
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class State(IntEnum):
-    """Where a stream stands."""
+    """The state of a stream."""
 
     IDLE = 0
     OPEN = 1

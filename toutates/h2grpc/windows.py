@@ -1,4 +1,4 @@
-"""Flow control (RFC 9113 section 5.2): the connection's two windows, and what changes those of streams."""
+"""Flow control (RFC 9113 section 5.2): the connection's two windows, and changes of streams' windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Windows"]
 
 
 class Windows:
-    """The connection's windows. Those of a stream are in its record.
+    """The windows of a connection. A stream's windows are in its record.
 
     Args:
         limits: the sizes of the receive windows.
@@ -23,7 +23,7 @@ class Windows:
     Attributes:
         send: bytes of DATA that the peer accepts on the whole connection; may be negative.
         receive: bytes of DATA that the peer may still send.
-        low: below it the receive window is opened again.
+        low: the receive window is opened again when it falls below so many bytes.
     """
 
     __slots__ = ("_full", "_output", "_stream_full", "low", "receive", "send")
@@ -37,10 +37,10 @@ class Windows:
         self.low = limits.connection_window >> 1
 
     def take(self, size: int) -> None:
-        """The peer has sent ``size`` bytes of DATA.
+        """Take ``size`` bytes of received DATA from the connection's window.
 
         Raises:
-            ConnectionFault: more than the window allows.
+            ConnectionFault: the window is smaller.
         """
         self.receive -= size
         if self.receive < 0:
@@ -51,7 +51,7 @@ class Windows:
     def refill(self) -> None:
         """Open the receive window again to its full size.
 
-        At once, whoever the data was for: what a handler does not read is bounded by its stream's window.
+        This does not wait for handlers to read: what they have not read is bounded by their streams' windows.
         """
         self._output.write(pack_window_update(0, self._full - self.receive))
         self.receive = self._full
@@ -64,7 +64,7 @@ class Windows:
             self._output.write(pack_window_update(stream.stream_id, increment))
 
     def credit(self, increment: int) -> None:
-        """The peer's WINDOW_UPDATE for the connection."""
+        """Apply the peer's WINDOW_UPDATE for the connection."""
         self.send += increment
         if not increment:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
@@ -72,7 +72,7 @@ class Windows:
             raise ConnectionFault(ErrorCodes.FLOW_CONTROL_ERROR, "WINDOW_UPDATE exceeds 2^31-1")
 
     def credit_stream(self, stream: Stream, increment: int) -> None:
-        """The peer's WINDOW_UPDATE for a stream."""
+        """Apply the peer's WINDOW_UPDATE for a stream."""
         stream.send_window += increment
         if not increment:
             raise StreamFault(stream.stream_id, ErrorCodes.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
@@ -80,7 +80,7 @@ class Windows:
             raise StreamFault(stream.stream_id, ErrorCodes.FLOW_CONTROL_ERROR, "WINDOW_UPDATE exceeds 2^31-1")
 
     def change_streams(self, streams: Iterable[Stream], change: int) -> None:
-        """The peer's initial window has changed, that of open streams too; it may become negative (section 6.9.2)."""
+        """Apply a change of the peer's initial window to open streams; they may become negative (section 6.9.2)."""
         for stream in streams:
             stream.send_window += change
             if stream.send_window > MAX_WINDOW:

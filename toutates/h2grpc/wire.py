@@ -1,9 +1,8 @@
-"""What every call needs to be read and answered, in copies that one thread has for itself.
+"""The constants that every call is read and answered with, copied for each thread.
 
-On free-threaded Python the threads that refer to an object share its reference count, and a count that two cores write
-at once travels between their caches: 20 to 40 ns each time, for a constant as for anything else. A dozen constants on
-the way of a request made it 15 % dearer with two workers than with one. So each worker makes its own, and small
-integers, whose references nobody counts, stand for the rest.
+On free-threaded Python threads that use the same object write the same reference count, and its cache line moves
+between their cores: 20 to 40 ns each time. A dozen shared constants made a request cost 15 % more with two workers than
+with one. So each worker has its own copies. Small integers need none, because their references are not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _RESPONSE_TAIL: Final = Struct(f">5sI{len(OK_TRAILERS)}s")
 
 
 class Wire:
-    """See the module. Made in the thread that uses it.
+    """One thread's copies, made in that thread.
 
     Attributes:
         unpack_frame_head: of ``frames.FRAME_HEAD``, from a buffer and an offset.

@@ -1,12 +1,11 @@
-"""Element types of tensors: their names and sizes, and the encodings that are more than a NumPy buffer.
+"""Element types of tensors: their names and sizes, and the encodings that differ from a NumPy buffer.
 
-BYTES elements travel as a 4-byte little-endian length and that many bytes each, row-major (``strings``). Typed contents
-are lists of numbers in a message instead of bytes, for clients that have no better way. Everything else on the wire is
-the row-major little-endian buffer that NumPy and ONNX Runtime use on the machines they are built for, so no function is
-needed.
+A BYTES element is sent as a 4-byte little-endian length and that many bytes, in row-major order (``strings``). Typed
+contents are lists of numbers in a message. All other contents are the row-major little-endian buffers that NumPy and
+ONNX Runtime use, and need no function.
 
-What is raised here is the caller's fault, in Triton's words where Triton has words. The texts lack the ``[request id]``
-that Triton puts before some of them: only the caller of these functions knows it.
+The errors raised here are the client's fault, and have Triton's texts where Triton has the same error. Some of Triton's
+begin with ``[request id]``, which the caller of these functions adds.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """One element type, under each of the names it goes by.
+    """One element type and its names.
 
     Attributes:
         name: in requests and responses, such as ``FP32``.
@@ -61,7 +60,7 @@ class Datatype:
 def _datatype(
     name: str, memory: npt.DTypeLike, onnx_type: int, ort_element: str, contents_field: str | None
 ) -> Datatype:
-    """Fill in what follows from the rest."""
+    """A Datatype; what is not given here follows from the arguments."""
     memory = np.dtype(memory)
     config_name = "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"
     return Datatype(
@@ -95,7 +94,7 @@ _DATATYPES = (
 BY_NAME: Mapping[str, Datatype] = MappingProxyType({datatype.name: datatype for datatype in _DATATYPES})
 BY_ORT_TYPE: Mapping[str, Datatype] = MappingProxyType({datatype.ort_type: datatype for datatype in _DATATYPES})
 
-# The type whose elements a contents field holds without loss: what Triton calls the field's type in its refusals.
+#: The type whose elements a contents field holds without loss. Triton names it in its errors.
 NATURAL_DATATYPES = {
     "bool_contents": BY_NAME["BOOL"],
     "int_contents": BY_NAME["INT32"],
@@ -120,15 +119,15 @@ def encode_bytes_tensor(array: npt.NDArray[Any]) -> bytes:
         The encoded elements in row-major order; text is encoded as UTF-8.
 
     Raises:
-        TypeError: an element is neither ``str`` nor ``bytes``; our own mistake, not a caller's.
+        TypeError: an element is neither ``str`` nor ``bytes``, which is a bug of the server.
     """
     return join_strings(element.encode() if isinstance(element, str) else element for element in array.ravel().tolist())
 
 
 def join_strings(elements: Iterable[bytes | memoryview]) -> bytes:
-    """Each element after its length.
+    """The elements, each after its length.
 
-    Some of them at a time: the objects to be joined take 50 times the memory of short elements.
+    They are joined 4,096 at a time, because the objects to be joined take 50 times the memory of short elements.
     """
     pack = _LENGTH.pack
     left = iter(elements)

@@ -1,8 +1,8 @@
-"""Writing a ModelInferResponse: a constant around the request's id and the raw bytes of the outputs.
+"""Writing a ModelInferResponse: constants, the request's id, and the raw bytes of the outputs.
 
-The fields go out in the order of their numbers: model name and version (constant), id (as it stands in the request),
-the outputs' names, datatypes and shapes (constant for a kind of request), then the raw contents. A template holds the
-constants, so that a response costs a few slices and no message object.
+The fields are written in the order of their numbers: model name and version (constant), id (copied from the request),
+the outputs' names, datatypes and shapes (constant for requests of one plan), then the raw contents. A template holds
+the constants, so a response takes a few slices and no message object.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
 
 _RAW_TAG: Final = 6 << 3 | 2
 
-#: Triton refuses to sort more.
+#: Values of an output that may be classified: Triton's limit.
 MAX_CLASSIFIED_ELEMENTS: Final = 1_000_000
-#: The greatest values of a few rows are found without sorting the rest; of more rows, all values are sorted, 131,072 of
-#: them in 15 ms, in the worker's thread.
+#: Of so many rows the greatest values are found without sorting the others. Of more rows all values are sorted, which
+#: takes 15 ms for MAX_SORTED_ELEMENTS of them, in the worker's thread.
 _FEW_ROWS: Final = 64
 MAX_SORTED_ELEMENTS: Final = 131_072
-#: Texts that one output may have: they take 0.6 us each, in the worker's thread.
+#: Classes that are returned for one output: their texts take 0.6 us each, in the worker's thread.
 MAX_CLASSES: Final = 16_384
 
 
@@ -46,8 +46,8 @@ class OutputPart:
 
     Attributes:
         head: tag and length.
-        index: which output of the model.
-        size: bytes.
+        index: number of the output in the model's signature.
+        size: of the content, bytes.
     """
 
     head: bytes
@@ -57,15 +57,15 @@ class OutputPart:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """A response but for id and raw contents.
+    """A response without its id and raw contents.
 
     Attributes:
         before: model name and version.
-        after: the outputs' descriptions; for a single output the head of its raw content too.
+        after: names, datatypes and shapes of the outputs; if there is one output, also the head of its raw content.
         outputs: the raw contents, in order.
-        single: the only output's index, or -1 when there are several.
-        single_size: its bytes.
-        length: bytes of the whole message without the id.
+        single: the only output's index, or -1 if there are several.
+        single_size: bytes of the only output.
+        length: of the whole message without the id, bytes.
     """
 
     before: bytes
@@ -78,7 +78,7 @@ class ResponseTemplate:
 
 @dataclass(frozen=True, slots=True)
 class WireTensor:
-    """What a response says of one output: its name, its datatype's name, and its whole shape."""
+    """The description of one output in a response: its name, its datatype's name, and its whole shape."""
 
     name: str
     datatype: str
@@ -100,13 +100,13 @@ def _descriptions(tensors: Sequence[WireTensor]) -> bytes:
 def build_template(
     model: str, version: str, tensors: Sequence[WireTensor], indices: Sequence[int], sizes: Sequence[int]
 ) -> ResponseTemplate:
-    """The template of all responses with these outputs.
+    """Make the template of all responses with certain outputs.
 
     Args:
         model: name.
         version: the version that ran, decimal.
         tensors: the outputs returned, in the order they are returned in.
-        indices: which output of the model each is.
+        indices: number of each in the model's signature.
         sizes: bytes of each.
     """
     before, after = _names(model, version), _descriptions(tensors)
@@ -178,7 +178,7 @@ def classify(values: npt.NDArray[Any], count: int, labels: ClassLabels | None = 
     else:
         order = _descending(values)[:, :count]
     chosen = np.take_along_axis(values, order, axis=1).ravel().tolist()
-    # All at once takes half as long as one by one.
+    # Formatting all values at once takes half as long as one by one.
     form = "%f:%d\n" if values.dtype.kind == "f" else "%d:%d\n"
     pairs = tuple([part for pair in zip(chosen, order.ravel().tolist(), strict=True) for part in pair])
     texts = (form * len(chosen) % pairs).splitlines()
@@ -201,9 +201,9 @@ def _descending(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def _greatest(row: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """The first ``count`` of ``_descending``, which are fewer than all, without sorting the others."""
+    """The first ``count`` indices that ``_descending`` gives for a row of more values, without sorting the others."""
     least = np.partition(row, len(row) - count)[len(row) - count]
-    if least != least:  # there are more NaN than are asked for
+    if least != least:  # ``count`` values or more are NaN
         return np.flatnonzero(row != row)[:count]
     above = np.flatnonzero(~(row <= least))  # with the NaN
     equal = np.flatnonzero(row == least)[: count - len(above)]

@@ -1,4 +1,4 @@
-"""The names of messages in what protobuf says of them."""
+"""Names of messages in protobuf's error texts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _OUR_PACKAGES: Final = re.compile(r"\btoutates\.((?:inference|grpc\.health\.v1)\
 
 
 def with_client_names(text: str) -> str:
-    """An error text of protobuf with messages named as clients know them: ``inference.ModelConfig``.
+    """An error text of protobuf with the names of messages that clients know, such as ``inference.ModelConfig``.
 
-    Our packages have another name; ``grpc_service.proto`` says why.
+    The server's own packages have another name; ``grpc_service.proto`` says why.
     """
     return _OUR_PACKAGES.sub(r"\1", text)

@@ -1,4 +1,4 @@
-"""Messages read by protobuf."""
+"""Parsing messages with protobuf."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ M = TypeVar("M", bound=Message)
 
 
 def parse(message_type: type[M], message: bytes) -> M:
-    """A message of the type ``message_type``.
+    """Parse ``message`` as a ``message_type``.
 
     Raises:
-        MalformedMessage: the bytes are none.
+        MalformedMessage: it is not one.
     """
     try:
         return message_type.FromString(message)

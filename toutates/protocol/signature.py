@@ -1,4 +1,4 @@
-"""What a model takes and gives: the facts that requests are validated against and batches are laid out by."""
+"""The signature of a model: its tensors, against which requests are validated and by which batches are laid out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class TensorSpec:
     Attributes:
         name: the tensor's name in the ONNX graph.
         datatype: element type on the wire and in memory.
-        shape: sizes of the dimensions as clients see them, -1 for any size; without the batch dimension when the model
-            is batched.
+        shape: sizes of the dimensions for clients, -1 for any size; without the batch dimension if the model is
+            batched.
         optional: whether a request may leave the input out (the graph holds a default for it).
         reshape: the shape that the graph has in place of ``shape``, where they differ; of as many elements, and with
             its open dimensions in the same order (``reshape_fits``). Triton shows a tensor of shape [batch] as
@@ -43,27 +43,27 @@ class TensorSpec:
         return self.shape == (1,) and self.reshape == ()
 
     def to_graph(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """What a shape that a client sends, and that fits ``shape``, is in the graph."""
+        """The graph's shape for a client's shape, which has to fit ``shape``."""
         if self.reshape is None:
             return tuple(shape)
         # A scalar may be sent with no dimensions as well as with one.
         return () if self.is_scalar else _moved(shape, self.shape, self.reshape)
 
     def to_wire(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """What a shape that the graph gives is for clients."""
+        """The clients' shape for a shape of the graph."""
         if self.reshape is None or len(shape) != len(self.reshape):
             return tuple(shape)
         return _moved(shape, self.reshape, self.shape)
 
 
 def _moved(sizes: Sequence[int], source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """``target`` with the sizes that stand for the open dimensions of ``source``, in order."""
+    """``target`` with its open dimensions replaced by the sizes of the open dimensions of ``source``, in order."""
     found = iter([size for size, given in zip(sizes, source, strict=True) if given == -1])
     return tuple(next(found) if size == -1 else size for size in target)
 
 
 def reshape_fits(shape: Sequence[int], reshape: Sequence[int]) -> bool:
-    """Whether elements can go from one shape to the other, whatever the sizes of the open dimensions.
+    """Whether the two shapes have as many elements, whatever the sizes of the open dimensions.
 
     Triton's rule: as many dimensions are open in both, and between them the sizes have the same products. So
     [2, 4, -1, 6] may become [8, -1, 1, 6].

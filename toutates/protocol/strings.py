@@ -1,14 +1,14 @@
-"""BYTES tensors: elements of any bytes, found in what a request brought and never copied one by one.
+"""BYTES tensors: elements of any bytes, located in the received bytes and never copied one by one.
 
-On the wire an element is a 4-byte little-endian length and that many bytes; elements are in row-major order. In typed
-contents it is a field of a protobuf message. Either way an element is a range of the bytes that came, so no Python
-object is made for it: ``StringRows`` knows where the ranges are, ``StringTensor`` is what a run takes, and
-``EncodedStrings`` is what it returned, as it goes out.
+On the wire an element is a 4-byte little-endian length and that many bytes; elements are in row-major order. An element
+is a range of the received bytes, and no Python object is made for it. ``StringRows`` holds the ranges of a request's
+elements, ``StringTensor`` is the input of a run, and ``EncodedStrings`` is its output, encoded for responses.
 
-To find the ranges, one length after the other has to be read: 0.1 us each. Few are read at once, by the worker. Many
-are read where the batch is run, in the executor's thread, which lets others have the interpreter in between.
+Finding the ranges takes 0.1 us per element, because each length says where the next one is. Few elements are located at
+once, by the worker. Many are located in the executor's thread when the batch runs, with pauses in which other threads
+can have the GIL.
 
-What is raised here is the caller's fault, in Triton's words.
+The errors raised here are the client's fault, and have Triton's texts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from toutates.system.errors import InvalidRequest
 
 __all__ = ["MANY_ELEMENTS", "MAX_ELEMENTS", "EncodedStrings", "StringRows", "StringTensor", "join_rows", "rest"]
 
-#: Elements that a worker may look for at once: 0.5 ms. Also how many are handled between two rests elsewhere.
+#: Elements that a worker locates at once at most, in 0.5 ms; in other threads, elements between two calls of ``rest``.
 MANY_ELEMENTS: Final = 4_096
-#: Elements of one tensor. ONNX Runtime takes 32 bytes for each, and 25 ns to free it, during which no other thread can
-#: have the interpreter.
+#: Elements of one tensor at most. ONNX Runtime takes 32 bytes for each, and 25 ns to free it, while it holds the GIL.
 MAX_ELEMENTS: Final = 1_048_576
-#: Bytes of an output that are copied for each response; more are sent from where they are.
+#: Outputs of at most so many bytes are copied into their response; larger ones are sent from the batch's memory.
 _LARGE_BYTES: Final = 65_536
-#: How long a thread steps back that holds the interpreter for long. Any time will do: what counts is that it waits.
+#: How long ``rest`` sleeps. Any time will do, because sleeping releases the GIL.
 _REST_S: Final = 1e-6
 
 _LENGTH = struct.Struct("<I")
@@ -46,18 +45,18 @@ Numbers = Sequence[int] | npt.NDArray[np.int64]
 
 
 def rest() -> None:
-    """Let other threads have the interpreter; called every millisecond or so by what takes long. Not for workers."""
+    """Let other threads have the GIL; called about every millisecond by long computations. Not for workers."""
     time.sleep(_REST_S)
 
 
 class _Source:
-    """The bytes of one tensor of one request, and where its elements are once that is known.
+    """The bytes of one tensor of one request, and the ranges of its elements once they are located.
 
     Args:
-        content: the encoded elements and one byte more, which is nobody's.
+        content: the encoded elements, and one unused byte after them.
         count: elements that the shape asks for.
         tensor, model: names, for errors.
-        prefix: stands before the text of an error.
+        prefix: of error texts.
     """
 
     __slots__ = ("_lock", "_prefix", "_subject", "_where", "content", "count")
@@ -68,8 +67,9 @@ class _Source:
         self._subject = f"for inference input '{tensor}' for model '{model}'"
         self._prefix = prefix
         self._where: tuple[Numbers, Numbers] | None = None
-        #: guards ``_where``. The rows of one request may be in two batches. Whoever knows where the elements are may
-        #: write behind them (``StringTensor``), over the length of the next one, which nobody must then want to read.
+        #: guards ``_where``. The rows of one request may be in two batches, whose threads both come here. Once the
+        #: elements are located, a run may overwrite the byte after each (``StringTensor``), which is part of the next
+        #: element's length, so no thread may be locating elements then.
         self._lock = threading.Lock()
 
     def where(self) -> tuple[Numbers, Numbers]:
@@ -110,7 +110,7 @@ class _Source:
         return np.concatenate(all_starts), np.concatenate(all_lengths)
 
     def _find(self, end: int, most: int, starts: list[int], lengths: list[int]) -> int:
-        """Find ``most`` elements from ``end`` on, or as many as there are; returns where the last one ends."""
+        """Locate up to ``most`` elements from offset ``end`` on; returns the offset of the last one's end."""
         content, length_at = self.content, _LENGTH.unpack_from
         size = len(content) - 1
         for _ in range(most):
@@ -129,7 +129,7 @@ class _Source:
         return end
 
     def _check_end(self, end: int, found: int) -> None:
-        """See that ``found`` elements, the last of which ends at ``end``, are what the shape asks for."""
+        """Check that ``found`` elements, the last of which ends at ``end``, are as many as the shape asks for."""
         left = len(self.content) - 1 - end
         if left >= 4:
             raise self._error(
@@ -148,10 +148,7 @@ class _Source:
 
 
 class StringRows:
-    """Rows of a BYTES tensor that a request brought.
-
-    A slice of it is some of the rows, as with an array.
-    """
+    """Rows of a BYTES tensor of a request; a slice of it is some of the rows, as with an array."""
 
     __slots__ = ("_count", "_first", "_row", "_source")
 
@@ -165,14 +162,14 @@ class StringRows:
     def received(
         cls, content: bytes | bytearray | memoryview, shape: Sequence[int], *, tensor: str, model: str, prefix: str = ""
     ) -> StringRows:
-        """The rows of one tensor, whose elements are found now if they are few.
+        """The rows of one tensor, whose elements are located now if they are few.
 
         Args:
             content: the encoded elements; copied.
             shape: of the tensor; its first dimension is that of the rows.
             tensor: name of the input, for errors.
             model: name of the model, for errors.
-            prefix: stands before the text of an error.
+            prefix: of error texts.
 
         Raises:
             InvalidRequest: the elements are few, and not as many as the shape asks for.
@@ -187,12 +184,12 @@ class StringRows:
 
     @property
     def many(self) -> bool:
-        """Whether there may be so many elements that a worker must not look for them."""
+        """Whether there may be too many elements for a worker to locate."""
         return min(self._source.count, len(self._source.content) >> 2) > MANY_ELEMENTS
 
     @property
     def content(self) -> bytearray:
-        """The bytes that the elements are in, and one byte more; of all rows that came together with these."""
+        """The bytes of all elements of the request's tensor, also of other rows, and one unused byte after them."""
         return self._source.content
 
     def __getitem__(self, rows: slice) -> StringRows:
@@ -219,8 +216,8 @@ class StringTensor:
 
     Attributes:
         shape: of the tensor.
-        content: the bytes that the elements are in, each with a byte after it that is no other's. Whoever runs the
-            tensor may write to those.
+        content: the bytes that the elements are in. The byte after an element belongs to no other element, and a run
+            may overwrite it.
         starts, lengths: where each element is in ``content``, in row-major order.
     """
 
@@ -274,7 +271,7 @@ def join_rows(pieces: Sequence[StringRows], shape: Sequence[int]) -> StringTenso
 
 @dataclass(slots=True)
 class EncodedStrings:
-    """A BYTES tensor as a response has it.
+    """A BYTES tensor, encoded for a response.
 
     Attributes:
         content: each element after its length.

@@ -1,9 +1,9 @@
-"""Typed contents of large requests, read from the message without protobuf.
+"""Reading the typed contents of large requests without protobuf.
 
-protobuf makes a Python object of each number. With its pure-Python implementation, which is the one of free-threaded
-Python, 25 MB of them take seconds, and the worker has other calls. So the contents of a large message are cut out of it
-before protobuf reads the rest, and are read here: packed numbers by NumPy, elements of ``bytes_contents`` one by one.
-Both are bounded by what a worker has time for. Nobody needs more: ``raw_input_contents`` have no such limit, and take
+protobuf makes a Python object of each number. Its pure-Python implementation, which free-threaded Python uses, takes
+seconds for 25 MB, and the worker's other calls wait. So the contents are cut out of a large message before protobuf
+parses the rest, and read here: packed numbers by NumPy, elements of ``bytes_contents`` one by one. Both have limits
+that bound the worker's time. Larger tensors can be sent as ``raw_input_contents``, which have no such limit and take
 less time on both sides.
 """
 
@@ -23,13 +23,13 @@ from toutates.system.errors import InvalidRequest
 
 __all__ = ["LARGE_MESSAGE_BYTES", "CutRequest", "TypedReader", "cut_contents"]
 
-#: Bytes of packed integers and booleans in one request: 15 ns each, up to ten per number.
+#: Bytes of packed integers and booleans in one request. Each takes 15 ns; a number has up to ten.
 MAX_VARINT_BYTES: Final = 524_288
-#: Elements of ``bytes_contents`` in one request, 1 us each.
+#: Elements of ``bytes_contents`` in one request. Each takes 1 us.
 MAX_TYPED_ELEMENTS: Final = 8_192
-#: Pieces that packed fields may come in, and fields that mean nothing.
+#: Pieces of packed fields, and unknown fields, in one request.
 MAX_CHUNKS: Final = 16_384
-#: Above it a message is large. In shorter ones there is no room for more fields than may be, and protobuf reads all.
+#: A message of more bytes is large. A shorter one has no room for too many fields, and protobuf parses all of it.
 LARGE_MESSAGE_BYTES: Final = 32_768
 
 _INPUT: Final = 5 << 3 | 2
@@ -42,12 +42,13 @@ _FIELD_NAMES: Final = {field.number: field.name for field in InferTensorContents
 
 @dataclass(slots=True)
 class CutRequest:
-    """A ModelInferRequest without what its tensors hold.
+    """A ModelInferRequest, with the contents of its tensors cut out.
 
     Attributes:
-        rest: the message; typed contents are there, and empty, and raw contents are not.
+        rest: the message with empty typed contents, and without raw contents.
         raws: the raw contents.
-        typed: by input, in the order of the message: the InferTensorContents in pieces, which belong together.
+        typed: the typed contents of each input, in the order of the message: pieces of one InferTensorContents, which
+            protobuf would merge.
     """
 
     rest: bytes
@@ -84,7 +85,7 @@ def cut_contents(message: memoryview) -> CutRequest | None:
 
 
 def _cut_input(message: memoryview, pieces: list[memoryview]) -> bytes:
-    """An InferInputTensor with empty contents, if it has any; these go to ``pieces``."""
+    """An InferInputTensor whose contents are replaced by empty ones; they are appended to ``pieces``."""
     rest: list[bytes | memoryview] = []
     at = 0
     while at < len(message):
@@ -116,13 +117,13 @@ class TypedReader:
         """The bytes that the same tensor would have as raw contents; see ``typed_contents_to_raw``.
 
         Args:
-            pieces: the InferTensorContents; none are no elements.
+            pieces: the InferTensorContents, as in ``CutRequest.typed``; no pieces are no elements.
             datatype: the input's declared type.
             tensor: the input's name, for errors.
 
         Raises:
-            InvalidRequest: a field of another type is filled, or several are; there is more than a worker has time
-                for; or the contents are malformed.
+            InvalidRequest: a field of another type is filled, or several are; a limit is exceeded; or the contents are
+                malformed.
         """
         where = f"input tensor '{tensor}' for model '{self._model}'"
         packed: dict[int, list[memoryview]] = {}
@@ -163,7 +164,7 @@ class TypedReader:
         return decoded
 
     def _collect(self, piece: memoryview, packed: dict[int, list[memoryview]], where: str) -> None:
-        """Sort a message's fields by their numbers."""
+        """Append the contents of a message's fields to ``packed``, by field number."""
         at = 0
         while at < len(piece):
             tag, start, end = _field(piece, at)
@@ -213,7 +214,7 @@ def _varints(data: memoryview) -> npt.NDArray[np.uint64] | None:
 
 
 def _field(message: memoryview, at: int) -> tuple[int, int, int]:
-    """The tag of the field at ``at``, and where its content begins and ends.
+    """The tag of the field at offset ``at``, and the offsets of the beginning and end of its content.
 
     Raises:
         IndexError: it does not end within the message, or is a group.

@@ -1,4 +1,4 @@
-"""The parts of protobuf's wire format that are read and written by hand.
+"""The parts of protobuf's wire format that are read and written without protobuf.
 
 Source: "Encoding" in the Protocol Buffers documentation.
 """
@@ -9,7 +9,7 @@ __all__ = ["field_head", "read_varint"]
 
 
 def read_varint(buffer: bytes | memoryview, at: int) -> tuple[int, int]:
-    """The varint that begins at ``at``, and where it ends.
+    """The varint that begins at offset ``at``, and the offset of its end.
 
     Raises:
         IndexError: it is longer than ten bytes, or the buffer ends before it does.
