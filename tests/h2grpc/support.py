@@ -19,6 +19,7 @@ from toutates.h2grpc import (
     CallCancelled,
     ConnectionTerminated,
     Event,
+    GrpcError,
     Limits,
     MessageReceived,
     Method,
@@ -28,9 +29,8 @@ from toutates.h2grpc import (
     method_table,
 )
 from toutates.h2grpc.events import InflationDue
+from toutates.h2grpc.messages import decompress
 from toutates.h2grpc.shared import Shared
-from toutates.net import ServerStream
-from toutates.net.grpc.inflation import inflate
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -171,7 +171,7 @@ def _never(call: Call) -> None:
     raise AssertionError("a connection calls no handler")
 
 
-async def _never_stream(stream: ServerStream) -> None:
+async def _never_stream(stream: object) -> None:
     raise AssertionError("a connection calls no handler")
 
 
@@ -182,6 +182,13 @@ METHODS = method_table(
         Method(STREAM, stream=_never_stream),
     ]
 )
+
+
+def _inflate(due: InflationDue) -> bytes | GrpcError:
+    try:
+        return decompress(due.message, due.encoding, due.max_size)
+    except GrpcError as error:
+        return error
 
 
 @dataclass
@@ -224,7 +231,7 @@ class Server:
             events += self.connection.go_on(self.now_ns)
         for at, event in enumerate(events):
             if isinstance(event, InflationDue):
-                events[at : at + 1] = self.connection.inflated(event.call, inflate(event))
+                events[at : at + 1] = self.connection.inflated(event.call, _inflate(event))
         self.events += events
         return events
 

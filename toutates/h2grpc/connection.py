@@ -27,7 +27,6 @@ from toutates.h2grpc.events import ConnectionTerminated, Event, tell_handler
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frame_loop import FrameLoop
 from toutates.h2grpc.frames import PING, PREFACE, ErrorCodes, pack_frame
-from toutates.h2grpc.headers import HeaderBlockError
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.parts import Parts
@@ -136,11 +135,6 @@ class ServerConnection:
                 self.behind = True
         except ConnectionFault as fault:
             self._terminate(fault.code, str(fault), events, fault.limit)
-        except HeaderBlockError as error:
-            if error.hostile:
-                self._terminate(ErrorCodes.ENHANCE_YOUR_CALM, str(error), events, "header_list_size")
-            else:
-                self._terminate(ErrorCodes.COMPRESSION_ERROR, str(error), events)
         table = self.table
         if table.cancelled:
             # A call that the same read completes and resets must not reach its handler (CVE-2023-44487). Filtering the

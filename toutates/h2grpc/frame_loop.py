@@ -107,7 +107,7 @@ class FrameLoop:
             Whether ``ServerConnection.go_on`` has something to do.
 
         Raises:
-            ConnectionFault, HeaderBlockError: the peer's fault, which ends the connection.
+            ConnectionFault: the connection has to end.
         """
         end_of_data = len(data)
         # ``stop`` is where to stop. Work that takes longer than its bytes moves ``enough`` back, so that plain frames

@@ -61,7 +61,7 @@ class HeaderReader:
         """The head of a request, for a block that is not in ``memory``.
 
         Raises:
-            HeaderBlockError: the peer's fault, fatal to the connection.
+            HeaderBlockError: the connection has to end.
         """
         decoder = self.decoder
         before = decoder.table_changes
@@ -79,7 +79,7 @@ class HeaderReader:
         """Decode a trailer section, which may change the table; returns why it is malformed, or "".
 
         Raises:
-            HeaderBlockError: the peer's fault, fatal to the connection.
+            HeaderBlockError: the connection has to end.
         """
         before = self.decoder.table_changes
         fields, _ = self.decoder.decode(block)

@@ -13,9 +13,10 @@ from typing import Final
 
 from hpack.table import HeaderTable
 
+from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.frames import DEFAULT_HEADER_TABLE_SIZE, ErrorCodes
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.huffman import decode_huffman
-from toutates.h2grpc.limits import HEADER_TABLE_SIZE
 
 __all__ = ["HeaderBlockError", "HpackDecoder"]
 
@@ -34,7 +35,7 @@ _FIRST_DYNAMIC: Final = len(_STATIC_FIELDS) + 1
 MAX_RESIZES: Final = 2
 
 
-class HeaderBlockError(Exception):
+class HeaderBlockError(ConnectionFault):
     """The peer's header block cannot be decoded, so the compression state is lost: a connection error.
 
     Attributes:
@@ -42,7 +43,10 @@ class HeaderBlockError(Exception):
     """
 
     def __init__(self, text: str, *, hostile: bool) -> None:
-        super().__init__(text)
+        if hostile:
+            super().__init__(ErrorCodes.ENHANCE_YOUR_CALM, text, "header_list_size")
+        else:
+            super().__init__(ErrorCodes.COMPRESSION_ERROR, text)
         self.hostile = hostile
 
 
@@ -63,7 +67,9 @@ class HpackDecoder:
         #: the dynamic table, newest first
         self.entries: deque[HeaderField] = deque()
         self.table_size = 0
-        self.max_table_size = HEADER_TABLE_SIZE  # until the peer makes it smaller
+        # We announce no other size: it would have to be agreed on with every peer first (RFC 7541 section 4.2), to save
+        # 4 KiB of a connection that fills the table.
+        self.max_table_size = DEFAULT_HEADER_TABLE_SIZE
         self.table_changes = 0
 
     def decode(self, block: bytes) -> tuple[list[HeaderField], int]:
@@ -141,7 +147,7 @@ class HpackDecoder:
             self._evict()
 
     def _resize(self, max_size: int) -> None:
-        if max_size > HEADER_TABLE_SIZE:
+        if max_size > DEFAULT_HEADER_TABLE_SIZE:
             raise ValueError("Encoder exceeded max allowable table size")
         if max_size != self.max_table_size:
             self.table_changes += 1

@@ -9,13 +9,9 @@ from typing import Final
 from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, DEFAULT_WINDOW, LARGEST_MAX_FRAME_SIZE, MAX_WINDOW, PREFACE
 
-__all__ = ["HEADER_TABLE_SIZE", "LIMIT_NAMES", "STALL_BYTES", "Limits"]
+__all__ = ["LIMIT_NAMES", "STALL_BYTES", "Limits"]
 
 MIB = 1024 * 1024
-
-#: The dynamic table that a peer's HPACK encoder may use, bytes: the protocol's default. Another size would have to be
-#: agreed on with every peer first (RFC 7541 section 4.2), to save 4 KiB of a connection that fills it.
-HEADER_TABLE_SIZE: Final = 4_096
 
 #: Bytes that a peer has to send or read within ``stall_timeout_s``.
 STALL_BYTES: Final = 65_536

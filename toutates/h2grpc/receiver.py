@@ -106,7 +106,7 @@ class Receiver:
         """Handle the frame whose payload is ``data[start:end]``.
 
         Raises:
-            ConnectionFault, HeaderBlockError: the peer's fault, which ends the connection.
+            ConnectionFault: the connection has to end.
         """
         self._requests.now_ns = now_ns
         if not self._settings.seen and (frame_type != SETTINGS or flags & ACK):

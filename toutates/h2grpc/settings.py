@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import (
+    DEFAULT_HEADER_TABLE_SIZE,
     DEFAULT_MAX_FRAME_SIZE,
     DEFAULT_WINDOW,
     LARGEST_MAX_FRAME_SIZE,
@@ -18,8 +19,6 @@ from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.output import Output
 
 __all__ = ["Settings"]
-
-_DEFAULT_TABLE_SIZE = 4_096
 
 _unpack_uint32 = UINT32.unpack_from
 
@@ -55,13 +54,13 @@ class Settings:
             return
         self._announced = True
         limits = self._limits
-        settings = {
+        settings: dict[int, int] = {
             SettingCodes.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
             SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window,
             SettingCodes.MAX_FRAME_SIZE: limits.max_frame_size,
             SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_list_size,
         }
-        self._output.write(pack_settings({int(code): value for code, value in settings.items()}))
+        self._output.write(pack_settings(settings))
         if limits.connection_window > DEFAULT_WINDOW:
             self._output.write(pack_window_update(0, limits.connection_window - DEFAULT_WINDOW))
 
@@ -97,6 +96,6 @@ class Settings:
             self.frame_size = value
         elif code == SettingCodes.HEADER_TABLE_SIZE:
             # We use none of the table. Only a size below the default one has to be acknowledged in a header block.
-            self.table_update_due = self.table_update_due or value < _DEFAULT_TABLE_SIZE
+            self.table_update_due = self.table_update_due or value < DEFAULT_HEADER_TABLE_SIZE
         elif code == SettingCodes.ENABLE_PUSH and value > 1:
             raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
