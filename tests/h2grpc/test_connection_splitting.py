@@ -84,7 +84,7 @@ def test_server_waits_for_the_rest_of_trailing_bytes(name: str) -> None:
     assert outcome([octets, trailing]) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(list(SESSIONS)), st.lists(st.integers(0, 40_000), max_size=12))
 def test_server_does_not_care_about_cuts(name: str, cuts: list[int]) -> None:
     octets = SESSIONS[name]

@@ -141,7 +141,7 @@ VALUES = st.sampled_from(["one", "two", "three", "v" * 900])
 BLOCK_PARTS = st.lists(st.tuples(st.sampled_from(["x-a", "x-b"]), VALUES, st.booleans()), max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(BLOCK_PARTS, st.sampled_from([None, None, None, 0, 100, 4_096])), max_size=20))
 def test_reader_with_memory_reads_what_a_decoder_without_one_reads(
     blocks: list[tuple[list[tuple[str, str, bool]], int | None]],

@@ -244,7 +244,7 @@ FIELDS = st.lists(
 TABLE_SIZES = st.lists(st.sampled_from([0, 31, 64, 200, 1_000, 4_096]), max_size=2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(FIELDS, TABLE_SIZES, st.booleans()), max_size=15))
 def test_decoder_and_hpack_agree_on_valid_blocks(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], list[int], bool]],
@@ -259,13 +259,13 @@ def test_decoder_and_hpack_agree_on_valid_blocks(
     assert check(octets) == len(octets)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=5), st.sampled_from([100, 1_000, LARGEST_LIST]))
 def test_decoder_and_hpack_agree_on_random_octets(blocks: list[bytes], bound: int) -> None:
     check(blocks, bound)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(FIELDS, st.booleans()), min_size=1, max_size=6),
     st.sampled_from([300, LARGEST_LIST]),

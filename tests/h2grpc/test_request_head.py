@@ -292,7 +292,7 @@ def changed(changes: list[tuple[str, int, bytes, bytes]]) -> list[Pair]:
     return pairs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(CHANGES, max_size=12))
 def test_judge_with_memory_says_what_one_without_says(lists: list[list[tuple[str, int, bytes, bytes]]]) -> None:
     judge = judge_of(entries=3, max_header_list_size=1_000)
@@ -301,7 +301,7 @@ def test_judge_with_memory_says_what_one_without_says(lists: list[list[tuple[str
         assert judged(judge, pairs) == judged(judge_of(max_header_list_size=1_000), pairs)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(CHANGES)
 def test_stand_ins_are_judged_as_the_fields_they_stand_in_for(changes: list[tuple[str, int, bytes, bytes]]) -> None:
     pairs = changed(changes)

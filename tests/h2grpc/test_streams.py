@@ -182,7 +182,7 @@ def answered(octets_of_frames: list[bytes], limits: Limits, answers: list[int]) 
     return describe(server.events), out
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SESSION, st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_fast_path_agrees_with_the_table(session: list[bytes], answers: list[int]) -> None:
     limits = Limits(max_concurrent_streams=3)
