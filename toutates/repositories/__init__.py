@@ -3,8 +3,7 @@
 interface        what every repository can do
 specification    what the operator asked for
 opening          repositories from specifications; what must hold for the models of all of them
-obtaining        a model made local, with its own configuration or another
-looking          what the files of a local model say
+obtaining        a model made local, with its own configuration or another; what its files say
 local/           a directory; files that come with a request to load them
 s3/              a bucket: its listings, what its keys mean, and its downloads
 cache/           directories of files from S3, shared by the servers of a host

@@ -1,15 +1,14 @@
-"""A model made local, with its own configuration or with another one in its place."""
+"""A model made local, with its own configuration or with another one in its place, and what its files say of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from toutates.models.config.triton_configuration import TritonConfiguration
-from toutates.models.repository import ModelFolder
+from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.repositories.interface import Progress, Repository
-from toutates.repositories.looking import as_found
 
-__all__ = ["obtain"]
+__all__ = ["as_found", "obtain"]
 
 
 def obtain(
@@ -41,3 +40,36 @@ def obtain(
     if found.problem:
         repository.release(fetched)
     return found
+
+
+def as_found(fetched: ModelFolder, override: TritonConfiguration | None = None) -> ModelFolder:
+    """Look at the files of a model from ``Repository.fetch``: its configuration says what else to look for.
+
+    Args:
+        fetched: with fingerprints, and with the versions that cannot be had, for what reason.
+        override: holds in place of the model's config.pbtxt.
+
+    Returns:
+        What ``scan_model`` has found, with these. What is wrong is said of the place where the operator finds it.
+    """
+    found = scan_model(fetched.path, override)
+    known = {version.number: version for version in fetched.versions}
+    # What was fetched may yet have its graph under the name that the configuration gives it.
+    versions = {n: version for n, version in known.items() if version.problem and not version.path.exists()}
+
+    def said(text: str) -> str:
+        return text.replace(str(fetched.path), fetched.source) if fetched.source else text
+
+    def completed(version: VersionFolder) -> VersionFolder:
+        fingerprint = known[version.number].fingerprint if version.number in known else ""
+        return replace(version, problem=said(version.problem), fingerprint=fingerprint)
+
+    problem = "" if versions else said(found.problem)
+    versions |= {version.number: completed(version) for version in found.versions}
+    return replace(
+        fetched,
+        versions=tuple(versions[number] for number in sorted(versions)),
+        warnings=tuple(dict.fromkeys((*fetched.warnings, *map(said, found.warnings)))),
+        problem=problem,
+        has_no_version=found.has_no_version and bool(problem),
+    )

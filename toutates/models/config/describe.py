@@ -27,7 +27,7 @@ from toutates.protocol.model_config_pb2 import (
 )
 from toutates.protocol.signature import Signature, TensorSpec
 
-__all__ = ["BACKEND", "PLATFORM", "model_config", "model_metadata"]
+__all__ = ["model_config", "model_metadata"]
 
 _GPU_DEVICE: Final = 0  # the one that sessions run on
 

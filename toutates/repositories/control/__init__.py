@@ -7,5 +7,6 @@ first_look      the models that there are at the start
 waiting         what the start waits for
 fetching        the models of the start made local, with progress in the log
 passed_over     directories that are no models
+threads         how repositories, which block, are asked
 modes           the values of --model-control-mode
 """

@@ -7,16 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import trio
 
 from toutates.models.repository import ModelFolder
+from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Progress, Repository
 from toutates.repositories.obtaining import obtain
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.progress import ProgressLine
-from toutates.system.placement import running_on
 
 __all__ = ["fetch_all"]
 
@@ -46,16 +47,10 @@ async def fetch_all(
     fetched = _FetchedBytes(ProgressLine(logger, "fetched %.1f of %.1f MB: %s", _PERIOD_S, clock))
     all_there = False
 
-    def fetch_anywhere(repository: Repository, folder: ModelFolder) -> ModelFolder:
-        # The repository's own threads inherit the CPUs of the one that starts them.
-        with running_on(cpus, cpus):
-            return obtain(repository, folder, fetched.of(folder.name))
-
     async def fetch(number: int, repository: Repository, folder: ModelFolder) -> None:
         try:
-            folders[number] = await trio.to_thread.run_sync(
-                fetch_anywhere, repository, folder, limiter=limiter, thread_name=f"fetch {folder.name}"
-            )
+            work = partial(obtain, repository, folder, fetched.of(folder.name))
+            folders[number] = await in_thread(cpus, work, name=f"fetch {folder.name}", limiter=limiter)
         except ToutatesError as error:
             folders[number] = replace(folder, versions=(), problem=str(error))
 

@@ -28,11 +28,11 @@ import trio
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.threads import in_thread
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled, Repository
 from toutates.repositories.opening import refuse_duplicates, refuse_unknown
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
-from toutates.system.placement import running_on
 
 __all__ = ["PATIENCE_S", "FirstLook", "Late", "look_first"]
 
@@ -110,7 +110,7 @@ async def look_first(
         names: set[str] = set()
         for repository in repositories:
             try:
-                everything = await _in_thread(partial(repository.scan, None), cpus)
+                everything = await _ask_in_thread(cpus, partial(repository.scan, None))
             except ToutatesError:
                 continue  # it has answered for the models themselves, which are not there
             names |= {folder.name for folder in everything if not folder.passed_over}
@@ -196,7 +196,7 @@ class _Asking:
         """After PATIENCE_S, serve what silent repositories had when last listed; wait on if nothing can be served."""
         problem = f"it has not answered for {PATIENCE_S:.0f} s"
         for repository in self._open():
-            recalled = await _in_thread(partial(repository.recall, self._only, problem), self._cpus)
+            recalled = await _ask_in_thread(self._cpus, partial(repository.recall, self._only, problem))
             if recalled is not None and repository in self._open():
                 self._serve_recalled(repository, recalled, problem)
         while self._open() and (self._all_must_answer or not any(self.found.values())):
@@ -206,7 +206,7 @@ class _Asking:
 
     async def _ask(self, repository: Repository) -> None:
         try:
-            folders = await _in_thread(partial(repository.scan, self._only), self._cpus)
+            folders = await _ask_in_thread(self._cpus, partial(repository.scan, self._only))
         except ConfigurationError as error:
             if repository in self._open():
                 if self._all_must_answer:
@@ -214,7 +214,7 @@ class _Asking:
                 self._give_up(repository, str(error))
         except RepositoryError as error:
             problem = str(error)
-            recalled = await _in_thread(partial(repository.recall, self._only, problem), self._cpus)
+            recalled = await _ask_in_thread(self._cpus, partial(repository.recall, self._only, problem))
             if repository in self._open():
                 if recalled is not None:
                     self._serve_recalled(repository, recalled, problem)
@@ -253,15 +253,9 @@ class _Asking:
         )
 
 
-async def _in_thread(work: Callable[[], T], cpus: tuple[int, ...]) -> T:
-    """Run what may block for long. On cancellation its thread is left to itself, and ends with the process."""
-
-    def run() -> T:
-        with running_on(cpus, cpus):
-            return work()
-
-    limiter = trio.CapacityLimiter(math.inf)
-    return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=limiter, thread_name="look")
+async def _ask_in_thread(cpus: tuple[int, ...], work: Callable[[], T]) -> T:
+    """Run what may block for long, however many others do. Cancelled, it leaves the thread to end with the process."""
+    return await in_thread(cpus, work, name="look", limiter=trio.CapacityLimiter(math.inf), abandon_on_cancel=True)
 
 
 def _duration(seconds: float) -> str:

@@ -32,7 +32,8 @@ from toutates.repositories.control.first_look import Late
 from toutates.repositories.control.load_request import failed, override_of
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.control.passed_over import PassedOver
-from toutates.repositories.control.view import Found, Looks, View, in_thread
+from toutates.repositories.control.threads import in_thread
+from toutates.repositories.control.view import Found, Looks, View
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.uploads import misplaced, uploaded
 from toutates.repositories.obtaining import obtain

@@ -6,25 +6,23 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Repository
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.limit import Told
-from toutates.system.placement import running_on
 
-__all__ = ["Found", "Looks", "View", "in_thread"]
+__all__ = ["Found", "Looks", "View"]
 
 logger = logging.getLogger(__name__)
 
 #: How often the log hears again of a repository that stays as unusable as it was. Seconds.
 _REMIND_S: Final = 600.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +133,3 @@ class Looks:
             return
         if self.told.news(about, [text]):
             logger.error("%s", line or text)
-
-
-async def in_thread(cpus: tuple[int, ...], work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-    """Run what blocks in a thread, on these CPUs."""
-
-    def run() -> T:
-        with running_on(cpus, cpus):
-            return work()
-
-    return await trio.to_thread.run_sync(run, abandon_on_cancel=abandon_on_cancel)

@@ -13,7 +13,7 @@ from toutates.models.config.triton_configuration import read_triton_configuratio
 from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
-from toutates.repositories.looking import as_found
+from toutates.repositories.obtaining import as_found
 from toutates.repositories.s3.client import ObjectChanged, S3Client
 from toutates.repositories.s3.download import THREADS, Downloads
 from toutates.repositories.s3.keys import ModelFiles, S3Object, models_among
