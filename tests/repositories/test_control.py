@@ -104,15 +104,23 @@ def test_a_repository_that_fails_takes_nothing_from_what_is_served(
     trio.run(main)
 
 
+class Written(LocalRepository):
+    """A directory in which somebody writes right after the first look."""
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        found = super().scan(only)
+        comment = Path(self.name) / "a" / "1" / "comment"
+        if not comment.read_text():
+            comment.write_text("more")
+        return found
+
+
 def test_what_changes_between_two_looks_waits_for_the_next_poll(tmp_path: Path) -> None:
     async def main() -> None:
         async with managing() as manager:
-            control = ModelControl([LocalRepository(tmp_path)], manager, "poll", poll_s=0.4)
+            control = ModelControl([Written(tmp_path)], manager, "poll", poll_s=0.02)
             put(tmp_path, "a")
-            async with trio.open_nursery() as polling:
-                polling.start_soon(control.poll)
-                await trio.sleep(0.1)
-                put(tmp_path, "a", "more")
+            await control.poll()
             assert not manager.table.served()
             await control.poll()
             assert [version.model for version in manager.table.served()] == ["a"]

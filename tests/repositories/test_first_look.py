@@ -13,7 +13,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control import first_look
-from toutates.repositories.control import waiting as waiting_module
 from toutates.repositories.control.first_look import FirstLook, look_first
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled
@@ -119,51 +118,42 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(one: Remote, other:
     assert late(seen) == [(other.name, "it has not answered for 0 s", 1_000.0 if known else None)]
 
 
-@pytest.mark.usefixtures("impatient")
+def look_until_held(held: Remote, *repositories: Remote, all_must_answer: bool = False) -> FirstLook:
+    """Look first, and have a repository answer long after all patience is at its end, while it is still waited for."""
+    clock = MockClock()
+    seen: list[FirstLook] = []
+
+    async def look() -> None:
+        seen.append(await look_first(repositories, all_must_answer=all_must_answer))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            for _ in range(10):
+                await wait_all_tasks_blocked()
+                clock.jump(first_look.PATIENCE_S)
+            await wait_all_tasks_blocked()
+            assert not seen
+            assert held.hold is not None
+            held.hold.set()
+
+    trio.run(main, clock=clock)
+    return seen[0]
+
+
 def test_where_there_is_nothing_else_to_serve_it_is_waited_for(tmp_path: Path, other: Remote) -> None:
-    other.hold = threading.Event()
-    for repositories, must in (
-        ([other, Remote(tmp_path / "empty")], False),
-        ([other, Remote(tmp_path / "c", "c")], True),
-    ):
-        other.hold.clear()
-
-        async def main() -> FirstLook | None:
-            with trio.move_on_after(0.5):  # ten times its patience
-                await look_first(repositories, all_must_answer=must)  # noqa: B023
-                pytest.fail("it was not waited for")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(answer)
-                return await look_first(repositories, all_must_answer=must)  # noqa: B023
-
-        async def answer() -> None:
-            await trio.sleep(0.2)
-            assert other.hold is not None
-            other.hold.set()
-
-        seen = trio.run(main)
-        assert seen is not None
+    for beside, must in ((Remote(tmp_path / "empty"), False), (Remote(tmp_path / "c", "c"), True)):
+        other.hold = threading.Event()
+        seen = look_until_held(other, other, beside, all_must_answer=must)
         assert "b" in names(seen)
         assert not seen.late
 
 
-@pytest.mark.usefixtures("impatient")
 def test_it_is_waited_for_only_until_there_is_something_to_serve(tmp_path: Path, other: Remote) -> None:
     other.hold = threading.Event()
     slow = Remote(tmp_path / "slow", "s")
     slow.hold = threading.Event()
-
-    async def main() -> FirstLook:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(answer)
-            return await look_first([other, slow])
-
-    async def answer() -> None:
-        await trio.sleep(0.2)  # four times their patience
-        assert slow.hold is not None
-        slow.hold.set()
-
-    seen = trio.run(main)
+    seen = look_until_held(slow, other, slow)
     assert (names(seen), [one.repository for one in seen.late]) == (["s"], [other])
 
 
@@ -178,12 +168,9 @@ def test_a_model_that_was_asked_for_may_be_where_nobody_answers(one: Remote, oth
         look(one, other, only=["a", "c"])
 
 
-def test_what_is_waited_for_is_said_again_and_again(
-    other: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(waiting_module, "_FIRST_LINE_S", 0.01)
-    monkeypatch.setattr(waiting_module, "_LINES_S", 0.01)
+def test_what_is_waited_for_is_said_again_and_again(other: Remote, caplog: pytest.LogCaptureFixture) -> None:
     other.hold = threading.Event()
+    clock = MockClock()
     waiting = Waiting(clock=lambda: 7.0)
 
     async def look_and_say() -> None:
@@ -193,15 +180,17 @@ def test_what_is_waited_for_is_said_again_and_again(
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look_and_say)
-            with trio.fail_after(30):
-                while caplog.text.count("the first listing, 0 s so far") < 3:  # noqa: ASYNC110  # lines of a log
-                    await trio.sleep(0.01)
+            for seconds in (1, 10, 10):
+                await wait_all_tasks_blocked()
+                clock.jump(seconds)
+            await wait_all_tasks_blocked()
+            assert caplog.text.count("the first listing, 0 s so far") == 3
             assert str(waiting) == f"waiting for {other.name}: the first listing, 0 s so far"
             assert other.hold is not None
             other.hold.set()
 
     with caplog.at_level("INFO"):
-        trio.run(main)
+        trio.run(main, clock=clock)
     assert str(waiting) == ""
 
 
