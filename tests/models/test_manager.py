@@ -165,6 +165,7 @@ def test_folders_that_cannot_be_loaded_at_all_are_entered_too(tmp_path: Path, ca
     assert "no version directory" in manager.table.models["empty"].problem
     assert "unable to find" in manager.table.models["no_file"].versions[1].reason
     assert "model 'empty' cannot be loaded: no version directory" in caplog.text
+    assert (manager.counters.loads, manager.counters.failures) == (1, 2)
     assert "latest' is passed over" in caplog.text
 
 
@@ -736,11 +737,18 @@ def test_versions_that_would_come_out_the_same_stay_and_the_others_are_counted(t
                 assert [one.number for one in manager.table.served()] == [1, 3]
                 assert manager.table.models["m"].gone == (2,)
                 assert counted(manager) == (10, 2, 5, 6)
+                # A version that was never served is not remembered.
+                put(tmp_path, "m", b"nonsense", version=4)
+                with pytest.raises(ModelLoadError, match="version 4"):
+                    await load_model(manager, folder_of(tmp_path))
+                shutil.rmtree(tmp_path / "m" / "4")
+                await load_model(manager, folder_of(tmp_path))
+                assert (list(manager.table.models["m"].versions), manager.table.models["m"].gone) == ([1, 3], (2,))
                 manager.refuse("m", "it is served, and nothing is wrong with that")
                 assert manager.table.ready
                 await unload_model(manager)
                 await unload_model(manager, "unknown")
-                assert counted(manager) == (10, 2, 5, 8)
+                assert counted(manager) == (10, 3, 5, 8)
                 await gone(manager)
                 manager.refuse("m", "it cannot be had")
                 assert manager.table.models["m"].problem == "it cannot be had"

@@ -213,6 +213,15 @@ def test_names_are_searched_once_a_second_and_answers_are_kept() -> None:
     assert names.like("bret") == "bert"
 
 
+def test_a_name_is_compared_with_all_of_few_names_and_with_those_of_many_that_begin_like_it() -> None:
+    assert NearNames(["zebra"]).like("xebra") == "zebra"
+    many = [*(f"other-{number}" for number in range(50)), "zebra"]
+    assert NearNames(many).like("zebar") == "zebra"
+    assert NearNames(many).like("xebra") == ""
+    assert NearNames(["a" * 40, "b" * 41]).like("a" * 39) == "a" * 40
+    assert NearNames(["b" * 41]).like("b" * 40) == ""
+
+
 def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:
     names = NearNames([f"{'a' * 36}{number:03}" for number in range(10_000)])
     began_s = time.process_time()

@@ -20,7 +20,7 @@ from toutates.models.config.settings import (
 )
 from toutates.models.config.triton_configuration import triton_configuration
 from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup
+from toutates.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelVersionPolicy
 from toutates.protocol.signature import Signature, TensorSpec
 
 ONNX = ModelConfig(platform="onnxruntime_onnx", backend="onnxruntime")
@@ -228,3 +228,19 @@ def test_settings_come_back_from_a_config_that_holds_what_triton_has_no_field_fo
     assert read == replace(settings, devices=("cpu",))
     # Clients are shown no keys of this server's own.
     assert not any(key.startswith("toutates.") for key in model_config("m", BATCHED, settings).parameters)
+
+
+def test_only_reshapes_that_triton_takes_are_shown() -> None:
+    scalar, reshaped = (
+        TensorSpec("s", BY_NAME["FP32"], (1,), reshape=()),
+        TensorSpec("x", BY_NAME["FP32"], (4,), reshape=(2, 2)),
+    )
+    for batched, shown_reshapes in ((False, [None, [2, 2]]), (True, [[], [2, 2]])):
+        config = model_config("m", Signature((scalar, reshaped), (), batched=batched), ModelSettings())
+        reshapes = [list(one.reshape.shape) if one.HasField("reshape") else None for one in config.input]
+        assert reshapes == shown_reshapes
+
+
+def test_the_version_policy_of_the_model_is_shown() -> None:
+    policy = ModelVersionPolicy(latest=ModelVersionPolicy.Latest(num_versions=3))
+    assert model_config("m", BATCHED, ModelSettings(), version_policy=policy).version_policy == policy

@@ -71,3 +71,17 @@ def test_names_that_are_nearly_right_are_found(repository: Path) -> None:
     assert near_directory(repository.parent / "model") == str(repository)
     assert near_directory(repository.parent / "model" / "deeper") == str(repository)
     assert near_directory(repository.parent / "x") == ""
+
+
+@pytest.mark.parametrize(
+    "path", [".cache/bert/1/model.onnx", "sub/bert.onnx", "01/model.onnx", "٣/model.onnx", "1.txt"]
+)
+def test_what_may_be_an_empty_repository_is_no_mistake(tmp_path: Path, path: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_bytes(b"")
+    assert wrong_root(tmp_path) == ""
+
+
+def test_a_file_is_no_directory_with_nearly_the_right_name(tmp_path: Path) -> None:
+    (tmp_path / "models").write_bytes(b"")
+    assert near_directory(tmp_path / "model") == ""

@@ -306,6 +306,30 @@ REFUSED = {
         "model_warmup { name: 'a' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 1 } } }",
         "model_warmup 'a' inputs['x']: has no data",
     ),
+    "warm-up size": (
+        "model_warmup { name: 'a' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 0 zero_data: true } } }",
+        "inputs['x'] dims: must be positive sizes, of one row (got [0])",
+    ),
+    "warm-up rank": (
+        "model_warmup { name: 'a' inputs { key: 'x' value { data_type: TYPE_FP32 zero_data: true "
+        + "dims: 1 " * 33 + "} } }",
+        "inputs['x'] dims: must be positive sizes, of one row (got [1, 1",
+    ),
+    "warm-up elements": (
+        "model_warmup { name: 'a' inputs { key: 'x' value { data_type: TYPE_FP32 dims: [ 65536, 65536 ] zero_data: true"
+        " } } }",
+        "inputs['x'] dims: must be positive sizes, of one row (got [65536, 65536])",
+    ),
+    "warm-up datatype": (
+        "model_warmup { name: 'a' inputs { key: 'x' value { dims: 1 zero_data: true } } }",
+        "inputs['x'] data_type: is missing",
+    ),
+    "warm-up batch": (
+        "max_batch_size: 2 model_warmup { name: 'a' batch_size: 3 inputs { key: 'x' value { data_type: TYPE_FP32 "
+        "dims: 1 zero_data: true } } }",
+        "model_warmup 'a' batch_size: is above max_batch_size (got 3); write 2",
+    ),
+    "no GPU": ("instance_group { gpus: [ 0, 1000 ] }", "instance_group[0].gpus: names what is no GPU (got [0, 1000])"),
     "sequence": ("sequence_batching { }", "sequence_batching: a model that needs it cannot be served"),
     "decoupled": ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: a model that"),
     "ragged": (

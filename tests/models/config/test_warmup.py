@@ -33,6 +33,22 @@ def check(tmp_path: Path, *samples: WarmupSample, batch_size: int = 8) -> None:
 
 def test_a_sample_that_fits_passes(tmp_path: Path) -> None:
     check(tmp_path, WarmupSample("a", {"x": X, "s": S}, batch_size=8))
+    check(tmp_path, WarmupSample("a", {"x": X, "s": WarmupInput("INT32", ())}))
+    (tmp_path / "warmup").mkdir()
+    for size in (24, 100):  # of one row, and more
+        (tmp_path / "warmup" / "file").write_bytes(bytes(size))
+        check(tmp_path, WarmupSample("a", {"x": WarmupInput("FP32", (2, 3), "file", "file"), "s": S}))
+
+
+def test_a_sample_may_leave_optional_inputs_out_and_an_unbatched_model_takes_one_request(tmp_path: Path) -> None:
+    optional = Signature((*SIGNATURE.inputs, TensorSpec("o", BY_NAME["FP32"], (1,), True)), (), batched=False)
+    for batch_size in (1, 2):
+        settings = ModelSettings(warmup=(WarmupSample("a", {"x": X, "s": S}, batch_size=batch_size),))
+        if batch_size == 1:
+            check_warmup(settings, optional, tmp_path, SOURCE)
+        else:
+            with pytest.raises(ConfigurationError, match="write at most 1"):
+                check_warmup(settings, optional, tmp_path, SOURCE)
 
 
 BAD = {
@@ -47,6 +63,11 @@ BAD = {
         "inputs['x'] shape: is not the model's (got [3, 3]); write a shape like [2, -1]",
     ),
     "rank": (WarmupSample("a", {"x": WarmupInput("FP32", (2,)), "s": S}), "shape: is not the model's (got [2])"),
+    "no dimensions": (WarmupSample("a", {"x": WarmupInput("FP32", ()), "s": S}), "shape: is not the model's (got [])"),
+    "two for a scalar": (
+        WarmupSample("a", {"x": X, "s": WarmupInput("INT32", (2,))}),
+        "inputs['s'] shape: is not the model's (got [2])",
+    ),
     "batch": (WarmupSample("a", {"x": X, "s": S}, batch_size=9), "batch_size: is more than the model takes at once"),
     "no file": (
         WarmupSample("a", {"x": WarmupInput("FP32", (2, 1), "file", "gone"), "s": S}),
