@@ -36,8 +36,9 @@ class CurrentTable:
         self._on_change = on_change
         self._may_be_empty = may_be_empty
         self._suggests_names = suggests_names
-        #: what the table shows, except that a version whose executors have died is shown as unavailable there
         self._models: dict[str, ModelEntry] = {}
+        #: the same models as the table shows them: a version whose executors have died is unavailable there
+        self._shown: dict[str, ModelEntry] = {}
         #: models that were served and are in no repository any more: numbers of their versions
         self._removed: dict[str, tuple[int, ...]] = {}
         self._make(complete=False)
@@ -49,18 +50,20 @@ class CurrentTable:
     def begin(self, models: Mapping[str, ModelEntry]) -> None:
         """Show the models of the initial load."""
         self._models = dict(models)
+        self._show_all()
         self._make()
 
     def enter(self, model: ModelEntry) -> None:
         """Replace a model's entry, or add one."""
-        self._models = {**self._models, model.name: model}
+        self._models[model.name] = model
+        self._shown[model.name] = _as_it_is(model)
         self._removed = {name: gone for name, gone in self._removed.items() if name != model.name}
         self._change()
 
     def remove(self, name: str) -> None:
         """Drop a model that is in no repository any more. The numbers of its versions are remembered for callers."""
-        model = self._models[name]
-        self._models = {known: one for known, one in self._models.items() if known != name}
+        model = self._models.pop(name)
+        del self._shown[name]
         if numbers := latest({*model.versions, *model.gone}):
             oldest = len(self._removed) - MAX_REMOVED + 1
             self._removed = dict(list(self._removed.items())[max(oldest, 0) :]) | {name: numbers}
@@ -69,7 +72,11 @@ class CurrentTable:
     def note_ready_change(self) -> None:
         """Show that a version has lost its executors, or has some again."""
         if self._complete:
+            self._show_all()
             self._change()
+
+    def _show_all(self) -> None:
+        self._shown = {name: _as_it_is(model) for name, model in self._models.items()}
 
     def _change(self) -> None:
         self._make()
@@ -77,13 +84,9 @@ class CurrentTable:
 
     def _make(self, *, complete: bool = True) -> None:
         self._complete = complete
-        models = {
-            name: replace(model, versions={n: _as_it_is(entry) for n, entry in model.versions.items()})
-            for name, model in self._models.items()
-        }
         self._publish(
             ModelTable(
-                models,
+                self._shown,
                 removed=self._removed,
                 complete=complete,
                 may_be_empty=self._may_be_empty,
@@ -97,7 +100,11 @@ def latest(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(numbers)[-MAX_GONE:])
 
 
-def _as_it_is(entry: VersionEntry) -> VersionEntry:
+def _as_it_is(model: ModelEntry) -> ModelEntry:
+    return replace(model, versions={number: _version_as_it_is(entry) for number, entry in model.versions.items()})
+
+
+def _version_as_it_is(entry: VersionEntry) -> VersionEntry:
     if entry.served is None or entry.served.servable.ready:
         return entry
     return replace(entry, state=ModelState.UNAVAILABLE, reason="Internal: its executors died and are replaced")
