@@ -70,7 +70,7 @@ class VersionFolder:
         model_path: the graph's file, whether or not it can be read.
         problem: why the version cannot be loaded; empty if nothing stands against it.
         triton: what the model's config.pbtxt says; None without one.
-        fingerprint: another one after any file of the version has changed; empty where nobody has looked.
+        fingerprint: changes with any file of the version; empty where it was not computed.
     """
 
     number: int
@@ -91,7 +91,7 @@ class ModelFolder:
         versions: ascending by number.
         warnings: what was passed over in the directory and may have been meant, one sentence each.
         problem: why no version of it can be loaded; empty if there are any to try.
-        fingerprint: another one after any file of the model has changed; empty where nobody has looked.
+        fingerprint: changes with any file of the model; empty where it was not computed.
         source: where the operator finds it, a path or an s3:// URL; empty where ``path`` says it.
         has_no_version: whether that there is none is the problem.
         passed_over: whether it does not look like a model at all, for the reason in ``problem``. It is served only if

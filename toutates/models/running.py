@@ -203,7 +203,7 @@ class RunningVersions:
 
 
 def identity_of(version: VersionFolder, overridden: bool) -> object:
-    """Equal for versions of the same files and the same configuration; None where nobody has looked at the files."""
+    """Equal for versions of the same files and the same configuration; None where they have no fingerprint."""
     if not version.fingerprint:
         return None
     if version.triton is None:

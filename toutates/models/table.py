@@ -73,7 +73,7 @@ class VersionEntry:
         state: as RepositoryIndex shows it.
         reason: why it is not ready; or, for one that is, why it could not be replaced by what the repository has now.
         served: given from when it has loaded until it is unloaded; it may lose its executors meanwhile.
-        identity: equal for versions that loading would make the same of; None where nobody can tell.
+        identity: equal for versions of the same files and configuration; None where that is not known.
     """
 
     number: int
@@ -91,8 +91,8 @@ class ModelEntry:
         name: of the model.
         versions: by number, ascending.
         problem: why it has none.
-        gone: numbers of versions that were served, and now are removed or not chosen any more; ascending.
-        retried: whether it is being loaded, and something of it could not be served before.
+        gone: numbers of versions that were served and have been removed, or are no longer chosen; ascending.
+        retried: whether it is being loaded again after a version of it could not be served.
     """
 
     name: str
@@ -103,11 +103,11 @@ class ModelEntry:
 
     @property
     def fails(self) -> bool:
-        """Whether something of it cannot be served that should be. While it is tried again, nobody knows better."""
+        """Whether a version that should be served cannot be. While it is loaded again, it still counts as failed."""
         return bool(self.problem) or self.retried or any(map(_has_failed, self.versions.values()))
 
     def served(self) -> list[ServedVersion]:
-        """The versions that were loaded, whatever has become of their executors, ascending."""
+        """The versions that were loaded, by number, even if their executors have died."""
         return [entry.served for entry in self.versions.values() if entry.served is not None]
 
 
@@ -148,7 +148,7 @@ class ModelTable:
         suggests_names: whether callers that name a model that is not there are told of one whose name is like it.
 
     Attributes:
-        names: of the models, for that.
+        names: finds the model that a caller may have meant.
         unready_reason: why the server is not ready, a sentence without a full stop; "" if it is.
     """
 

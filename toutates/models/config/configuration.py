@@ -28,8 +28,8 @@ class VersionConfiguration:
         folder: the version's; its file is the one that the settings name.
         settings: what the files say; what they leave to the graph is left out.
         source: the file that says it, for errors; config.yaml where there is none.
-        declared: what config.pbtxt says of the tensors; None where config.yaml has the word.
-        given: all that config.pbtxt says, likewise.
+        declared: what config.pbtxt says of the tensors; None where config.yaml holds, or neither is there.
+        given: the whole config.pbtxt; None in the same cases.
         notice: what the operator should know; "" for nothing.
     """
 
