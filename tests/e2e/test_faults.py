@@ -40,6 +40,7 @@ from toutates.protocol.grpc_service_pb2 import (
     RepositoryIndexResponse,
     ServerReadyResponse,
 )
+from toutates.system.own_thread import OwnThread
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"
@@ -245,14 +246,14 @@ def test_one_of_two_executors_that_dies_leaves_the_model_ready(
 def test_a_system_without_threads_is_asked_again(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads_module, "FIRST_PAUSE_S", 0.01)
     refusals = [RuntimeError("can't start new thread")] * 3
-    really_run = threads_module.ExecutorThreads._run
 
-    async def run(executor: Any, name: str, *cpus: Any) -> BaseException | None:
-        if refusals:
-            return refusals.pop()
-        return await really_run(executor, name, *cpus)
+    class Refused(OwnThread):
+        async def run(self, *arguments: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return await super().run(*arguments)
 
-    monkeypatch.setattr(threads_module.ExecutorThreads, "_run", staticmethod(run))
+    monkeypatch.setattr(threads_module, "OwnThread", Refused)
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client:
