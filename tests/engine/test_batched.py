@@ -124,7 +124,8 @@ def test_a_lane_says_what_its_open_batch_waits_for_and_how_long_its_runs_take() 
     )
     port.commit()
     assert servable.describe(5)[1].endswith("3 rows wait, 0 workers are writing")
-    assert servable.statistics().occupancy.waiting == 2
+    occupancy = servable.statistics().occupancy
+    assert (occupancy.waiting, occupancy.buffer_bytes, occupancy.spare_bytes) == (2, 128, 0)
 
 
 def test_memory_is_free_without_the_garbage_collector_once_a_servable_is_freed() -> None:
