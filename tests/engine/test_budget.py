@@ -145,3 +145,12 @@ def test_as_many_requests_wait_as_may_and_those_about_to_run_are_not_among_them(
     books.budget.check_waiting(1)
     books.budget.start(batch)
     assert (books.budget.waiting, batch.requests) == (0, 0)
+
+
+def test_a_request_of_several_batches_does_not_fit_by_rows_that_are_only_counted_ahead() -> None:
+    books = Books(rows=32)
+    batch = books.open_one()
+    assert batch.ahead == 3
+    with pytest.raises(Overloaded):
+        books.budget.check_fit(batch.lane, 32, 0)
+    books.budget.check_fit(batch.lane, 31, 0)
