@@ -96,6 +96,14 @@ def test_a_request_of_several_batches_fits_if_its_rows_do(rows: int, fits: bool)
         books.budget.check_fit(batch.lane, 33, 0)
 
 
+def test_rows_counted_ahead_are_those_of_the_next_request_of_their_batch() -> None:
+    books = Books(rows=32)
+    batch = books.open_one()
+    assert books.numbers(batch) == (4, 3, 4, 3)
+    books.budget.check_fit(batch.lane, 31, 0)
+    assert books.numbers(batch) == (4, 3, 4, 3)
+
+
 @pytest.mark.parametrize(("held_bytes", "fits"), [(16, True), (17, False)])
 def test_a_request_of_several_batches_fits_if_its_memory_does(held_bytes: int, fits: bool) -> None:
     # The open batch has room for 8 rows, of which 3 are free. 10 rows need memory for 7 more, 28 bytes.

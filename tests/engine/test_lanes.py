@@ -185,6 +185,18 @@ def test_an_unbatched_model_runs_one_request_at_a_time(shape: list[int]) -> None
     assert rig.batches == [(1, 1)] * 3
 
 
+def test_an_output_of_an_unbatched_model_has_any_rank_where_the_graph_leaves_it_open() -> None:
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    inputs = [tensor("x", [6]), tensor("shape", ["rank"], TensorProto.INT64)]
+    rig = Rig(model([node], inputs, [tensor("y", None)]))
+    assert (rig.signature.batched, rig.signature.outputs[0].graph_shape) == (False, ())
+    x = np.arange(6, dtype=np.float32)
+    with rig.running():
+        rig.worker.add("a", rig.packed((6,), (2,)), x, np.array([2, 3]))
+        rig.worker.end_round()
+        npt.assert_array_equal(rig.worker.collect("a")[0], x.reshape(2, 3))
+
+
 def test_a_model_without_inputs_runs() -> None:
     node = helper.make_node("Identity", ["constant"], ["y"])
     rig = Rig(model([node], [], [tensor("y", [2])], constant=np.array([1, 2], np.float32)))

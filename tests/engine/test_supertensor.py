@@ -78,6 +78,14 @@ def test_a_full_batch_runs_before_the_round_ends() -> None:
         rig.worker.collect("full")
 
 
+def test_a_batch_that_becomes_full_later_in_the_round_runs_before_its_end() -> None:
+    rig = Rig(DOUBLE, batch_size=2)
+    with rig.running():
+        rig.worker.add("a", rig.lane((4,)), rows(1))
+        rig.worker.add("b", rig.lane((4,)), rows(1))
+        rig.worker.collect("a", "b")
+
+
 def test_rows_that_are_not_committed_do_not_run() -> None:
     rig = Rig(DOUBLE)
     with rig.running():

@@ -170,6 +170,20 @@ def test_metadata_goes_both_ways() -> None:
     assert response.status == 0
 
 
+@pytest.mark.parametrize("initial", [[("x-initial", "i")], []])
+@pytest.mark.parametrize("trailing", [[("x-trailing", "t")], []])
+def test_an_answer_may_have_metadata_of_either_kind(
+    initial: list[tuple[str, str]], trailing: list[tuple[str, str]]
+) -> None:
+    client, server = connected()
+    stream_id = client.unary(b"")
+    call_of(client, server).reply(b"body", initial, trailing)
+    exchange(client, server)
+    response = client.responses[stream_id]
+    assert (b"x-initial" in response.headers, b"x-trailing" in response.trailers) == (bool(initial), bool(trailing))
+    assert (response.status, bytes(response.data)) == (0, message(b"body"))
+
+
 @pytest.mark.parametrize("text", ["plain", "Zürich\n100%", "", " spaces "])
 def test_error_is_one_header_block_with_status_and_text(text: str) -> None:
     client, server = connected()

@@ -8,8 +8,10 @@ import pytest
 
 from tests.h2grpc.support import (
     DATA,
+    END_HEADERS,
     END_STREAM,
     HEADERS,
+    PRIORITY_FLAG,
     REQUEST_BLOCK,
     STREAM_BLOCK,
     Server,
@@ -92,10 +94,15 @@ def test_settings_count_for_every_stream_that_they_change() -> None:
     assert len(turns) == -(-20 // a_turns) > 5
 
 
-def test_header_blocks_that_have_to_be_decoded_count_for_more() -> None:
+@pytest.mark.parametrize("priority", [b"", bytes(5)], ids=["short way", "long way"])
+def test_header_blocks_that_have_to_be_decoded_count_for_more(priority: bytes) -> None:
     server = Server.opened()
     octets = b"".join(
-        headers(stream_id, block(request("/test.Echo/Unary", ("x-number", str(stream_id)))))
+        headers(
+            stream_id,
+            priority + block(request("/test.Echo/Unary", ("x-number", str(stream_id)))),
+            END_HEADERS | (PRIORITY_FLAG if priority else 0),
+        )
         + data(stream_id, message(b""), END_STREAM)
         for stream_id in range(1, 2_000, 2)
     )

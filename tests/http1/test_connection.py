@@ -10,6 +10,7 @@ import pytest
 
 from tests.http1.support import FIELDS, answer, conversation, cuts, request, statuses
 from toutates.http1 import Connection, Head, Limits, Receiving, Refused, Request, encode_fields
+from toutates.http1.chunks import ChunkReader
 from toutates.http1.coding import Inflater
 
 
@@ -60,7 +61,7 @@ def test_answers_go_out_in_the_order_of_the_requests() -> None:
     second.begin(200)
     second.send(b"sec")
     assert connection.take_output() == []
-    assert connection.held_bytes > 0
+    assert connection.held_bytes == len(b"".join(second.held + third.held))
     first.respond(200, b"", b"first")
     sent = b"".join(connection.take_output())
     assert sent.endswith(b"3\r\nsec\r\n")
@@ -96,6 +97,18 @@ def test_one_call_does_a_bounded_piece_of_the_work() -> None:
         calls += 1
     assert calls > 10
     assert requests[0].body == b"x" * 2_000
+
+
+def test_a_chunked_body_ends_before_the_next_request() -> None:
+    reader = ChunkReader(Limits())
+    data, at = b"1\r\nx\r\n0\r\n\r\nGET", 0
+    pieces = []
+    while not reader.ended:
+        step = reader.step(data, at)
+        assert step is not None
+        at = step[0]
+        pieces.append(step[1])
+    assert (b"".join(pieces), data[at:]) == (b"x", b"GET")
 
 
 def test_a_head_that_comes_again_is_not_parsed_again() -> None:
@@ -249,7 +262,10 @@ def test_a_client_that_waits_is_told_to_go_on_but_not_before_its_turn() -> None:
     answer(first)
     assert connection.go_on() == []
     assert owes(connection) is Receiving.BODY
-    assert b"".join(connection.take_output()).endswith(b"GET /a 0HTTP/1.1 100 Continue\r\n\r\n")
+    held = connection.held_bytes
+    output = b"".join(connection.take_output())
+    assert output.endswith(b"GET /a 0HTTP/1.1 100 Continue\r\n\r\n")
+    assert held == len(output)
     [second] = connection.receive(b"abc")
     assert second.body == b"abc"
     old = request("POST", "/b", b"abc", version="1.0", expect="100-continue")

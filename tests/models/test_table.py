@@ -220,6 +220,7 @@ def test_a_name_is_compared_with_all_of_few_names_and_with_those_of_many_that_be
     assert NearNames(many).like("xebra") == ""
     assert NearNames(["a" * 40, "b" * 41]).like("a" * 39) == "a" * 40
     assert NearNames(["b" * 41]).like("b" * 40) == ""
+    assert NearNames(["b" * 40]).like("b" * 41) == ""
 
 
 def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:

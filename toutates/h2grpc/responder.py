@@ -133,17 +133,15 @@ class Responder:
         out.append(wire.pack_response_tail(wire.trailers_head, stream_id, wire.ok_trailers))
 
     def _reply_the_long_way(self, call: Stream, parts: Iterable[Buffer]) -> None:
-        if call.open and not self.closed:
-            self.send_headers(call)
-            self.send_message(call, parts)
-            self.finish(call)
+        self.send_headers(call)
+        self.send_message(call, parts)
+        self.finish(call)
 
     def reply_with_metadata(self, call: Stream, message: Buffer, initial: Metadata, trailing: Metadata) -> None:
         """``reply`` with initial and trailing metadata."""
-        if call.open and not self.closed:
-            self.send_headers(call, initial)
-            self.send_message(call, (message,))
-            self.finish(call, trailing)
+        self.send_headers(call, initial)
+        self.send_message(call, (message,))
+        self.finish(call, trailing)
 
     # --- the parts of any response -----------------------------------------------------------------------------------
 

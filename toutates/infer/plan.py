@@ -69,7 +69,7 @@ class Plan:
         self.span_count = 2 * request.raw_count
         self.in_order = request.sources == tuple(range(request.raw_count))
         self.writer = self.way if self.way.packed else None
-        self.packed = self.writer if None not in request.sources and self.rows else None
+        self.packed = self.writer if None not in request.sources else None
         self.layouts: dict[int, Layout] = {}
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None

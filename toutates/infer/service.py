@@ -268,7 +268,7 @@ class InferService:
 
     def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str) -> None:
         """Put rows into a batch, given as the bytes of each input by its position in the lane."""
-        if plan.writer is not None and plan.rows:
+        if plan.writer is not None:
             spans: list[int] = []
             at = 0
             for content in contents:
