@@ -1,0 +1,331 @@
+"""The data of a tensor in JSON, read to the bytes that the same tensor has as raw contents.
+
+An array may be flat or nested in any form; its elements count in their order, and the brackets do not matter. There are
+two ways to read one:
+
+- ``read_elements`` takes what ``parse_document`` made of it. It has Triton's words for everything that may be wrong.
+- A reader (``reader_of``) takes its text. It knows how many elements there have to be, and says no more than
+  ``Unreadable`` where something is odd, which is for the first way to judge. It reads 64 FP32 values in 5 us.
+
+A large array is read in pieces of PIECE_BYTES, 1 ms each, and the memory of one piece's Python objects is all it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from toutates.protocol.datatypes import Datatype, join_strings
+from toutates.protocol.rest.document import MAX_DEPTH, as_boolean, as_integer, as_string, as_unsigned, finite_float
+from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
+
+__all__ = ["PIECE_BYTES", "NumberReader", "Pause", "Reader", "StringReader", "Unreadable", "read_elements", "reader_of"]
+
+#: Bytes of an array's text that are read at once.
+PIECE_BYTES: Final = 65_536
+
+Array = npt.NDArray[Any]
+#: Called between two pieces by what takes long, where others can have the interpreter meanwhile.
+Pause = Callable[[], None]
+
+_SPACES: Final = bytes.maketrans(b"[]", b"  ")
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]"))
+_EMPTY: Final = re.compile(rb"\[\s*\]")
+_SHORT_INFINITY: Final = re.compile(rb"\bInf\b")
+
+_TOO_MANY: Final = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+_TOO_FEW: Final = "Failed to parse 'data' field: shape does not match true shape"
+
+_FLOATS: Final = msgspec.json.Decoder(list[float])
+_INTEGERS: Final = msgspec.json.Decoder(list[int])
+_BOOLEANS: Final = msgspec.json.Decoder(list[bool])
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+
+
+class Unreadable(Exception):
+    """A reader does not take an array, which may still be right.
+
+    Args:
+        error: what the request's sender hears, if nobody can look at the array again.
+    """
+
+    def __init__(self, error: RequestError | None = None) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+# --- numbers of any kind to bytes ------------------------------------------------------------------------------------
+
+
+def _pack_floats(values: Sequence[float], datatype: Datatype) -> bytes:
+    """Values beyond the datatype's range become infinities, as a cast in C makes them."""
+    with np.errstate(over="ignore"):
+        if datatype.name == "BF16":
+            return _to_bf16(np.array(values, np.float32))
+        return np.array(values, np.float64).astype(datatype.numpy, copy=False).tobytes()
+
+
+def _to_bf16(values: npt.NDArray[np.float32]) -> bytes:
+    """Round to the nearest value of BF16, of two to the one whose last bit is 0."""
+    bits = values.view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    rounded[np.isnan(values)] = 0x7FC0  # rounding may make another number of a NaN
+    return rounded.astype(np.uint16).tobytes()
+
+
+def _pack_integers(values: Sequence[int], datatype: Datatype) -> bytes:
+    """Integers of 64 bits, of which narrower datatypes keep the low bits, as Triton does."""
+    wide = np.array(values, np.int64 if datatype.numpy.kind == "i" else np.uint64)
+    return wide.astype(datatype.numpy, copy=False).tobytes()
+
+
+def _pack_booleans(values: Sequence[bool], datatype: Datatype) -> bytes:
+    return np.array(values, np.bool_).tobytes()
+
+
+# --- what was parsed -------------------------------------------------------------------------------------------------
+
+
+def read_elements(data: list[Any], datatype: Datatype, count: int) -> bytes:
+    """The elements of an array that ``parse_document`` has read.
+
+    Args:
+        data: flat, or nested.
+        datatype: of the tensor.
+        count: elements that its shape has. Of BYTES any number is taken; who knows the model has words for a wrong one.
+
+    Raises:
+        MalformedMessage: an element is of another type, or they are too many or too few.
+        InvalidRequest: the nesting is too deep.
+    """
+    elements: list[Any] = []
+    _flatten(data, elements, 1, "" if not datatype.size else "Unable to parse 'data': ")
+    if not datatype.size:
+        try:
+            return join_strings([as_string(element).encode() for element in elements])
+        except MalformedMessage as error:
+            raise MalformedMessage(f"Unable to parse JSON bytes array: {error}") from None
+    check, pack = _kind_of(datatype)
+    try:
+        for element in elements[:count]:
+            check(element)
+    except MalformedMessage as error:
+        raise MalformedMessage(f"Unable to parse 'data': {error}") from None
+    if len(elements) != count:
+        raise MalformedMessage(_TOO_MANY if len(elements) > count else _TOO_FEW)
+    return pack(elements, datatype)
+
+
+def _flatten(data: list[Any], elements: list[Any], depth: int, prefix: str) -> None:
+    if depth > MAX_DEPTH:
+        raise InvalidRequest(f"{prefix}JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+    for item in data:
+        if isinstance(item, list):
+            _flatten(item, elements, depth + 1, prefix)
+        else:
+            elements.append(item)
+
+
+def _as_number(value: Any) -> None:
+    if type(value) is float:
+        return
+    if type(value) is not int:
+        raise MalformedMessage("attempt to access JSON non-number as double")
+    try:
+        float(value)
+    except OverflowError:
+        raise MalformedMessage("Number too big to be stored in double.") from None
+
+
+def _kind_of(datatype: Datatype) -> tuple[Callable[[Any], object], Callable[[Sequence[Any], Datatype], bytes]]:
+    """What checks one element of a datatype with elements of fixed size, and what packs many."""
+    if datatype.name == "BOOL":
+        return as_boolean, _pack_booleans
+    if datatype.name.startswith("INT"):
+        return as_integer, _pack_integers
+    if datatype.name.startswith("UINT"):
+        return as_unsigned, _pack_integers
+    return _as_number, _pack_floats
+
+
+# --- what was not ----------------------------------------------------------------------------------------------------
+
+
+class NumberReader:
+    """Reads arrays of so many elements of a datatype with elements of fixed size.
+
+    Args:
+        datatype: of the tensor.
+        count: elements that its shape has.
+
+    Attributes:
+        size: bytes of what is read.
+    """
+
+    __slots__ = ("_check", "_count", "_datatype", "_decode", "_pack", "_pack_many", "size")
+
+    def __init__(self, datatype: Datatype, count: int) -> None:
+        self.size = count * datatype.size
+        self._datatype = datatype
+        self._count = count
+        self._check, self._pack_many = _kind_of(datatype)
+        decoder: msgspec.json.Decoder[Any] = _FLOATS
+        if datatype.name == "BOOL":
+            decoder = _BOOLEANS
+        elif "INT" in datatype.name:
+            decoder = _INTEGERS
+        self._decode = decoder.decode
+        #: packs the values of an array that is not read in pieces: 20 ns each, where NumPy takes 50
+        self._pack = None
+        if datatype.name != "BF16" and count <= PIECE_BYTES:
+            letter = datatype.numpy.char
+            self._pack = struct.Struct(f"<{count}{_STANDARD.get(letter, letter)}").pack
+
+    def read(self, text: bytes, pause: Pause | None = None) -> bytes:
+        """The bytes of an array.
+
+        Args:
+            text: from its first bracket to its last.
+            pause: called between two pieces.
+
+        Raises:
+            Unreadable: it is not an array of so many such elements, or one that only ``read_elements`` takes.
+        """
+        if len(text) <= PIECE_BYTES and self._pack is not None:
+            try:
+                return self._pack(*self._decode(_flat(text) if text.startswith(b"[[") else text))
+            except (msgspec.DecodeError, struct.error, OverflowError):
+                pass  # with a number that is none of JSON's, or out of the datatype's range
+        return self._read_pieces(_flat(text), pause)
+
+    def _read_pieces(self, text: bytes, pause: Pause | None) -> bytes:
+        """Read a flat array from comma to comma."""
+        packed: list[bytes] = []
+        left = self._count
+        at, end = 1, len(text) - 1
+        while at <= end:
+            cut = text.find(b",", at + PIECE_BYTES, end)
+            if cut < 0:
+                cut = end
+            values = self._decode_piece(b"[%b]" % text[at:cut])
+            left -= len(values)
+            if left < 0:
+                raise Unreadable(MalformedMessage(_TOO_MANY))
+            if not values:
+                raise Unreadable
+            packed.append(self._pack_piece(values))
+            at = cut + 1
+            if pause is not None:
+                pause()
+        if left:
+            raise Unreadable(MalformedMessage(_TOO_FEW))
+        return packed[0] if len(packed) == 1 else b"".join(packed)
+
+    def _decode_piece(self, text: bytes) -> list[Any]:
+        try:
+            values: list[Any] = self._decode(text)
+        except msgspec.ValidationError:
+            raise Unreadable(MalformedMessage(f"Unable to parse 'data': {self._type_error()}")) from None
+        except msgspec.DecodeError:
+            if self._check is not _as_number or not (b"N" in text or b"I" in text):
+                raise Unreadable from None
+            try:
+                values = json.loads(_SHORT_INFINITY.sub(b"Infinity", text), parse_float=finite_float)
+                for value in values:
+                    _as_number(value)
+            except (ValueError, MalformedMessage, RecursionError):
+                raise Unreadable from None
+        return values
+
+    def _type_error(self) -> str:
+        try:
+            self._check(None)
+        except MalformedMessage as error:
+            return str(error)
+        raise AssertionError("null is a value of no datatype")
+
+    def _pack_piece(self, values: list[Any]) -> bytes:
+        if self._datatype.numpy.kind in "iu" and self._datatype.name != "BF16":
+            try:
+                self._check(min(values))
+                self._check(max(values))
+            except MalformedMessage:
+                raise Unreadable from None
+        return self._pack_many(values, self._datatype)
+
+
+#: Letters for types of NumPy for which ``struct`` has others.
+_STANDARD: Final = {"l": "q", "L": "Q"}
+
+
+def _flat(text: bytes) -> bytes:
+    """A nested array of numbers without its inner brackets; a flat one as it is.
+
+    The brackets become blanks once they are seen to be in pairs. Around an element there is then nothing that would not
+    stand there without them; around no element there would be nothing at all, so empty arrays are not taken.
+
+    Raises:
+        Unreadable: the brackets do not fit, or something is empty.
+    """
+    if text.find(b"[", 1) < 0 and text.find(b"]", 1) == len(text) - 1:
+        return text
+    brackets = text.translate(None, _NOT_BRACKETS)
+    if _EMPTY.search(text) or not _in_pairs(brackets):
+        raise Unreadable
+    return b"[%b]" % text[1:-1].translate(_SPACES)
+
+
+def _in_pairs(brackets: bytes) -> bool:
+    """Whether brackets are one array, of MAX_DEPTH at most."""
+    if len(brackets) > 4_096:
+        steps = np.frombuffer(brackets, np.uint8).astype(np.int8)
+        depth = np.cumsum(np.where(steps == ord("["), 1, -1), dtype=np.int32)
+        return bool(depth[-1] == 0 and depth[:-1].min() >= 1 and depth.max() <= MAX_DEPTH)
+    inner = brackets[1:-1]
+    for _ in range(MAX_DEPTH - 1):
+        if not inner:
+            break
+        inner = inner.replace(b"[]", b"")
+    return not inner
+
+
+class StringReader:
+    """Reads arrays of so many strings.
+
+    Args:
+        count: elements that the tensor's shape has.
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def read(self, text: bytes, pause: Pause | None = None) -> bytes:
+        """The elements of an array as BYTES; see ``NumberReader.read``."""
+        try:
+            elements: list[Any] = []
+            if text.startswith(b"[["):
+                _flatten(msgspec.json.decode(text), elements, 1, "")
+            else:
+                elements = _TEXTS.decode(text)
+            if len(elements) == self._count:
+                return join_strings([as_string(element).encode() for element in elements])
+        except (msgspec.DecodeError, UnicodeError, MalformedMessage, InvalidRequest, RecursionError):
+            pass
+        raise Unreadable
+
+
+Reader = NumberReader | StringReader
+
+
+def reader_of(datatype: Datatype, count: int) -> Reader:
+    """A reader of the arrays of a tensor."""
+    return NumberReader(datatype, count) if datatype.size else StringReader(count)
