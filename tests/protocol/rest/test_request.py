@@ -304,6 +304,7 @@ def test_numbers_that_json_lacks_are_read_in_large_arrays_too() -> None:
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
+VALUES_OF_NO_TYPE: tuple[Any, ...] = ({}, [], None)
 ONE_FIELD = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
@@ -356,7 +357,7 @@ def one(datatype: str = "INT32", shape: Any = None, data: Any = None, **paramete
                 400,
                 "parameter 'z' has invalid type. It should be either 'int', 'bool', or 'string'.",
             )
-            for value in ({}, [], None)
+            for value in VALUES_OF_NO_TYPE
         ),
         (
             one(shape=[2, -5], data=[1]),

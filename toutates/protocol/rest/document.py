@@ -66,17 +66,21 @@ _REASONS: Final = {
 _TOO_BIG: Final = "Number too big to be stored in double."
 
 
-def parse_document(octets: bytes) -> Any:
+def parse_document(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> Any:
     """The value of a document: dict, list, str, int, float, bool or None.
+
+    Args:
+        octets: in UTF-8.
+        most: bytes that it may have.
 
     Raises:
         MalformedMessage: it is not JSON; the text has RapidJSON's reason, and the offset in bytes.
         InvalidRequest: it is too deep or too large.
     """
-    if not is_parsable(octets):
+    if not is_parsable(octets, most):
         raise InvalidRequest(
-            f"the request's JSON has more than {MAX_VALUES} values or {MAX_DOCUMENT_BYTES} bytes beside flat arrays of "
-            "numbers; send such tensors as binary data"
+            f"the request's JSON has more than {MAX_VALUES} values or {most} bytes, tensors of numbers left out; send "
+            "the others as binary data"
         )
     if b"Inf" in octets:
         octets = _SHORT_INFINITY.sub(lambda found: b"Infinity" if found[0] == b"Inf" else found[0], octets)
@@ -97,9 +101,9 @@ def parse_document(octets: bytes) -> Any:
     return document
 
 
-def is_parsable(octets: bytes) -> bool:
+def is_parsable(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> bool:
     """Whether a document is small enough to be parsed."""
-    if len(octets) > MAX_DOCUMENT_BYTES:
+    if len(octets) > most:
         return False
     return _count(octets) <= MAX_VALUES or _count(_STRINGS.sub(b"", octets)) <= MAX_VALUES
 

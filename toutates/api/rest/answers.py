@@ -1,0 +1,80 @@
+"""What an endpoint answers, and the one table from errors of requests to HTTP's statuses."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from toutates.system.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    MalformedMessage,
+    ModelNotReady,
+    NotInRepository,
+    Overloaded,
+    QueueFull,
+    RequestError,
+    TooLate,
+    Unavailable,
+    UnknownModel,
+    Unsupported,
+)
+
+__all__ = ["EMPTY", "METHOD_NOT_ALLOWED", "NOT_FOUND", "STATUSES", "Answer", "error_answer", "json_answer", "refusal"]
+
+#: As Triton has them, where it has such an error.
+STATUSES: Final[dict[type[RequestError], int]] = {
+    MalformedMessage: 500,
+    InvalidRequest: 400,
+    UnknownModel: 404,
+    ModelNotReady: 503,
+    Unavailable: 503,
+    NotInRepository: 500,
+    Overloaded: 503,
+    QueueFull: 503,
+    TooLate: 503,
+    Unsupported: 501,
+    ExecutionFailed: 500,
+}
+
+_JSON: Final = b"content-type: application/json\r\n"
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Answer(NamedTuple):
+    """An answer.
+
+    Attributes:
+        status: HTTP's.
+        fields: header fields that say what the body is, each with its CR LF.
+        body: in full.
+    """
+
+    status: int
+    fields: bytes
+    body: bytes
+
+
+#: To what has succeeded, where there is nothing to say.
+EMPTY: Final = Answer(200, b"content-type: text/plain\r\n", b"")
+
+
+def json_answer(document: Any, status: int = 200) -> Answer:
+    """An answer of JSON, compact as Triton writes it."""
+    return Answer(status, _JSON, _encode(document))
+
+
+def error_answer(status: int, text: str) -> Answer:
+    """The answer to a request that is refused; clients show the text."""
+    return json_answer({"error": text}, status)
+
+
+def refusal(error: RequestError) -> Answer:
+    """The answer to a request that had an error."""
+    return error_answer(STATUSES[type(error)], str(error))
+
+
+NOT_FOUND: Final = error_answer(404, "Not Found")
+METHOD_NOT_ALLOWED: Final = error_answer(405, "Method Not Allowed")

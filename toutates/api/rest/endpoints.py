@@ -1,0 +1,340 @@
+"""The table of all endpoints, from path to what answers. An endpoint is a thin adapter around the data plane."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from hmac import compare_digest
+from typing import Any, Final
+from urllib.parse import unquote
+
+from toutates.api.dataplane.plane import DataPlane
+from toutates.api.rest import messages
+from toutates.api.rest.answers import EMPTY, Answer, error_answer, json_answer
+from toutates.protocol import grpc_service_pb2 as pb
+from toutates.system.errors import Unavailable
+
+__all__ = ["Endpoint", "Route", "find_route", "restriction_answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path, read.
+
+    Attributes:
+        endpoint: what it leads to.
+        model, version, region, repository: what it names, decoded; "" for what it does not name.
+    """
+
+    endpoint: Endpoint
+    model: str = ""
+    version: str = ""
+    region: str = ""
+    repository: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What a kind of path leads to.
+
+    A request is read, given to one of the functions, and answered. With neither function, it is inference.
+
+    Attributes:
+        name: of the endpoint.
+        category: of ``--http-restricted-api``.
+        methods: of HTTP.
+        read: from the route and the body, None for a GET, to the request message. Raises RequestError.
+        write: from the response message to the answer.
+        function: of the data plane, called on the worker's thread.
+        awaited: of the data plane, called on the main thread in place of ``function`` where models are loaded by
+            request (``DataPlane.loads_on_request``).
+    """
+
+    name: str
+    category: str
+    methods: frozenset[str]
+    read: Callable[[Route, bytes | None], Any] = field(default=lambda route, body: None)
+    write: Callable[[Any], Answer] = json_answer
+    function: Callable[[DataPlane, Any], Any] | None = None
+    awaited: Callable[[DataPlane, Any], Awaitable[Any]] | None = None
+
+
+_GET: Final = frozenset(("GET",))
+_POST: Final = frozenset(("POST",))
+_BOTH: Final = _GET | _POST
+
+
+def _document(message: Any) -> Answer:
+    return json_answer(messages.as_document(message))
+
+
+def _nothing(message: Any) -> Answer:
+    return EMPTY
+
+
+# --- health ----------------------------------------------------------------------------------------------------------
+# Triton's bodies are empty, and its clients read the status alone. KServe's client reads these.
+
+
+def _live(plane: DataPlane, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+    try:
+        return plane.server_live(request)
+    except Unavailable:
+        return pb.ServerLiveResponse(live=False)
+
+
+def _ready(plane: DataPlane, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+    try:
+        return plane.server_ready(request)
+    except Unavailable:
+        return pb.ServerReadyResponse(ready=False)
+
+
+def _write_health(response: pb.ServerLiveResponse | pb.ServerReadyResponse) -> Answer:
+    document = messages.as_document(response)
+    return json_answer(document, 200 if all(document.values()) else 400)
+
+
+def _model_ready(plane: DataPlane, request: pb.ModelReadyRequest) -> str:
+    """REST tells why a model is not ready, where gRPC says just that."""
+    plane.get_table().find(request.name, request.version)
+    return request.name
+
+
+# --- the repository --------------------------------------------------------------------------------------------------
+
+
+def _refuse(plane: DataPlane, request: Any) -> None:
+    plane.refuse_unless_loads_on_request()
+
+
+def _index(route: Route, body: bytes | None) -> pb.RepositoryIndexRequest:
+    return pb.RepositoryIndexRequest(ready=messages.ready_only(body or b""))
+
+
+def _load(route: Route, body: bytes | None) -> pb.RepositoryModelLoadRequest:
+    return messages.load_request(route.repository, route.model, body or b"")
+
+
+def _unload(route: Route, body: bytes | None) -> pb.RepositoryModelUnloadRequest:
+    return messages.unload_request(route.repository, route.model, body or b"")
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _named(message: Callable[..., Any]) -> Callable[[Route, bytes | None], Any]:
+    return lambda route, body: message(name=route.model, version=route.version)
+
+
+_MODEL: Final = r"/v2/models/(?P<model>[^/]+)"
+_VERSION: Final = _MODEL + r"(?:/versions/(?P<version>[0-9]+))?"
+_REPOSITORY: Final = r"/v2/repository(?:/(?P<repository>[^/]+))?"
+_SYSTEM: Final = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
+_CUDA: Final = r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?"
+
+_STATISTICS: Final = Endpoint(
+    "statistics",
+    "statistics",
+    _GET,
+    _named(pb.ModelStatisticsRequest),
+    lambda response: json_answer(messages.as_document(response, whole=True)),
+    DataPlane.model_statistics,
+)
+
+#: In order: the first pattern that fits counts.
+_ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
+    (_VERSION + "/infer", Endpoint("infer", "inference", _POST)),
+    (
+        "/v2/health/live",
+        Endpoint("live", "health", _GET, lambda route, body: pb.ServerLiveRequest(), _write_health, _live),
+    ),
+    (
+        "/v2/health/ready",
+        Endpoint("ready", "health", _GET, lambda route, body: pb.ServerReadyRequest(), _write_health, _ready),
+    ),
+    (
+        _VERSION + "/ready",
+        Endpoint(
+            "model_ready",
+            "health",
+            _GET,
+            _named(pb.ModelReadyRequest),
+            lambda name: json_answer({"name": name, "ready": True}),
+            _model_ready,
+        ),
+    ),
+    ("/v2/models/stats", _STATISTICS),
+    (_VERSION + "/stats", _STATISTICS),
+    (
+        "/v2",
+        Endpoint(
+            "server_metadata",
+            "metadata",
+            _GET,
+            lambda route, body: pb.ServerMetadataRequest(),
+            _document,
+            DataPlane.server_metadata,
+        ),
+    ),
+    (
+        _VERSION,
+        Endpoint(
+            "model_metadata", "metadata", _GET, _named(pb.ModelMetadataRequest), _document, DataPlane.model_metadata
+        ),
+    ),
+    (
+        _VERSION + "/config",
+        Endpoint(
+            "model_config",
+            "model-config",
+            _GET,
+            _named(pb.ModelConfigRequest),
+            lambda response: _document(response.config),
+            DataPlane.model_config,
+        ),
+    ),
+    (_VERSION + "/generate", Endpoint("generate", "inference", _POST)),
+    (_VERSION + "/generate_stream", Endpoint("generate_stream", "inference", _POST)),
+    (
+        _REPOSITORY + "/index",
+        Endpoint(
+            "index",
+            "model-repository",
+            _POST,
+            _index,
+            lambda response: json_answer(messages.model_index(response)),
+            DataPlane.repository_index,
+            DataPlane.repository_index_on_request,
+        ),
+    ),
+    (
+        _REPOSITORY + "/models/(?P<model>[^/]+)/load",
+        Endpoint("load", "model-repository", _POST, _load, _nothing, _refuse, DataPlane.load),
+    ),
+    (
+        _REPOSITORY + "/models/(?P<model>[^/]+)/unload",
+        Endpoint("unload", "model-repository", _POST, _unload, _nothing, _refuse, DataPlane.unload),
+    ),
+    (
+        rf"(?:{_MODEL}|/v2)/trace/setting",
+        Endpoint(
+            "trace",
+            "trace",
+            _BOTH,
+            lambda route, body: messages.trace_request(route.model, body),
+            lambda response: json_answer(messages.trace_settings(response)),
+            DataPlane.trace_setting,
+        ),
+    ),
+    (
+        "/v2/logging",
+        Endpoint(
+            "logging",
+            "logging",
+            _BOTH,
+            lambda route, body: messages.log_request(body),
+            lambda response: json_answer(messages.log_settings(response)),
+            DataPlane.log_settings,
+        ),
+    ),
+    (
+        _SYSTEM + "/status",
+        Endpoint(
+            "system_status",
+            "shared-memory",
+            _GET,
+            lambda route, body: pb.SystemSharedMemoryStatusRequest(name=route.region),
+            lambda response: json_answer(messages.system_regions(response)),
+            DataPlane.system_shared_memory,
+        ),
+    ),
+    (
+        _SYSTEM + "/register",
+        Endpoint(
+            "system_register",
+            "shared-memory",
+            _POST,
+            lambda route, body: messages.system_registration(route.region, body or b""),
+            _nothing,
+            DataPlane.system_shared_memory,
+        ),
+    ),
+    (
+        _SYSTEM + "/unregister",
+        Endpoint(
+            "system_unregister",
+            "shared-memory",
+            _POST,
+            lambda route, body: pb.SystemSharedMemoryUnregisterRequest(name=route.region),
+            _nothing,
+            DataPlane.system_shared_memory,
+        ),
+    ),
+    (
+        _CUDA + "/status",
+        Endpoint(
+            "cuda_status",
+            "shared-memory",
+            _GET,
+            lambda route, body: pb.CudaSharedMemoryStatusRequest(name=route.region),
+            lambda response: json_answer(messages.cuda_regions(response)),
+            DataPlane.cuda_shared_memory,
+        ),
+    ),
+    (
+        _CUDA + "/register",
+        Endpoint(
+            "cuda_register",
+            "shared-memory",
+            _POST,
+            lambda route, body: messages.cuda_registration(route.region, body or b""),
+            _nothing,
+            DataPlane.cuda_shared_memory,
+        ),
+    ),
+    (
+        _CUDA + "/unregister",
+        Endpoint(
+            "cuda_unregister",
+            "shared-memory",
+            _POST,
+            lambda route, body: pb.CudaSharedMemoryUnregisterRequest(name=route.region),
+            _nothing,
+            DataPlane.cuda_shared_memory,
+        ),
+    ),
+)
+
+_PATTERNS: Final = tuple((re.compile(pattern), endpoint) for pattern, endpoint in _ENDPOINTS)
+
+
+def find_route(path: str) -> Route | None:
+    """Where a path leads; None for nowhere. To be remembered with the request's head.
+
+    Args:
+        path: as it came, without the query. What it names is percent-decoded, segment by segment.
+    """
+    for pattern, endpoint in _PATTERNS:
+        match = pattern.fullmatch(path)
+        if match is not None:
+            try:
+                named = {name: unquote(text, errors="strict") for name, text in match.groupdict(default="").items()}
+            except UnicodeDecodeError:
+                return None
+            return Route(endpoint, **named)
+    return None
+
+
+def restriction_answer(fields: Mapping[str, str], header: str, value: str) -> Answer | None:
+    """The refusal of a request to an endpoint that only callers with a secret may use; None to those who have it.
+
+    Args:
+        fields: of the request, by lower-case name.
+        header: the field that is expected, in the case in which it is told.
+        value: what it has to be.
+    """
+    if compare_digest(fields.get(header.lower(), "").encode("latin-1"), value.encode()):
+        return None
+    return error_answer(403, f"This API is restricted, expecting header '{header}'")
