@@ -18,6 +18,7 @@ CASES = {
     "header_blocks": 2_000,
     "http_connection": 700,
     "infer_request": 5_000,
+    "rest_request": 2_000,
     "configuration": 500,
 }
 

@@ -24,7 +24,7 @@ def refusal(text: bytes) -> str:
     ("text", "expected"),
     [
         (b"", "The document is empty. at 0"),
-        (b" \n", "The document is empty. at 0"),
+        (b" \n", "The document is empty. at 2"),
         (b"nul", "Invalid value. at 0"),
         (b'{"a":}', "Invalid value. at 5"),
         (b"[1,]", "Invalid value. at "),
@@ -35,7 +35,7 @@ def refusal(text: bytes) -> str:
         (b'[{"a":1} 2]', "Missing a comma or ']' after an array element. at 9"),
         (b'{"a":[1,2', "Missing a comma or ']' after an array element. at 9"),
         (b'{"a":"}"', "Missing a comma or '}' after an object member. at 8"),
-        (b'["a', "Missing a closing quotation mark in string. at 1"),
+        (b'["a', "Missing a closing quotation mark in string. at 3"),
         (b'["a\n"]', "Invalid encoding in string. at 3"),
         (b'["\\x"]', "Invalid escape character in string. at 2"),
         (b'["\\u00z0"]', "Incorrect hex digit after \\u escape in string. at "),
@@ -53,6 +53,36 @@ def refusal(text: bytes) -> str:
 def test_syntax_errors_are_told_in_rapidjsons_words(text: bytes, expected: str) -> None:
     found = refusal(text)
     assert found.startswith(expected) if expected.endswith(" ") else found == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[1,]",
+        b'{"a":1,}',
+        b'["a\n"]',
+        b'{"a":1 2}',
+        b"[01]",
+        b"[1",
+        b"",
+        b" ",
+        b'["\\ud800"]',
+        b'["\\x"]',
+        b"[1] 2",
+        b"{1:2}",
+        b'{"a" 1}',
+        b'["a',
+        b"{",
+        b'{"a":1',
+        b'{"a":[{"b":"]"}',
+    ],
+)
+def test_syntax_errors_are_those_of_rapidjson(text: bytes) -> None:
+    rapidjson = pytest.importorskip("rapidjson")
+    with pytest.raises(rapidjson.JSONDecodeError) as caught:
+        rapidjson.loads(text)
+    offset, _, reason = str(caught.value).removeprefix("Parse error at offset ").partition(": ")
+    assert refusal(text) == f"{reason} at {offset}"
 
 
 def test_the_first_of_equal_names_counts() -> None:

@@ -147,8 +147,10 @@ def _syntax_error(error: json.JSONDecodeError) -> MalformedMessage:
     if error.msg.startswith("Expecting ','"):
         of_object = "Missing a comma or '}' after an object member."
         reason = of_object if _innermost(before) == b"{" else "Missing a comma or ']' after an array element."
+    elif error.msg.startswith("Unterminated"):
+        before = error.doc.encode()
     elif not error.doc.strip(" \t\r\n"):
-        return syntax_error("The document is empty.", 0)
+        reason = "The document is empty."
     return syntax_error(reason, len(before))
 
 

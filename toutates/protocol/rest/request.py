@@ -276,8 +276,6 @@ class _Reading:
         self._names: set[str] = set()
         self._contents: list[Buffer] = []
         self._sources: list[_Source] = []
-        #: whether requests of the same key can be read by a form
-        self._regular = found is not None
         #: inputs of BYTES with another number of elements than their shape has, which core tells only in the end
         self._wrong: list[str] = []
 
@@ -296,16 +294,20 @@ class _Reading:
         if self._wrong:
             raise InvalidRequest(request_prefix(message.id) + self._wrong[-1])
         identifier = _encode(message.id)[1:-1]
-        found = self._found
         key = None
+        constant = identifier
         arrays = 0
+        found = self._found
         if found is not None:
             arrays = len(found[3]) // 2
-            all_read = len([source for source in self._sources if source.reader is not None]) == arrays
-            id_found = not found[2] or ("id" in members and identifier == self._buffer[found[1] : found[2]])
-            if self._regular and all_read and id_found:
+            if len([source for source in self._sources if source.reader is not None]) < arrays:
+                raise Unreadable  # an array is no input's, so nothing has looked at it
+            if not found[2]:
                 key = found[0]
-        form = Form(self._sources, outputs, arrays, b"" if found is not None and found[2] else identifier)
+            elif "id" in members and identifier == self._buffer[found[1] : found[2]]:
+                key = found[0]
+                constant = b""
+        form = Form(self._sources, outputs, arrays, constant)
         return InferRequest(message, self._contents, identifier, form, key)
 
     # --- inputs ------------------------------------------------------------------------------------------------------
@@ -371,20 +373,18 @@ class _Reading:
         if count * datatype.size > most:
             raise too_large(f"JSON input '{name}'", count * datatype.size, most)
         content = b""
-        data = read_member(tensor, "data", as_array) if count else []
-        if not count:
-            self._regular = False  # nothing looks at the data, so nobody would see what else it is next time
-        elif self._found is None:
-            content = read_elements(data, datatype, count)
+        if self._found is not None:
+            if not count:
+                raise Unreadable  # nothing would look at what was cut
+            array = read_member(tensor, "data", as_array)[0]
+            reader = reader_of(datatype, count)
+            start, stop = self._found[3][2 * array : 2 * array + 2]
+            content = reader.read(self._buffer[start:stop], self._pause)
+            self._sources.append(_Source(0, 0, array, reader))
+        elif count:
+            content = read_elements(read_member(tensor, "data", as_array), datatype, count)
             if not datatype.size:
                 self._count_strings(name, count, content)
-        else:
-            reader = reader_of(datatype, count)
-            start, stop = self._found[3][2 * data[0] : 2 * data[0] + 2]
-            content = reader.read(self._buffer[start:stop], self._pause)
-            self._sources.append(_Source(0, 0, data[0], reader))
-        if self._found is None or not count:
-            self._sources.append(_Source(0, 0))
         if len(content) > most:
             raise too_large(f"JSON input '{name}'", len(content), most)
         self._contents.append(content)
