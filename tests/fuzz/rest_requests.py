@@ -1,8 +1,8 @@
 """Infer requests over REST: valid, mutated and random, read whole and read by a form, and compared.
 
 Invariant: for any bytes, a request is read or refused with a RequestError, whether its JSON was cut or not, and the
-same comes out. The data of what is read is what Python's ``json`` and NumPy make of it. Where a request is of the key of
-another one, the other's form reads the inputs and the id that ``read_request`` reads, or nothing: however the second
+same comes out. The data of what is read is what Python's ``json`` and NumPy make of it. Where a request is of the key
+of another one, the other's form reads the inputs and the id that ``read_request`` reads, or nothing: however the second
 request was made of the first, by other values or by other bytes.
 
 A case is the JSON, and behind a NUL the binary data.
@@ -110,7 +110,7 @@ def _object(rng: random.Random, members: list[tuple[str, str]]) -> str:
 def _array(rng: random.Random, datatype: str, count: int) -> str:
     if rng.random() < 0.05:
         count = rng.choice((0, 1, 3, 200))
-    words = STRINGS if datatype == "BYTES" else ("true", "false") if datatype == "BOOL" else NUMBERS
+    words: tuple[str, ...] = STRINGS if datatype == "BYTES" else ("true", "false") if datatype == "BOOL" else NUMBERS
     if datatype not in ("BYTES", "BOOL") and rng.random() < 0.5:
         words = ("0", "1", "100")
     items = [rng.choice(words) if rng.random() < 0.98 else rng.choice(ODD) for _ in range(count)]

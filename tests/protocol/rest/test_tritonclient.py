@@ -17,7 +17,8 @@ from toutates.protocol.rest.response import ResponseTemplate
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest
 
-http: Any = pytest.importorskip("tritonclient.http", reason="has no wheels here", exc_type=(ImportError, RuntimeError))
+pytest.importorskip("geventhttpclient", reason="has no wheels here")
+http: Any = pytest.importorskip("tritonclient.http")
 
 FLOATS = np.arange(8, dtype=np.float32).reshape(1, 8)
 TEXTS = np.array([["\u00e9", "]"]], np.object_)

@@ -26,7 +26,17 @@ from toutates.protocol.datatypes import Datatype, join_strings
 from toutates.protocol.rest.document import MAX_DEPTH, as_boolean, as_integer, as_string, as_unsigned, finite_float
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
 
-__all__ = ["PIECE_BYTES", "NumberReader", "Pause", "Reader", "StringReader", "Unreadable", "read_elements", "reader_of"]
+__all__ = [
+    "PIECE_BYTES",
+    "NumberReader",
+    "Pause",
+    "Reader",
+    "StringReader",
+    "Unreadable",
+    "read_elements",
+    "reader_of",
+    "struct_format",
+]
 
 #: Bytes of an array's text that are read at once.
 PIECE_BYTES: Final = 65_536
@@ -39,6 +49,9 @@ _SPACES: Final = bytes.maketrans(b"[]", b"  ")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]"))
 _EMPTY: Final = re.compile(rb"\[\s*\]")
 _SHORT_INFINITY: Final = re.compile(rb"\bInf\b")
+
+#: Letters for types of NumPy for which ``struct`` has others.
+_STANDARD: Final = {"l": "q", "L": "Q"}
 
 _TOO_MANY: Final = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 _TOO_FEW: Final = "Failed to parse 'data' field: shape does not match true shape"
@@ -185,8 +198,7 @@ class NumberReader:
         #: packs the values of an array that is not read in pieces: 20 ns each, where NumPy takes 50
         self._pack = None
         if datatype.name != "BF16" and count <= PIECE_BYTES:
-            letter = datatype.numpy.char
-            self._pack = struct.Struct(f"<{count}{_STANDARD.get(letter, letter)}").pack
+            self._pack = struct.Struct(struct_format(datatype, count)).pack
 
     def read(self, text: bytes, pause: Pause | None = None) -> bytes:
         """The bytes of an array.
@@ -203,18 +215,25 @@ class NumberReader:
                 return self._pack(*self._decode(_flat(text) if text.startswith(b"[[") else text))
             except (msgspec.DecodeError, struct.error, OverflowError):
                 pass  # with a number that is none of JSON's, or out of the datatype's range
-        return self._read_pieces(_flat(text), pause)
+        return self._read_pieces(text, pause)
 
     def _read_pieces(self, text: bytes, pause: Pause | None) -> bytes:
-        """Read a flat array from comma to comma."""
+        """Read an array from comma to comma."""
         packed: list[bytes] = []
         left = self._count
-        at, end = 1, len(text) - 1
-        while at <= end:
+        depth = at = 0
+        end = len(text)
+        while at < end:
             cut = text.find(b",", at + PIECE_BYTES, end)
             if cut < 0:
                 cut = end
-            values = self._decode_piece(b"[%b]" % text[at:cut])
+            if cut - at > 2 * PIECE_BYTES:
+                raise Unreadable  # blanks, or a number of more digits than anybody needs
+            piece = text[at:cut]
+            if b"[" in piece or b"]" in piece:
+                depth = _depth_after(piece, depth, last=cut == end)
+                piece = piece.translate(_SPACES)
+            values = self._decode_piece(b"[%b]" % piece)
             left -= len(values)
             if left < 0:
                 raise Unreadable(MalformedMessage(_TOO_MANY))
@@ -252,6 +271,11 @@ class NumberReader:
         raise AssertionError("null is a value of no datatype")
 
     def _pack_piece(self, values: list[Any]) -> bytes:
+        if self._datatype.name != "BF16":
+            try:
+                return struct.pack(struct_format(self._datatype, len(values)), *values)
+            except (struct.error, OverflowError):
+                pass
         if self._datatype.numpy.kind in "iu" and self._datatype.name != "BF16":
             try:
                 self._check(min(values))
@@ -261,12 +285,14 @@ class NumberReader:
         return self._pack_many(values, self._datatype)
 
 
-#: Letters for types of NumPy for which ``struct`` has others.
-_STANDARD: Final = {"l": "q", "L": "Q"}
+def struct_format(datatype: Datatype, count: int) -> str:
+    """The format under which ``struct`` knows so many elements of a datatype; not of BF16, which it does not know."""
+    letter = datatype.numpy.char
+    return f"<{count}{_STANDARD.get(letter, letter)}"
 
 
 def _flat(text: bytes) -> bytes:
-    """A nested array of numbers without its inner brackets; a flat one as it is.
+    """A nested array of numbers without its inner brackets.
 
     The brackets become blanks once they are seen to be in pairs. Around an element there is then nothing that would not
     stand there without them; around no element there would be nothing at all, so empty arrays are not taken.
@@ -274,26 +300,37 @@ def _flat(text: bytes) -> bytes:
     Raises:
         Unreadable: the brackets do not fit, or something is empty.
     """
-    if text.find(b"[", 1) < 0 and text.find(b"]", 1) == len(text) - 1:
-        return text
-    brackets = text.translate(None, _NOT_BRACKETS)
-    if _EMPTY.search(text) or not _in_pairs(brackets):
-        raise Unreadable
-    return b"[%b]" % text[1:-1].translate(_SPACES)
-
-
-def _in_pairs(brackets: bytes) -> bool:
-    """Whether brackets are one array, of MAX_DEPTH at most."""
-    if len(brackets) > 4_096:
-        steps = np.frombuffer(brackets, np.uint8).astype(np.int8)
-        depth = np.cumsum(np.where(steps == ord("["), 1, -1), dtype=np.int32)
-        return bool(depth[-1] == 0 and depth[:-1].min() >= 1 and depth.max() <= MAX_DEPTH)
-    inner = brackets[1:-1]
+    if text.find(b"[", 2) < 0 and text.find(b"]") == len(text) - 2 and text.endswith(b"]]"):
+        return text[1:-1]
+    inner = text.translate(None, _NOT_BRACKETS)[1:-1]
     for _ in range(MAX_DEPTH - 1):
         if not inner:
             break
         inner = inner.replace(b"[]", b"")
-    return not inner
+    if inner or _EMPTY.search(text):
+        raise Unreadable
+    return b"[%b]" % text[1:-1].translate(_SPACES)
+
+
+def _depth_after(piece: bytes, depth: int, *, last: bool) -> int:
+    """How deep an array of numbers is after a piece of it that ends at a comma, or with it.
+
+    Args:
+        piece: one with brackets; the first one begins with the array's first.
+        depth: before the piece.
+        last: whether the array has to end with the piece, and not before.
+
+    Raises:
+        Unreadable: it does not, or is too deep, or something in it is empty.
+    """
+    if _EMPTY.search(piece):
+        raise Unreadable
+    brackets = np.frombuffer(piece.translate(None, _NOT_BRACKETS), np.uint8)
+    depths = depth + np.cumsum(np.where(brackets == ord("["), 1, -1))
+    after = int(depths[-1])
+    if depths.max() > MAX_DEPTH or depths[:-1].min(initial=1) < 1 or after < 0 or (after == 0) is not last:
+        raise Unreadable
+    return after
 
 
 class StringReader:

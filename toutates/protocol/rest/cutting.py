@@ -13,6 +13,7 @@ was cut out has to be an array, or the text of a string, by itself. So bodies of
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Final
 
 __all__ = ["Cut", "cut", "cut_is_plain"]
@@ -22,14 +23,16 @@ Cut = tuple[bytes, int, int, list[int]]
 
 #: Arrays of one request.
 MAX_ARRAYS: Final = 1_024
-#: Bytes of an array of strings whose end is looked for.
+#: Strings and brackets of an array of strings whose end is looked for, 0.5 us each.
+MAX_STRINGS: Final = 8_192
+#: Bytes of such an array.
 MAX_STRINGS_BYTES: Final = 65_536
 
 _DATA: Final = b'"data":'
 _ID: Final = b'"id":'
 #: The text of an id that can be given back as it is, and of which it is plain where it ends.
 _PLAIN_ID: Final = re.compile(rb'"([ !#-\[\]-~]*)"')
-_TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
+_TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _DATA_NAMES: Final = re.compile(rb'"data"\s*:')
 _ID_NAMES: Final = re.compile(rb'"id"\s*:')
 
@@ -80,7 +83,7 @@ def _end_of_array(buffer: bytes, at: int, end: int) -> int:
     if close:
         return close
     depth = 0
-    for token in _TOKENS.finditer(buffer, at, min(end, at + MAX_STRINGS_BYTES)):
+    for token in islice(_TOKENS.finditer(buffer, at, min(end, at + MAX_STRINGS_BYTES)), MAX_STRINGS):
         octet = buffer[token.start()]
         if octet == 0x5B:  # [
             depth += 1

@@ -22,9 +22,7 @@ __all__ = ["RAW_OUTPUTS", "read_raw_request"]
 RAW_OUTPUTS: Final = OutputForms({}, default=True)
 
 
-def read_raw_request(
-    body: Buffer, target: Target, signature: Signature
-) -> tuple[ModelInferRequest, Buffer]:
+def read_raw_request(body: Buffer, target: Target, signature: Signature) -> tuple[ModelInferRequest, Buffer]:
     """The message that a body would be over gRPC, without raw contents, and the bytes of its only input.
 
     Args:

@@ -33,9 +33,22 @@ from toutates.protocol.rest.lengths import check_json_size, too_large
 from toutates.protocol.rest.parameters import add_forwarded, read_parameters, read_region
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
 
-__all__ = ["Buffer", "Form", "InferRequest", "OutputForms", "Target", "read_request", "request_prefix"]
+__all__ = [
+    "LARGE_JSON_BYTES",
+    "Buffer",
+    "Form",
+    "InferRequest",
+    "OutputForms",
+    "Target",
+    "read_request",
+    "request_prefix",
+]
 
 Buffer = bytes | memoryview
+
+#: JSON of more bytes is not to be cut or read in a worker's thread. There it may take 10 ms, 64 MiB of it seconds, in
+#: pieces of some milliseconds.
+LARGE_JSON_BYTES: Final = 65_536
 
 _MOST: Final = 2**63 - 1
 #: Where an input's data may be, in the order in which Triton names them.

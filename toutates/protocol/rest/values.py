@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from toutates.protocol.datatypes import Datatype
-from toutates.protocol.rest.arrays import Pause
+from toutates.protocol.rest.arrays import Pause, struct_format
 from toutates.system.errors import InvalidRequest
 
 __all__ = ["PIECE_ELEMENTS", "ValueWriter"]
@@ -62,21 +62,25 @@ class ValueWriter:
         if count > PIECE_ELEMENTS or self._datatype.name == "BF16":
             return self._write_pieces(content, count, pause)
         if count != self._count:
-            letter = self._datatype.numpy.char
-            self._unpack = struct.Struct(f"<{count}{_STANDARD.get(letter, letter)}").unpack
+            self._unpack = struct.Struct(struct_format(self._datatype, count)).unpack
             self._count = count
         return _array_of(self._unpack(content))
 
     def _write_pieces(self, content: Buffer, count: int, pause: Pause | None) -> bytes:
-        values = np.frombuffer(content, self._datatype.numpy)
-        if self._datatype.name == "BF16":
-            values = (values.astype(np.uint32) << 16).view(np.float32)
         pieces: list[bytes] = []
         for at in range(0, count, PIECE_ELEMENTS):
-            pieces.append(_array_of(values[at : at + PIECE_ELEMENTS].tolist())[1:-1])
+            pieces.append(_array_of(self._values(content, at, min(PIECE_ELEMENTS, count - at)))[1:-1])
             if pause is not None:
                 pause()
         return b"[%b]" % b",".join(pieces)
+
+    def _values(self, content: Buffer, at: int, count: int) -> Sequence[Any]:
+        """Some elements, from the one with the index ``at`` on."""
+        if self._datatype.name == "BF16":
+            bits = np.frombuffer(content, np.uint16, count, 2 * at).astype(np.uint32) << 16
+            values: list[float] = bits.view(np.float32).tolist()
+            return values
+        return struct.unpack_from(struct_format(self._datatype, count), content, at * self._size)
 
     def _write_strings(self, content: Buffer, pause: Pause | None) -> bytes:
         octets = bytes(content)
@@ -101,10 +105,6 @@ class ValueWriter:
                 f"output '{self._name}' has an element that is not UTF-8, which JSON cannot carry; ask for the output "
                 "with the parameter 'binary_data'"
             ) from None
-
-
-#: Letters for types of NumPy for which ``struct`` has others.
-_STANDARD: Final = {"l": "q", "L": "Q"}
 
 
 def _array_of(values: Any) -> bytes:
