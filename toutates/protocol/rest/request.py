@@ -236,19 +236,19 @@ def read_request(
         RequestError: it cannot be used, in Triton's words.
     """
     check_json_size(json_end - start, target.max_input_bytes)
-    text = buffer[start:json_end]
+    error: RequestError | None = None
     if found is not None and cut_is_plain(found):
         try:
-            return _Reading(
-                _skeleton(buffer, start, json_end, found), target, buffer, json_end, end, found, pause
-            ).read()
+            skeleton = _skeleton(buffer, start, json_end, found)
+            return _Reading(skeleton, target, buffer, json_end, end, found, pause).read()
         except Unreadable as odd:
             error = odd.error
         except RequestError as refusal:
             error = refusal
-        # Of several mistakes it is for the whole document to tell which one comes first.
-        if error is not None and not is_parsable(text):
-            raise error
+    # Of several mistakes it is for the whole document to tell which one comes first.
+    text = buffer[start:json_end]
+    if error is not None and not is_parsable(text):
+        raise error
     return _Reading(text, target, buffer, json_end, end, None, pause).read()
 
 
