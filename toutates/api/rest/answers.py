@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from toutates.system.errors import (
+    Cancelled,
     ExecutionFailed,
     InvalidRequest,
     MalformedMessage,
@@ -24,18 +26,19 @@ from toutates.system.errors import (
 __all__ = ["EMPTY", "METHOD_NOT_ALLOWED", "NOT_FOUND", "STATUSES", "Answer", "error_answer", "json_answer", "refusal"]
 
 #: As Triton has them, where it has such an error.
-STATUSES: Final[dict[type[RequestError], int]] = {
-    MalformedMessage: 500,
-    InvalidRequest: 400,
-    UnknownModel: 404,
-    ModelNotReady: 503,
-    Unavailable: 503,
-    NotInRepository: 500,
-    Overloaded: 503,
-    QueueFull: 503,
-    TooLate: 503,
-    Unsupported: 501,
-    ExecutionFailed: 500,
+STATUSES: Final[dict[type[RequestError], HTTPStatus]] = {
+    MalformedMessage: HTTPStatus.INTERNAL_SERVER_ERROR,
+    InvalidRequest: HTTPStatus.BAD_REQUEST,
+    UnknownModel: HTTPStatus.NOT_FOUND,
+    ModelNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    NotInRepository: HTTPStatus.INTERNAL_SERVER_ERROR,
+    Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
+    QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
+    TooLate: HTTPStatus.SERVICE_UNAVAILABLE,
+    Unsupported: HTTPStatus.NOT_IMPLEMENTED,
+    Cancelled: HTTPStatus.BAD_REQUEST,
+    ExecutionFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 
 _JSON: Final = b"content-type: application/json\r\n"
