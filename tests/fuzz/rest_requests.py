@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,16 @@ import numpy as np
 from tests.fuzz.sessions import mutate
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.rest.cutting import cut
+from toutates.protocol.rest.generate import read_generate_request
 from toutates.protocol.rest.request import InferRequest, Target, read_request
+from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import RequestError
 
 __all__ = ["check", "make_case"]
 
 TARGET = Target("m", "1", 10_000)
+#: Of a model that has an input whose name is that of a member that every request has.
+SIGNATURE = Signature((TensorSpec("inputs", BY_NAME["FP64"], (-1,)),), (), batched=True)
 NUMBERS = (
     "0",
     "1",
@@ -125,6 +130,7 @@ def _array(rng: random.Random, datatype: str, count: int) -> str:
 
 def check(case: bytes) -> None:
     """Raise AssertionError, or whatever leaks, if the invariant breaks."""
+    _check_generate(case)
     request = _read_both_ways(case)
     if request is None:
         return
@@ -135,6 +141,16 @@ def check(case: bytes) -> None:
     chance = random.Random(case)
     for _ in range(4):
         _check_form(_other(case, chance), request)
+
+
+def _check_generate(case: bytes) -> None:
+    """The same document as a request of the generate extension: it is read, or refused."""
+    try:
+        message, contents = read_generate_request(_split(case)[0], TARGET, SIGNATURE)
+    except RequestError:
+        return
+    assert [tensor.name for tensor in message.inputs] == ["inputs"] * len(contents)
+    assert [len(content) for content in contents] == [8 * prod(tensor.shape) for tensor in message.inputs]
 
 
 def _split(case: bytes) -> tuple[bytes, bytes]:

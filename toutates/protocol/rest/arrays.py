@@ -33,6 +33,7 @@ __all__ = [
     "Reader",
     "StringReader",
     "Unreadable",
+    "pack_elements",
     "read_elements",
     "reader_of",
     "struct_format",
@@ -120,19 +121,27 @@ def read_elements(data: list[Any], datatype: Datatype, count: int) -> bytes:
     """
     elements: list[Any] = []
     _flatten(data, elements, 1, "" if not datatype.size else "Unable to parse 'data': ")
-    if not datatype.size:
-        try:
-            return join_strings([as_string(element).encode() for element in elements])
-        except MalformedMessage as error:
-            raise MalformedMessage(f"Unable to parse JSON bytes array: {error}") from None
-    check, pack = _kind_of(datatype)
     try:
-        for element in elements[:count]:
-            check(element)
+        content = pack_elements(elements if not datatype.size else elements[:count], datatype)
     except MalformedMessage as error:
-        raise MalformedMessage(f"Unable to parse 'data': {error}") from None
-    if len(elements) != count:
+        what = "Unable to parse 'data'" if datatype.size else "Unable to parse JSON bytes array"
+        raise MalformedMessage(f"{what}: {error}") from None
+    if datatype.size and len(elements) != count:
         raise MalformedMessage(_TOO_MANY if len(elements) > count else _TOO_FEW)
+    return content
+
+
+def pack_elements(elements: list[Any], datatype: Datatype) -> bytes:
+    """The bytes of elements that ``parse_document`` has read.
+
+    Raises:
+        MalformedMessage: one is of another type.
+    """
+    if not datatype.size:
+        return join_strings([as_string(element).encode() for element in elements])
+    check, pack = _kind_of(datatype)
+    for element in elements:
+        check(element)
     return pack(elements, datatype)
 
 

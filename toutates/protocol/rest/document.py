@@ -21,6 +21,7 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_DOCUMENT_BYTES",
     "MAX_VALUES",
+    "Members",
     "as_array",
     "as_boolean",
     "as_integer",
@@ -28,6 +29,7 @@ __all__ = [
     "as_string",
     "as_unsigned",
     "finite_float",
+    "first_of_each",
     "is_parsable",
     "parse_document",
     "read_member",
@@ -69,12 +71,25 @@ _REASONS: Final = {
 _TOO_BIG: Final = "Number too big to be stored in double."
 
 
-def parse_document(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> Any:
+#: Members of an object in their order, with those that have the same name.
+Members = list[tuple[str, Any]]
+
+
+def first_of_each(pairs: Members) -> dict[str, Any]:
+    """An object of these members; of those with the same name the first."""
+    members = dict(pairs)
+    return members if len(members) == len(pairs) else dict(reversed(pairs))
+
+
+def parse_document(
+    octets: bytes, most: int = MAX_DOCUMENT_BYTES, make_object: Callable[[Members], Any] = first_of_each
+) -> Any:
     """The value of a document: dict, list, str, int, float, bool or None.
 
     Args:
         octets: in UTF-8.
         most: bytes that it may have.
+        make_object: makes an object of its members.
 
     Raises:
         MalformedMessage: it is not JSON; the text has RapidJSON's reason, and the offset in bytes.
@@ -92,7 +107,7 @@ def parse_document(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> Any:
     except UnicodeDecodeError as error:
         raise syntax_error("Invalid encoding in string.", error.start) from None
     try:
-        document = json.loads(text, object_pairs_hook=_first_of_each, parse_float=finite_float)
+        document = json.loads(text, object_pairs_hook=make_object, parse_float=finite_float)
     except json.JSONDecodeError as error:
         raise _syntax_error(error) from None
     except ValueError:  # of ``finite_float``, or an integer of thousands of digits
@@ -115,12 +130,6 @@ def is_parsable(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> bool:
 
 def _count(octets: bytes) -> int:
     return octets.count(b",") + octets.count(b"[") + octets.count(b"{")
-
-
-def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these members; of those with the same name the first."""
-    members = dict(pairs)
-    return members if len(members) == len(pairs) else dict(reversed(pairs))
 
 
 def finite_float(text: str) -> float:

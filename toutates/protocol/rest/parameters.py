@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from toutates.protocol.rest.document import as_boolean, as_string, as_unsigned, read_member
 from toutates.system.errors import InvalidRequest, MalformedMessage, Unsupported
 
-__all__ = ["add_forwarded", "matching_fields", "read_parameters", "read_region"]
+__all__ = ["add_forwarded", "is_known", "matching_fields", "read_any", "read_parameters", "read_region"]
 
 _MOST: Final = 2**63 - 1
 _RESERVED: Final = "triton_"
@@ -62,7 +62,7 @@ def read_parameters(members: Any, into: _Parameters) -> bool:
                 f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage and should not be specified."
             )
         else:
-            _read_any(key, value, into)
+            read_any(key, value, into)
     return binary_output
 
 
@@ -79,7 +79,12 @@ def _read_sequence_id(value: Any, into: Any) -> None:
     into.int64_param = number if number <= _MOST else number - 2**64  # the same 64 bits
 
 
-def _read_any(key: str, value: Any, into: _Parameters) -> None:
+def read_any(key: str, value: Any, into: _Parameters) -> None:
+    """Read a parameter that is the model's affair.
+
+    Raises:
+        InvalidRequest: it is of a type that no parameter has.
+    """
     if isinstance(value, bool):
         into[key].bool_param = value
     elif isinstance(value, str):
@@ -116,6 +121,11 @@ def matching_fields(pattern: re.Pattern[str], fields: Iterable[tuple[str, str]])
     return [(name, value) for name, value in fields if pattern.search(name)]
 
 
+def is_known(key: str) -> bool:
+    """Whether a parameter means something to the server."""
+    return key in _KNOWN or key.startswith(_RESERVED)
+
+
 def add_forwarded(fields: Sequence[tuple[str, str]], into: _Parameters) -> None:
     """Add header fields to a request's parameters.
 
@@ -123,6 +133,6 @@ def add_forwarded(fields: Sequence[tuple[str, str]], into: _Parameters) -> None:
         InvalidRequest: a name is one that means something to the server.
     """
     for name, value in fields:
-        if name in _KNOWN or name.startswith(_RESERVED):
+        if is_known(name):
             raise InvalidRequest(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
         into[name].string_param = value
