@@ -268,6 +268,20 @@ def test_an_id_that_is_not_plain_is_still_returned() -> None:
     assert request.key is None
 
 
+@pytest.mark.parametrize("data", [b"[300,NaN]", b"[NaN,1]", b"[Inf,1]"])
+def test_an_array_of_integers_has_no_words(data: bytes) -> None:
+    text = compact({"inputs": [tensor("x", "INT64", [2], [1, 2])]}).replace(b"[1,2]", data)
+    assert refusal(text)[1].endswith("attempt to access JSON non-signed-integer as signed-integer")
+
+
+def test_an_id_beyond_ascii_does_not_keep_a_large_array_from_being_read() -> None:
+    text = '{"id":"\u00e9","inputs":[{"name":"x","datatype":"UINT8","shape":[20000],"data":[%s]}]}'
+    document = (text % ",".join(["7"] * 20_000)).encode()
+    request = read_cut(document)
+    assert request.contents == [b"\x07" * 20_000]
+    assert request.identifier == "\u00e9".encode()
+
+
 def test_large_arrays_are_read_in_pieces() -> None:
     values = np.random.default_rng(1).standard_normal((3, 50, 400)).astype(np.float32)
     document = compact({"inputs": [tensor("x", "FP32", [3, 50, 400], values.tolist())]})

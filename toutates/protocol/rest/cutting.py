@@ -50,8 +50,6 @@ def cut(buffer: bytes, start: int, end: int) -> Cut | None:
         found = _PLAIN_ID.match(buffer, at, end)
         if found is not None:
             id_start, id_end = found.span(1)
-        elif buffer[at : at + 1] == b'"':
-            return None
     arrays: list[int] = []
     at = start
     while True:
