@@ -201,6 +201,23 @@ def test_requests_that_differ_in_id_and_data_are_of_one_key() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[{"data":[1,2],"name":"x]}","datatype":"UINT8","shape":[2]}]}',
+        b'{"inputs":[{"name":"x]}","datatype":"UINT8","shape":[2],"data":[1,2]}],"outputs":[]}',
+        b'{"outputs":[],"inputs":[{"name":"x]}","datatype":"UINT8","shape":[2],"data": [1,2] }]}',
+        b'{"inputs":[{"shape":[2],"data":[[1],[2]],"name":"x","datatype":"UINT8"}],"id": "7"}',
+        b'{"id":"7","inputs":[{"shape":[2],"data":[1,2],"name":"x","datatype":"UINT8"},'
+        b'{"shape":[2],"data":["]}",""],"name":"y","datatype":"BYTES"}],"outputs":[{"name":"y"}]}',
+    ],
+)
+def test_a_key_is_found_wherever_the_data_stands(text: bytes) -> None:
+    request = read(text)
+    assert request.key is not None
+    assert request.contents[0] == b"\x01\x02"
+
+
 def test_binary_data_is_found_where_it_is() -> None:
     document = {"id": "7", "inputs": [tensor("x", "INT32", [1, 16], binary_data_size=64)]}
     known = read(document, INT32)
