@@ -98,7 +98,7 @@ class ResponseTemplate:
         #: which outputs are sent as binary data
         self._binary = tuple(index for index, is_binary in enumerate(binary) if is_binary)
         #: bytes of binary data, where all outputs are binary data of fixed sizes
-        self._size = 0 if varying else sum(size or 0 for size in sizes)
+        self._size = 0 if varying else sum(size for size in sizes if size is not None)
         #: header fields, by the size of the JSON
         self._fields: dict[int, bytes] = {}
 
