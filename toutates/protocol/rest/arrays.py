@@ -206,7 +206,7 @@ class NumberReader:
         self._decode = decoder.decode
         #: packs the values of an array that is not read in pieces: 20 ns each, where NumPy takes 50
         self._pack = None
-        if datatype.name != "BF16" and count <= PIECE_BYTES:
+        if datatype.name != "BF16":
             self._pack = struct.Struct(struct_format(datatype, count)).pack
 
     def read(self, text: bytes, pause: Pause | None = None) -> bytes:
@@ -301,7 +301,7 @@ def struct_format(datatype: Datatype, count: int) -> str:
 
 
 def _flat(text: bytes) -> bytes:
-    """A nested array of numbers without its inner brackets.
+    """A nested array of numbers, which begins with two brackets, as a flat one.
 
     The brackets become blanks once they are seen to be in pairs. Around an element there is then nothing that would not
     stand there without them; around no element there would be nothing at all, so empty arrays are not taken.
@@ -309,7 +309,7 @@ def _flat(text: bytes) -> bytes:
     Raises:
         Unreadable: the brackets do not fit, or something is empty.
     """
-    if text.find(b"[", 2) < 0 and text.find(b"]") == len(text) - 2 and text.endswith(b"]]"):
+    if text.find(b"[", 2) < 0:  # the array within is a flat one, or no array
         return text[1:-1]
     inner = text.translate(None, _NOT_BRACKETS)[1:-1]
     for _ in range(MAX_DEPTH - 1):
