@@ -204,8 +204,8 @@ class NumberReader:
         elif "INT" in datatype.name:
             decoder = _INTEGERS
         self._decode = decoder.decode
-        #: packs the values of an array that is not read in pieces: 20 ns each, where NumPy takes 50. It refuses those of
-        #: BF16, which are not the integers that ``struct`` takes them for.
+        #: packs the values of an array that is not read in pieces: 20 ns each, where NumPy takes 50. It refuses those
+        #: of BF16, which are not the integers that ``struct`` takes them for.
         self._pack = struct.Struct(struct_format(datatype, count)).pack
 
     def read(self, text: bytes, pause: Pause | None = None) -> bytes:
