@@ -10,6 +10,7 @@ import pytest
 
 from tests.protocol.rest.support import LIMIT, by_form, compact, read, read_cut, refusal, tensor
 from toutates.protocol.rest.cutting import cut
+from toutates.protocol.rest.parameters import matching_fields
 from toutates.protocol.rest.request import Target
 from toutates.system.errors import RequestError
 
@@ -179,6 +180,11 @@ def test_a_tensor_in_shared_memory_becomes_that_of_the_message() -> None:
 def test_forwarded_header_fields_become_parameters() -> None:
     target = Target("simple", "", LIMIT, [("MY_Header2", '"quoted"\\x')])
     assert read(simple(), target=target).message.parameters["MY_Header2"].string_param == '"quoted"\\x'
+
+
+def test_header_fields_are_chosen_by_a_part_of_their_name() -> None:
+    fields = [("my_header1", "a"), ("X-MY_HEADER2", "b"), ("other", "my_header")]
+    assert matching_fields(re.compile("my_header.*", re.IGNORECASE), fields) == fields[:2]
 
 
 @pytest.mark.parametrize("name", ["triton_x", "priority", "headers", "binary_data_output"])
