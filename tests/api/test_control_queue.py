@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from toutates.api.grpc import control_queue as module
-from toutates.api.grpc.control_queue import ControlQueue, on_main_thread
+from toutates.api import control_queue as module
+from toutates.api.control_queue import ControlQueue
+from toutates.api.grpc.main_thread import on_main_thread
 from toutates.h2grpc import Status, UnaryHandler
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import InvalidRequest, Unavailable

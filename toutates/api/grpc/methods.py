@@ -6,10 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import DataPlane
-from toutates.api.grpc.control_queue import ControlQueue, on_main_thread
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
+from toutates.api.grpc.main_thread import on_main_thread
 from toutates.api.grpc.shared_answers import shared_answers
 from toutates.api.grpc.unary import unary, unread
 from toutates.api.restrictions import RestrictedProtocol

@@ -1,8 +1,8 @@
-"""Calls that the main thread answers: RepositoryModelLoad, RepositoryModelUnload, and in some modes RepositoryIndex.
+"""Calls that the main thread answers: loads and unloads of models, and in some modes the repository's index.
 
-Loading takes long, so no worker waits for it. A handler puts its call into the ``ControlQueue``. The main thread runs
-the data plane's async function in a task, and the answer comes back by the worker's ``call_soon``. A load or unload
-goes on when its caller leaves, or when the deadline passes.
+Loading takes long, so no worker waits for it. A handler of any transport puts its call into the ``ControlQueue``. The
+main thread runs the data plane's async function in a task, and the answer comes back by the worker's ``call_soon``. A
+load or unload goes on when its caller leaves, or when the deadline passes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
-from google.protobuf.message import Message
 
-from toutates.api.grpc.statuses import STATUSES
-from toutates.api.grpc.unary import check_size
-from toutates.h2grpc import Call, UnaryHandler
 from toutates.net import Worker
-from toutates.protocol.parsing import parse
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Unavailable
 
-__all__ = ["ControlQueue", "on_main_thread"]
+__all__ = ["ControlQueue"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +29,10 @@ MAX_WAITING_BYTES: Final = 2**31
 _EXITING: Final = "Server exiting"
 _TOO_MANY: Final = "too many changes of models are waiting; try again later"
 
-Request = TypeVar("Request", bound=Message)
-#: Makes a response out of the bytes of a request.
-Work = Callable[[bytes], Awaitable[Message]]
+#: Of the bytes of a request, makes what sends the answer, to be called on the worker's thread. Raises RequestError.
+Work = Callable[[bytes], Awaitable[Callable[[], object]]]
+#: Sends an error; called on the worker's thread.
+Fail = Callable[[RequestError], object]
 
 
 @dataclass(eq=False, slots=True)
@@ -45,13 +41,13 @@ class _Waiting:
 
     Attributes:
         worker: the worker that the call belongs to.
-        call: the call.
+        send_error: fails it.
         size: bytes of its request.
         message: the request, until ``take_message``; then b"".
     """
 
     worker: Worker
-    call: Call
+    send_error: Fail
     size: int
     message: bytes
 
@@ -61,7 +57,7 @@ class _Waiting:
         return message
 
     def fail(self, error: RequestError) -> None:
-        self.worker.call_soon(partial(self.call.fail, STATUSES[type(error)], str(error)))
+        self.worker.call_soon(partial(_send, partial(self.send_error, error)))
 
 
 @dataclass(slots=True)
@@ -78,15 +74,20 @@ class ControlQueue:
     _waiting: set[_Waiting] = field(default_factory=set)
     _closed: bool = False
 
-    def put(self, worker: Worker, call: Call, work: Work) -> None:
+    def put(self, worker: Worker, message: bytes, work: Work, fail: Fail) -> None:
         """Have ``work`` answer a call. Called on the worker's thread.
+
+        Args:
+            worker: whose call it is.
+            message: its request.
+            work: answers it.
+            fail: answers it with an error.
 
         Raises:
             Unavailable: the server is exiting.
         """
-        message = call.message
         try:
-            self.token.run_sync_soon(self._begin, _Waiting(worker, call, len(message), message), work)
+            self.token.run_sync_soon(self._begin, _Waiting(worker, fail, len(message), message), work)
         except trio.RunFinishedError:
             raise Unavailable(_EXITING) from None
 
@@ -112,50 +113,17 @@ class ControlQueue:
 
     async def _answer(self, waiting: _Waiting, work: Work) -> None:
         try:
-            answer = (await work(waiting.take_message())).SerializeToString()
+            answer = await work(waiting.take_message())
         except RequestError as error:
             waiting.fail(error)
         except Exception:
             logger.exception("a change of models failed")
             waiting.fail(ExecutionFailed("internal error"))
         else:
-            waiting.worker.call_soon(partial(waiting.call.reply, answer))
+            waiting.worker.call_soon(partial(_send, answer))
         finally:
             self._waiting.discard(waiting)
 
 
-def on_main_thread(
-    queue: ControlQueue,
-    worker: Worker,
-    request_type: type[Request],
-    answer: Callable[[Request], Awaitable[Message]],
-    *,
-    refuse: Callable[[], None] = lambda: None,
-    large: bool = False,
-) -> UnaryHandler:
-    """A handler that parses the request on the main thread, awaits ``answer`` there, and sends what it returns.
-
-    Args:
-        queue: where calls wait.
-        worker: the worker whose handler it is.
-        request_type: the request's message class.
-        answer: returns the response; raises RequestError for a request that it refuses.
-        refuse: called on the worker's thread first; raises RequestError if no such call is answered.
-        large: whether requests may have any size. They are parsed in a thread of their own then.
-    """
-
-    async def work(message: bytes) -> Message:
-        if large:
-            request = await trio.to_thread.run_sync(parse, request_type, message)
-        else:
-            request = parse(request_type, message)
-        del message  # which may be large
-        return await answer(request)
-
-    def handle(call: Call) -> None:
-        refuse()
-        if not large:
-            check_size(request_type, call)
-        queue.put(worker, call, work)
-
-    return handle
+def _send(answer: Callable[[], object]) -> None:
+    answer()
