@@ -43,12 +43,12 @@ class Plain(Connection):
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.link: Any = None
-        self.output: list[bytes] = []
+        self.output: list[bytes | memoryview] = []
 
     def bind(self, link: Any) -> None:
         self.link = link
 
-    def write(self, *pieces: bytes) -> None:
+    def write(self, *pieces: bytes | memoryview) -> None:
         if pieces and not self.output and self.link is not None:
             self.worker.dirty.append(self.link)
         self.output += pieces
@@ -58,7 +58,7 @@ class Plain(Connection):
     def has_output(self) -> bool:
         return bool(self.output)
 
-    def take_output(self) -> Sequence[bytes]:
+    def take_output(self) -> Sequence[bytes | memoryview]:
         self.bulky = False
         output, self.output = self.output, []
         return output

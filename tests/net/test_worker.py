@@ -389,10 +389,10 @@ def test_accepting_pauses_when_there_are_no_file_descriptors(
         client.unary(b"")
 
         def swap() -> None:
-            old = server.worker.acceptor.listener
-            assert old is not None
-            server.worker.acceptor.epoll.unregister(old.fileno())
-            server.worker.acceptor.listen(Listener(fileno=old.detach()))
+            acceptor = server.worker.acceptor
+            _, (old, service) = acceptor.listeners.popitem()
+            acceptor.epoll.unregister(old.fileno())
+            acceptor.listen(Listener(fileno=old.detach()), service)
 
         server.call(swap)
         with server.client() as other:

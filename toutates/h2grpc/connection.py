@@ -55,6 +55,9 @@ class ServerConnection:
         shared: what the connections of one driver share; None if this connection shares nothing.
     """
 
+    #: HTTP/2 has windows for this
+    full = False
+
     __slots__ = (
         "_limit_hits",
         "_limits",

@@ -3,10 +3,11 @@
 There is no socket, clock, task or thread in here, and nothing of the rest of the server. ``Connection`` is the way in.
 """
 
+from toutates.http1.coding import Deflater
 from toutates.http1.connection import Connection, Receiving
-from toutates.http1.exchange import Request
+from toutates.http1.exchange import Answers, Request
 from toutates.http1.head import Head
 from toutates.http1.limits import Limits
 from toutates.http1.responses import Refused, encode_fields
 
-__all__ = ["Connection", "Head", "Limits", "Receiving", "Refused", "Request", "encode_fields"]
+__all__ = ["Answers", "Connection", "Deflater", "Head", "Limits", "Receiving", "Refused", "Request", "encode_fields"]

@@ -16,8 +16,8 @@ from enum import IntEnum
 from typing import Final
 
 from toutates.http1.chunks import ChunkReader
-from toutates.http1.coding import Inflater, too_large
-from toutates.http1.exchange import Answers, Request
+from toutates.http1.coding import CODINGS, Inflater, too_large
+from toutates.http1.exchange import Answers, Buffer, Request, write_text
 from toutates.http1.head import CHUNKED, Head, check_start, read_head
 from toutates.http1.limits import Limits
 from toutates.http1.responses import CONTINUE, Refused
@@ -25,8 +25,8 @@ from toutates.http1.responses import CONTINUE, Refused
 __all__ = ["Connection", "Receiving"]
 
 #: Heads, chunks and pieces of decompressed bodies that one call of ``receive`` or ``go_on`` reads at most. Each takes
-#: some tens of microseconds.
-STEPS: Final = 256
+#: up to 100 us.
+STEPS: Final = 64
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
@@ -54,17 +54,25 @@ class Connection:
         admit: looks at a head, before its body is read, and gives the bytes that the body may have. It may raise
             ``Refused``. It is asked once for heads that come again, so it may look at nothing but the head.
         common: gives the fields that every answer has (``encode_fields``), such as the date.
+        write_refusal: gives the fields and the body with which a refused request is answered; plain text by default.
+        make_request: makes a request of its head, its body and the connection's answers.
 
     Attributes:
         behind: whether ``go_on`` has something to do at once.
     """
 
     def __init__(
-        self, limits: Limits, admit: Callable[[Head], int] | None = None, common: Callable[[], bytes] = bytes
+        self,
+        limits: Limits,
+        admit: Callable[[Head], int] | None = None,
+        common: Callable[[], bytes] = bytes,
+        write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
+        make_request: Callable[[Head, bytes | bytearray, Answers], Request] = Request,
     ) -> None:
         self._limits = limits
         self._admit = admit or (lambda head: limits.max_body_size)
-        self._answers = Answers(common)
+        self._answers = Answers(common, write_refusal)
+        self._make_request = make_request
         self._heads: dict[bytes, Head] = {}
         #: what came; read up to ``_at``, and looked through for a head's end up to ``_seen``
         self._data = b""
@@ -125,6 +133,15 @@ class Connection:
             self._refuse(Refused(408, "the request took too long"))
         self._stop_reading()
 
+    def turn_away(self, refusal: Refused) -> None:
+        """Answer with an error before any request has come, and read nothing."""
+        self._refuse(refusal)
+
+    def lose(self) -> None:
+        """Read nothing more, and send only what ``take_output`` gives: the client is gone, or is to go."""
+        self._stop_reading()
+        self._answers.drop()
+
     def drain(self) -> None:
         """End the connection when what has been read of requests is answered; what waits to be read is dropped."""
         self._draining = True
@@ -133,9 +150,14 @@ class Connection:
 
     # --- to the peer -------------------------------------------------------------------------------------------------
 
-    def take_output(self) -> list[bytes]:
+    def take_output(self) -> list[Buffer]:
         """The bytes to send to the peer, in pieces; the connection forgets them."""
         return self._answers.take()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``take_output`` would return anything."""
+        return self._answers.has_output
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -217,6 +239,9 @@ class Connection:
         head = read_head(octets, limits)
         try:
             head.max_body_size = self._admit(head)
+            if head.coding and head.coding not in CODINGS:
+                text = "the only content-encodings that are understood are gzip and deflate"
+                raise Refused(415, text, b"accept-encoding: gzip, deflate\r\n")
             if head.body_size > head.max_body_size:
                 head.refusal = too_large(head.max_body_size)
         except Refused as refusal:
@@ -288,7 +313,7 @@ class Connection:
     def _complete(self, head: Head, body: bytes | bytearray, found: list[Request]) -> None:
         """Add a request that is whole to ``found``."""
         self._forget_body()
-        request = Request(head, body, self._answers)
+        request = self._make_request(head, body, self._answers)
         self._answers.add(request)
         found.append(request)
         if self._draining or not head.keep_alive:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from toutates.http1.coding import Deflater
 from toutates.http1.head import Head
 from toutates.http1.responses import LAST_CHUNK, Refused, chunk, encode_fields, has_no_body, status_line
 
-__all__ = ["Answers", "Request"]
+__all__ = ["Answers", "Buffer", "Request", "write_text"]
+
+Buffer = bytes | memoryview
 
 #: Bodies up to so many bytes are put into one piece with their head; a copy costs less than a second piece.
 JOINED_BYTES: Final = 65_536
@@ -20,24 +22,29 @@ MIN_COMPRESSED: Final = 1_024
 _TEXT: Final = encode_fields({"content-type": "text/plain; charset=utf-8"})
 
 
+def write_text(refusal: Refused) -> tuple[bytes, bytes]:
+    """The fields and the body of a refusal, as plain text."""
+    return _TEXT, f"{refusal.text}\n".encode()
+
+
 class Request:
     """A whole request, which waits for its answer: ``respond``, or ``begin``, ``send`` and ``end``.
 
     Attributes:
         head: the request line and the fields.
         body: decompressed.
+        open: whether the answer is not complete, and can still reach the client.
     """
 
-    __slots__ = ("_answers", "_chunked", "_deflater", "_silent", "body", "ended", "head", "held")
+    __slots__ = ("_answers", "_chunked", "_deflater", "_silent", "body", "head", "held", "open")
 
     def __init__(self, head: Head, body: bytes | bytearray, answers: Answers) -> None:
         self.head = head
         self.body = body
         self._answers = answers
-        #: whether the answer is complete
-        self.ended = False
+        self.open = True
         #: what waits for the answers before this one
-        self.held: list[bytes] = []
+        self.held: list[Buffer] = []
         self._deflater: Deflater | None = None
         self._chunked = False
         self._silent = False
@@ -67,9 +74,23 @@ class Request:
             self._answers.write(self, head + body)
         self._answers.end(self)
 
+    def respond_in_pieces(self, fields: bytes, pieces: Sequence[Buffer], length: int) -> None:
+        """Give the whole answer to a request that succeeded and is no HEAD, without joining its body.
+
+        Args:
+            fields: as for ``respond``.
+            pieces: of the body; they must not change until they are sent.
+            length: bytes of all of them.
+        """
+        answers = self._answers
+        head = answers.head_of(self, 200, b"%bcontent-length: %d\r\n" % (fields, length))
+        answers.write_all(self, (head, *pieces), len(head) + length)
+        answers.end(self)
+
     def refuse(self, refusal: Refused) -> None:
-        """Answer with an error, as text."""
-        self.respond(refusal.status, _TEXT + refusal.fields, f"{refusal.text}\n".encode())
+        """Answer with an error."""
+        fields, body = self._answers.write_refusal(refusal)
+        self.respond(refusal.status, fields + refusal.fields, body)
 
     def begin(self, status: int, fields: bytes = b"", *, compress: bool = False) -> None:
         """Begin an answer whose length is not known. Its body follows by ``send``; arguments as for ``respond``."""
@@ -110,18 +131,22 @@ class Answers:
 
     Args:
         common: gives the fields that every answer has, of ``encode_fields``.
+        write_refusal: gives the fields and the body of a refusal.
 
     Attributes:
         complete: whether no further requests come, so that the last answer ends the connection.
         size: bytes to send.
     """
 
-    __slots__ = ("_common", "_out", "_queue", "complete", "size")
+    __slots__ = ("_common", "_out", "_queue", "complete", "size", "write_refusal")
 
-    def __init__(self, common: Callable[[], bytes]) -> None:
+    def __init__(
+        self, common: Callable[[], bytes], write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text
+    ) -> None:
         self._common = common
+        self.write_refusal = write_refusal
         self._queue: deque[Request] = deque()
-        self._out: list[bytes] = []
+        self._out: list[Buffer] = []
         self.complete = False
         self.size = 0
 
@@ -136,7 +161,15 @@ class Answers:
     def close_after(self, request: Request) -> None:
         """The connection ends with the answer to ``request``; later requests get none."""
         while self._queue[-1] is not request:
-            self._queue.pop().ended = True
+            self._queue.pop().open = False
+        self.complete = True
+
+    def drop(self) -> None:
+        """The client gets no answer any more, but for what ``take`` gives."""
+        for request in self._queue:
+            request.open = False
+            request.held = []
+        self._queue.clear()
         self.complete = True
 
     def head_of(self, request: Request, status: int, fields: bytes) -> bytes:
@@ -150,10 +183,20 @@ class Answers:
 
     def write(self, request: Request, data: bytes) -> None:
         """A piece of an answer; what is written behind the last answer's end is dropped."""
-        if request.ended:
+        if not request.open:
             return
         self.size += len(data)
         (self._out if self._queue[0] is request else request.held).append(data)
+
+    def write_all(self, request: Request, pieces: Sequence[Buffer], length: int) -> None:
+        """Pieces of an answer, ``length`` bytes together."""
+        if not request.open:
+            return
+        self.size += length
+        if self._queue[0] is request:
+            self._out += pieces
+        else:
+            request.held.append(b"".join(pieces))  # a piece may be a small part of something large
 
     def interim(self, data: bytes) -> None:
         """Send an interim response, such as 100 Continue, while no answer is being sent."""
@@ -162,14 +205,19 @@ class Answers:
 
     def end(self, request: Request) -> None:
         """Note that an answer is complete; the next ones may be sent then."""
-        request.ended = True
-        while self._queue and self._queue[0].ended:
+        request.open = False
+        while self._queue and not self._queue[0].open:
             self._queue.popleft()
             if self._queue:
                 self._out += self._queue[0].held
                 self._queue[0].held = []
 
-    def take(self) -> list[bytes]:
+    @property
+    def has_output(self) -> bool:
+        """Whether ``take`` would return anything."""
+        return bool(self._out)
+
+    def take(self) -> list[Buffer]:
         """Remove and return what is to be sent, in pieces."""
         out, self._out = self._out, []
         self.size = sum(len(piece) for request in self._queue for piece in request.held)

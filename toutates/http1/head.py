@@ -8,11 +8,11 @@ second Content-Length or one beside Transfer-Encoding. What it leaves open is de
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from toutates.http1.coding import CODINGS, choose_coding
+from toutates.http1.coding import choose_coding
 from toutates.http1.limits import Limits
 from toutates.http1.responses import Refused
 
@@ -39,14 +39,16 @@ class Head:
         path: the target up to its query, not decoded.
         query: what follows the first "?", not decoded; "" if there is none.
         fields: header fields by lower-case name; values of one name are joined by ", ".
+        names: of the fields as they came, in their order, without repetition.
         http_1_0: whether the client speaks HTTP/1.0.
         keep_alive: whether the connection may go on after the answer.
         body_size: bytes of the body; CHUNKED where the body says so itself.
         expects_continue: whether the client waits for "100 Continue" before it sends the body.
-        coding: of the body: "gzip", "deflate" or "".
+        coding: of the body: "gzip", "deflate" or "", or another one as it came until the head is admitted.
         answer_coding: the one that the client likes best in an answer: "gzip", "deflate" or "".
         max_body_size: bytes that the body may have; set by the connection.
         refusal: why the request gets no further, whatever its body; set by the connection.
+        purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
     """
 
     __slots__ = (
@@ -59,13 +61,24 @@ class Head:
         "keep_alive",
         "max_body_size",
         "method",
+        "names",
         "path",
+        "purpose",
         "query",
         "refusal",
         "target",
     )
 
-    def __init__(self, method: str, target: str, fields: dict[str, str], *, http_1_0: bool, keep_alive: bool) -> None:
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        fields: dict[str, str],
+        *,
+        http_1_0: bool,
+        keep_alive: bool,
+        names: tuple[str, ...] = (),
+    ) -> None:
         self.method = method
         if not target.startswith("/") and "://" in target:  # RFC 9112 section 3.2.2
             target = "/" + target.partition("://")[2].partition("/")[2]
@@ -83,12 +96,11 @@ class Head:
         self.coding = fields.get("content-encoding", "").lower()
         if self.coding == "identity":
             self.coding = ""
-        if self.coding and self.coding not in CODINGS:
-            text = "the only content-encodings that are understood are gzip and deflate"
-            raise Refused(415, text, b"accept-encoding: gzip, deflate\r\n")
         self.answer_coding = choose_coding(fields["accept-encoding"]) if "accept-encoding" in fields else ""
         self.max_body_size = 0
         self.refusal: Refused | None = None
+        self.names = names
+        self.purpose: Any = None
 
 
 def _body_size(fields: dict[str, str], *, http_1_0: bool) -> int:
@@ -145,9 +157,12 @@ def read_head(octets: bytes, limits: Limits) -> Head:
     if len(reader.fields) > limits.max_fields:
         raise Refused(431, f"the request has more than {limits.max_fields} header fields")
     fields: dict[str, str] = {}
+    names: dict[str, str] = {}
     hosts = 0
     for octets_of_name, value in reader.fields:
-        name = octets_of_name.decode("latin-1").lower()
+        sent = octets_of_name.decode("latin-1")
+        name = sent.lower()
+        names.setdefault(name, sent)
         text = value.decode("latin-1").strip(" \t")
         fields[name] = f"{fields[name]}, {text}" if name in fields else text
         hosts += name == "host"
@@ -160,6 +175,7 @@ def read_head(octets: bytes, limits: Limits) -> Head:
         fields,
         http_1_0=http_1_0,
         keep_alive=_keeps_alive(fields.get("connection", ""), http_1_0=http_1_0),
+        names=tuple(names.values()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Accepting connections."""
+"""Accepting connections, from one listener or several."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from toutates.h2grpc.stream import NEVER
+from toutates.net.connection import Service
 from toutates.net.incidents import Incidents
 from toutates.net.schedule import Schedule
 from toutates.net.transport import EPOLLIN
@@ -23,12 +24,16 @@ ACCEPTS_PER_ROUND: Final = 32
 
 
 class Acceptor:
-    """Takes connections from a worker's listener.
+    """Takes connections from a worker's listeners.
 
     Args:
-        epoll: watches the listener.
+        epoll: watches the listeners.
         schedule, incidents: of the worker.
-        take: takes a socket that was accepted, its peer's address as text, and the time; raises nothing.
+        take: takes a socket that was accepted, its peer's address as text, the time, and the service of its listener;
+            raises nothing.
+
+    Attributes:
+        listeners: by file descriptor, each with the service of its connections.
     """
 
     def __init__(
@@ -36,53 +41,56 @@ class Acceptor:
         epoll: select.epoll,
         schedule: Schedule,
         incidents: Incidents,
-        take: Callable[[socket.socket, str, int], None],
+        take: Callable[[socket.socket, str, int, Service], None],
     ) -> None:
         self.epoll = epoll
         self._schedule = schedule
         self._incidents = incidents
         self._take = take
-        self.listener: socket.socket | None = None
+        self.listeners: dict[int, tuple[socket.socket, Service]] = {}
         self._again_ns = NEVER
 
-    def listen(self, listener: socket.socket) -> None:
-        """Accept from a bound and listening non-blocking socket."""
-        self.listener = listener
-        self._again_ns = NEVER
+    def listen(self, listener: socket.socket, service: Service) -> None:
+        """Accept from a bound and listening non-blocking socket, for ``service``."""
+        self.listeners[listener.fileno()] = listener, service
         self.epoll.register(listener.fileno(), EPOLLIN)
 
     def stop(self) -> None:
-        """Close the listener."""
-        if self.listener is not None:
-            self.listener.close()  # which takes it out of the epoll too
-            self.listener = None
-            self._again_ns = NEVER
-
-    def listens_on(self, fd: int) -> bool:
-        """Whether ``fd`` is the listener's."""
-        return self.listener is not None and fd == self.listener.fileno()
+        """Close the listeners."""
+        while self.listeners:
+            _, (listener, _) = self.listeners.popitem()
+            listener.close()  # which takes it out of the epoll too
+        self._again_ns = NEVER
 
     def tick(self, now_ns: int) -> None:
         """Do what is due by time."""
-        if now_ns >= self._again_ns and self.listener is not None:
-            self.listen(self.listener)
+        if now_ns >= self._again_ns:
+            self._again_ns = NEVER
+            for fd in self.listeners:
+                self.epoll.register(fd, EPOLLIN)
         self._schedule.plan(self._again_ns)
 
-    def accept(self, now_ns: int) -> None:
-        """Take the connections that are there, ACCEPTS_PER_ROUND of them."""
-        assert self.listener is not None
+    def accept(self, fd: int, now_ns: int) -> None:
+        """Take the connections of a listener that are there, ACCEPTS_PER_ROUND of them."""
+        listener, service = self.listeners[fd]
         for _ in range(ACCEPTS_PER_ROUND):
             try:
-                sock, address = self.listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in ACCEPT_OVERLOAD:
                     self._incidents.limit_hits["file_descriptors"] += 1
                     self._incidents.accepting_pauses(str(error.strerror))
-                    self.epoll.unregister(self.listener.fileno())
-                    self._again_ns = now_ns + ACCEPT_PAUSE_NS
-                    self._schedule.plan(self._again_ns)
+                    self._pause(now_ns)
                     return
                 continue  # the peer gave up before we came (ECONNABORTED and the like)
-            self._take(sock, f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix", now_ns)
+            self._take(sock, f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix", now_ns, service)
+
+    def _pause(self, now_ns: int) -> None:
+        """Accept nothing for a while."""
+        if self._again_ns == NEVER:
+            for fd in self.listeners:
+                self.epoll.unregister(fd)
+        self._again_ns = now_ns + ACCEPT_PAUSE_NS
+        self._schedule.plan(self._again_ns)

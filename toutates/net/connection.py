@@ -40,6 +40,8 @@ class Connection(Protocol):
 
     #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
     behind: bool = False
+    #: whether it can take no data until one of its requests is answered; it then calls ``Worker.go_on``
+    full: bool = False
 
     # --- bytes in and out
 

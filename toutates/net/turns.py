@@ -129,7 +129,7 @@ class Turns:
                 return
             events = connection.go_on(now_ns)
         if left is not None and not transport.dropped:
-            transport.pause(False)
+            transport.pause(connection.full)
 
     def _catch_up(self) -> None:
         """Give each connection that is behind a turn, for CATCH_UP_NS in all."""

@@ -66,7 +66,7 @@ AGE_FACTORS: Final = (0.9, 1.1)
 
 
 class Worker:
-    """Serves the connections of one listener in one thread.
+    """Serves the connections of its listeners in one thread.
 
     Made in any thread; ``run`` and all that services and handlers call belong to the worker's own.
 
@@ -77,7 +77,8 @@ class Worker:
         buffer_bytes: what connections may hold for slow peers, together; None for as much as they like.
 
     Attributes:
-        service: what new connections are for. Set before ``run``, because a service knows its worker.
+        service: what new connections are for, and what has the services of other listeners as its parts. Set before
+            ``run``, because a service knows its worker.
         tls: what new connections shake hands with, this worker's alone; None is plaintext. Set before ``run``, later by
             ``use_tls``.
         now_ns: the time of the current round, monotonic nanoseconds.
@@ -244,9 +245,17 @@ class Worker:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def run(
-        self, listener: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        listener: socket.socket,
+        *others: tuple[socket.socket, Service],
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> int:
         """Serve ``listener``, a bound and listening non-blocking socket, until a drain is complete.
+
+        Args:
+            listener: for connections of ``service``.
+            others: more such sockets, each with the service of its connections, which ``service`` starts and stops.
+            task_status: told when the worker listens.
 
         Returns:
             How many calls were cut off because the drain's grace was over.
@@ -257,7 +266,8 @@ class Worker:
         try:
             async with trio.open_nursery() as nursery:
                 self.service.start(nursery)
-                self.acceptor.listen(listener)
+                for sock, service in ((listener, self.service), *others):
+                    self.acceptor.listen(sock, service)
                 nursery.start_soon(self._keep_house)
                 task_status.started()
                 while not self.closing.draining or self.transports.open:
@@ -284,12 +294,12 @@ class Worker:
         self._visits = Visits(self.housekeeper, self.closing, incidents)
         self.acceptor = Acceptor(self._epoll, schedule, incidents, self._take)
 
-    def _take(self, sock: socket.socket, peer: str, now_ns: int) -> None:
+    def _take(self, sock: socket.socket, peer: str, now_ns: int, service: Service) -> None:
         """Make a connection for a socket that was accepted."""
         transports = self.transports
         try:
             try:
-                transport = self._make_transport(sock, peer, now_ns)
+                transport = self._make_transport(sock, peer, now_ns, service)
             except OSError as error:
                 self.incidents.not_taken(peer, str(error.strerror))
                 sock.close()
@@ -307,12 +317,12 @@ class Worker:
                 sock.close()
                 self.incidents.bug("connection that was to be taken", error)
 
-    def _make_transport(self, sock: socket.socket, peer: str, now_ns: int) -> Transport:
+    def _make_transport(self, sock: socket.socket, peer: str, now_ns: int, service: Service) -> Transport:
         limits = self.limits
         if self.tls is None:
-            return Transport(sock, self.service, peer, self._epoll, limits.max_unsent_bytes, now_ns)
+            return Transport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns)
         engine = TlsEngine(self.tls, limits.max_preface_bytes)
-        return TlsTransport(sock, self.service, peer, self._epoll, limits.max_unsent_bytes, now_ns, engine)
+        return TlsTransport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns, engine)
 
     def drain(self, grace_s: float) -> None:
         """Stop accepting, say goodbye on every connection, answer what is under way, then let ``run`` return.
@@ -372,8 +382,8 @@ class Worker:
                         self.closing.failed(transport, error)
                 elif fd == mailbox.fd:
                     mailbox.empty_eventfd()
-                elif self.acceptor.listens_on(fd):
-                    self.acceptor.accept(now_ns)
+                elif fd in self.acceptor.listeners:
+                    self.acceptor.accept(fd, now_ns)
             if mailbox.callbacks:
                 self._run_all(mailbox.take())
             if self._round_end:

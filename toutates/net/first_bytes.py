@@ -1,0 +1,126 @@
+"""Two protocols on one port: the first bytes of a connection tell HTTP/2 from HTTP/1.1, with and without TLS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import trio
+
+from toutates.h2grpc.frames import PREFACE
+from toutates.h2grpc.stream import Buffer
+from toutates.net.connection import Connection, Service
+
+__all__ = ["ByFirstBytes"]
+
+#: How a request of HTTP/1 begins. Methods have upper-case letters; ``PRI`` is the preface of HTTP/2.
+_HTTP1: Final = re.compile(rb"(?!PRI )[A-Z]{1,20} ")
+_MAYBE_HTTP1: Final = re.compile(rb"[A-Z]{0,20}")
+
+
+class ByFirstBytes(Service):
+    """Serves both protocols to the connections of one worker.
+
+    Args:
+        http2: for connections that begin with HTTP/2's preface, and for what is neither, which it refuses.
+        http1: for connections that begin with a request of HTTP/1.
+    """
+
+    def __init__(self, http2: Service, http1: Service) -> None:
+        self.http2 = http2
+        self.http1 = http1
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start both."""
+        self.http2.start(nursery)
+        self.http1.start(nursery)
+
+    def stop(self) -> None:
+        """Stop both."""
+        self.http1.stop()
+        self.http2.stop()
+
+    def connect(self) -> Connection:
+        """A connection for a socket that was accepted."""
+        return Undecided(self)
+
+    def handle(self, link: Any, event: Any) -> None:
+        """There are no events before the protocol is known."""
+        raise AssertionError("an event of no protocol")
+
+    def choose(self, start: bytes) -> Service | None:
+        """The service for a peer that has sent ``start``; None where more is needed."""
+        if _HTTP1.match(start):
+            return self.http1
+        # The preface is looked at by one byte more than its method: there are methods that begin with PRI.
+        return None if _MAYBE_HTTP1.fullmatch(start) and len(start) < len(PREFACE) else self.http2
+
+
+class Undecided(Connection):
+    """A connection whose peer has not said enough. It then gives its place to one of the peer's protocol."""
+
+    established = False
+    closed = False
+    has_output = False
+    awaits_request = False
+    open_calls = calls_begun = 0
+
+    def __init__(self, services: ByFirstBytes) -> None:
+        self._services = services
+        self._seen = b""
+        self._link: Any = None
+        self._leaving = False
+
+    def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
+        """Take the first bytes; once they say enough, returns what the connection of their protocol makes of them."""
+        self._seen += data
+        service = self._services.choose(self._seen)
+        if service is None:
+            return []
+        events: list[Any] = self._become(service).receive_data(self._seen, now_ns)
+        return events
+
+    def _become(self, service: Service) -> Connection:
+        self._link.speak(service)
+        connection: Connection = self._link.connection
+        return connection
+
+    def go_on(self, now_ns: int) -> list[Any]:
+        """Nothing is left to do."""
+        self.behind = False
+        return []
+
+    def take_output(self) -> Sequence[Buffer]:
+        """There is none."""
+        return ()
+
+    def bind(self, link: Any) -> None:
+        """See ``Connection``."""
+        self._link = link
+
+    def begin_shutdown(self, reason: str) -> None:
+        """No request has begun, so the connection can be closed."""
+        self._leaving = True
+
+    def refuse(self, reason: str) -> None:
+        """Refuse as HTTP/2 does: nobody knows what the peer will speak."""
+        self._become(self._services.http2).refuse(reason)
+
+    def end(self, reason: str, limit: str) -> list[Any]:
+        """End as HTTP/2 does."""
+        return self._become(self._services.http2).end(reason, limit)
+
+    def connection_lost(self) -> list[Any]:
+        """The socket is gone."""
+        return []
+
+    @property
+    def drained(self) -> bool:
+        """Whether the connection may be closed."""
+        return self._leaving
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received."""
+        return len(self._seen)

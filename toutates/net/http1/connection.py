@@ -1,0 +1,264 @@
+"""A worker's connection that speaks HTTP/1.1: ``http1.Connection`` reads and writes its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toutates.h2grpc.output import BULKY_BYTES
+from toutates.h2grpc.stream import NEVER, Buffer
+from toutates.http1 import Answers, Head, Limits, Receiving, Refused, Request
+from toutates.http1 import Connection as Http1
+from toutates.net.connection import Connection
+from toutates.net.worker import Worker
+
+__all__ = ["Ended", "HttpCall", "HttpConnection", "Leaving"]
+
+_UNAVAILABLE: Final = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A connection has ended itself, because of ``reason``."""
+
+    reason: str
+
+
+class Leaving:
+    """A connection is to be closed once its last answer is out."""
+
+
+class HttpCall(Request):
+    """A request and its answer; ``http1.Request`` says how that is given.
+
+    Attributes:
+        connection: it came by.
+        context: for whoever answers it; None until that sets it.
+    """
+
+    __slots__ = ("connection", "context")
+
+    #: HTTP has none
+    deadline_ns = NEVER
+
+    def __init__(self, head: Head, body: bytes | bytearray, answers: Answers, connection: HttpConnection) -> None:
+        super().__init__(head, body, answers)
+        self.connection = connection
+        self.context: Any = None
+
+    @property
+    def link(self) -> Any:
+        """The driver's object for the connection; None once that is gone."""
+        return self.connection.link
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are kept for this request beside its connection; negative ones when they are let go."""
+        self.connection.kept_bytes += size
+
+    def reply(self, status: int, fields: bytes, body: bytes) -> None:
+        """Answer in full; does nothing once the request is no longer open. Arguments as for ``respond``."""
+        if self.open:
+            self.respond(status, fields, body)
+            self.connection.written()
+
+    def reply_in_pieces(self, fields: bytes, pieces: Sequence[Buffer], length: int) -> None:
+        """Answer a request that succeeded; arguments as for ``respond_in_pieces``."""
+        if self.open:
+            self.respond_in_pieces(fields, pieces, length)  # type: ignore[arg-type]
+            self.connection.written(bulky=length >= BULKY_BYTES)
+
+    def reply_in_chunks(self, status: int, fields: bytes, pieces: Sequence[bytes]) -> None:
+        """Answer with a chunk for each piece."""
+        if self.open:
+            self.begin(status, fields)
+            for piece in pieces:
+                self.send(piece)
+            self.end()
+            self.connection.written()
+
+
+class HttpConnection(Connection):
+    """One connection of a worker.
+
+    Args:
+        worker: whose it is.
+        limits: of HTTP.
+        admit: looks at a head before its body is read, see ``http1.Connection``.
+        write_refusal: see there.
+        call_class: of the calls.
+
+    Attributes:
+        kept_bytes: of requests that handlers keep (``HttpCall.hold``).
+        link: what the connection is bound to; None before, and once it is gone.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        limits: Limits,
+        admit: Callable[[Head], int],
+        write_refusal: Callable[[Refused], tuple[bytes, bytes]],
+        call_class: type[HttpCall] = HttpCall,
+    ) -> None:
+        self._worker = worker
+        self._dirty = worker.dirty
+        self._http = Http1(limits, admit, write_refusal=write_refusal, make_request=self._make_call)
+        self._call_class = call_class
+        self.link: Any = None
+        self.kept_bytes = 0
+        self.full = False
+        self._bulky = False
+        self._closed = False
+        #: whether the worker was told that the connection is to be closed after its last answer
+        self._leaving = False
+        #: whether the worker knows of the output
+        self._announced = False
+        self._calls_begun = 0
+
+    def _make_call(self, head: Head, body: bytes | bytearray, answers: Answers) -> HttpCall:
+        return self._call_class(head, body, answers, self)
+
+    # --- for calls ---------------------------------------------------------------------------------------------------
+
+    def written(self, *, bulky: bool = False) -> None:
+        """An answer was given: see that it is sent, and that requests which have waited for it go on."""
+        self._announce()
+        self._bulky = self._bulky or bulky
+        if self.link is None:
+            return
+        if self.full:
+            self._worker.go_on(self.link)
+        elif self._http.receiving is Receiving.ENDED and not self._leaving:
+            self._leaving = True
+            self._worker.leave(self.link, "")
+
+    def _announce(self) -> None:
+        if not self._announced and self.link is not None and self._http.has_output:
+            self._announced = True
+            self._dirty.append(self.link)
+
+    # --- bytes in and out --------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
+        """Take received bytes; returns the calls that they complete."""
+        if self._closed:
+            return []
+        return self._after(self._http.receive(data))
+
+    def go_on(self, now_ns: int) -> list[Any]:
+        """Read on in what has been received earlier."""
+        if self._closed:
+            self.behind = False
+            return []
+        return self._after(self._http.go_on())
+
+    def _after(self, calls: list[Any]) -> list[Any]:
+        http = self._http
+        self._calls_begun += len(calls)
+        self.behind = http.behind
+        receiving = http.receiving
+        if receiving is Receiving.PAUSED or self.full:
+            # What is read in vain would have to be kept, so nothing is.
+            self.full = receiving is Receiving.PAUSED and not http.behind
+            if self.full and self.link is not None:
+                self.link.pause(True)
+        self._announce()
+        if receiving is Receiving.ENDED and not self._leaving:
+            self._leaving = True
+            calls.append(_LEAVING)
+        return calls
+
+    def take_output(self) -> Sequence[Buffer]:
+        """The bytes to send now, in order; the connection forgets them."""
+        self._announced = self._bulky = False
+        return self._http.take_output()
+
+    def bind(self, link: Any) -> None:
+        """Have ``link`` put into the worker's list as soon as there is output; None when the driver lets go."""
+        self.link = link
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``take_output`` would return anything."""
+        return self._http.has_output
+
+    @property
+    def bulky(self) -> bool:
+        """Whether the output is worth sending piece by piece instead of joined."""
+        return self._bulky
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """HTTP/1.1 has nothing to ask a peer with. One that waits for an answer owes no sign of life."""
+        if self._http.unanswered and self.link is not None:
+            self.link.last_read_ns = self._worker.now_ns
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def begin_shutdown(self, reason: str) -> None:
+        """Answer what has begun, and read nothing more. Idle clients see the connection end."""
+        self._leaving = True
+        self._http.drain()
+        self._announce()
+
+    def refuse(self, reason: str) -> None:
+        """Turn the connection away with status 503."""
+        self._worker.limit_hits["connections"] += 1
+        self._http.turn_away(Refused(_UNAVAILABLE, reason))
+        self._closed = True
+
+    def end(self, reason: str, limit: str) -> list[Any]:
+        """End the connection; a request that is not whole is answered with 408 where that is the reason."""
+        if limit:
+            self._worker.limit_hits[limit] += 1
+        if limit == "stall_timeout":
+            self._http.time_out()
+        self._close()
+        return [Ended(reason)]
+
+    def connection_lost(self) -> list[Any]:
+        """The socket is gone: nobody waits for answers any more."""
+        self._close()
+        return []
+
+    def _close(self) -> None:
+        self._closed = True
+        self.behind = self.full = False
+        self._http.lose()
+
+    # --- what it is at -----------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self._closed
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is read any more, and every answer is complete."""
+        return self._closed or self._http.finished
+
+    @property
+    def open_calls(self) -> int:
+        """Requests that wait for their answer."""
+        return self._http.unanswered
+
+    @property
+    def calls_begun(self) -> int:
+        """Requests so far."""
+        return self._calls_begun
+
+    @property
+    def awaits_request(self) -> bool:
+        """Whether the peer owes the rest of a request."""
+        return self._http.receiving in (Receiving.HEAD, Receiving.BODY)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of requests that are not whole or that handlers keep, and of answers that are not sent."""
+        return self._http.held_bytes + self.kept_bytes
+
+
+_LEAVING: Final = Leaving()

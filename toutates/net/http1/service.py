@@ -1,0 +1,116 @@
+"""HTTP/1.1 as a worker serves it: requests are handed to a handler, whose errors become answers."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from toutates.http1 import Head, Limits, Refused
+from toutates.net.connection import Connection, Service
+from toutates.net.http1.connection import Ended, HttpCall, HttpConnection
+from toutates.net.side_thread import SideThread
+from toutates.net.worker import Worker
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+
+__all__ = ["Handler", "HttpService", "http_limits"]
+
+#: Requests of one connection that wait for their answers; further ones are not read meanwhile.
+MAX_PIPELINED: Final = 64
+#: Heads that a connection remembers: of tens of models, with and without a trace context or a token that stays.
+REMEMBERED_HEADS: Final = 32
+
+
+def http_limits(worker: Worker) -> Limits:
+    """The limits of HTTP, of those that all connections of a worker have."""
+    limits = worker.limits
+    return Limits(
+        max_head_size=limits.max_header_list_size,
+        max_body_size=min(limits.max_message_size, limits.max_buffered_bytes),
+        max_pipelined=MAX_PIPELINED,
+        remembered_heads=REMEMBERED_HEADS,
+    )
+
+
+class Handler(Protocol):
+    """What answers the requests of one worker, on its thread.
+
+    Attributes:
+        call_class: of the requests that it gets.
+    """
+
+    call_class: type[HttpCall]
+
+    def admit(self, head: Head) -> int:
+        """Look at a head before its body is read; returns the bytes that the body may have.
+
+        It is asked once for heads that come again. What it finds out goes into ``Head.purpose``.
+
+        Raises:
+            Refused: the request is answered with an error.
+        """
+        ...
+
+    def handle(self, call: Any) -> None:
+        """Answer a request, now or later. Must not block. It may raise RequestError, which ``fail`` answers."""
+        ...
+
+    def fail(self, call: Any, error: RequestError) -> None:
+        """Answer a request with an error. Does nothing once it is no longer open."""
+        ...
+
+    def write_refusal(self, refusal: Refused) -> tuple[bytes, bytes]:
+        """The fields and the body with which a refused request is answered."""
+        ...
+
+
+class HttpService(Service):
+    """Serves the HTTP/1.1 connections of one worker.
+
+    Args:
+        worker: whose connections these are.
+        handler: answers the requests.
+        side: the worker's thread for what takes long, which is ended with this service.
+    """
+
+    def __init__(self, worker: Worker, handler: Handler, side: SideThread) -> None:
+        self._worker = worker
+        self._handler = handler
+        self._side = side
+        self._limits: Limits | None = None
+
+    def connect(self) -> Connection:
+        """A connection for a socket that was accepted."""
+        if self._limits is None:
+            self._limits = http_limits(self._worker)  # on the worker's thread, from its own copy
+        handler = self._handler
+        return HttpConnection(self._worker, self._limits, handler.admit, handler.write_refusal, handler.call_class)
+
+    def handle(self, link: Any, event: Any) -> None:
+        """Deal with one event of a connection. A request, nearly every event, is handed to the handler here."""
+        if not isinstance(event, HttpCall):
+            if isinstance(event, Ended):
+                self._worker.connection_over(link, event.reason)
+            else:
+                self._worker.leave(link, "")
+            return
+        call = event
+        handler = self._handler
+        try:
+            try:
+                handler.handle(call)
+            except RequestError as error:
+                handler.fail(call, error)
+            except MemoryError:  # which comes with every request then: no traceback for each
+                handler.fail(call, Overloaded("the server is out of memory"))
+        except Exception as error:
+            head = call.head
+            self._worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, self._worker.peer(call))
+            handler.fail(call, ExecutionFailed("internal error"))
+        call.body = b""  # a call that waits must not keep what it was asked with
+
+    def stop(self) -> None:
+        """End the other thread."""
+        self._side.stop()
+
+    def is_wanted(self, event: Any) -> bool:
+        """Whether an event that has waited for its connection's turn still means something."""
+        return not isinstance(event, HttpCall) or event.open

@@ -1,0 +1,85 @@
+"""A thread beside a worker's, for what would hold up its other connections.
+
+It gives way to every other thread of the process where processors are scarce, does one job of each connection in turn,
+and is started by the first job. So a client that sends nothing but large jobs has its own slowed down, and those of
+other clients by one job each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Job", "SideThread"]
+
+#: How much the thread gives way: a tenth of the weight of others on the same processor.
+NICENESS: Final = 10
+
+#: Runs in the thread, and returns what is to be called on the worker's thread then. It raises nothing.
+Job = Callable[[], Callable[[], None]]
+
+
+class SideThread:
+    """The thread and its jobs. Used by one worker.
+
+    Args:
+        name: of the thread.
+        call_soon: the worker's.
+    """
+
+    def __init__(self, name: str, call_soon: Callable[[Callable[[], None]], None]) -> None:
+        self._name = name
+        self._call_soon = call_soon
+        self._thread: threading.Thread | None = None
+        #: guards the next two
+        self._changed = threading.Condition()
+        #: by connection, the one that is next in turn first
+        self._waiting: OrderedDict[object, deque[Job]] = OrderedDict()
+        self._stopped = False
+
+    def put(self, connection: object, job: Job) -> None:
+        """Have a job of a connection done.
+
+        Raises:
+            RuntimeError: the system has no thread for it.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
+        with self._changed:
+            self._waiting.setdefault(connection, deque()).append(job)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread, once it has finished its present job; the others are dropped."""
+        with self._changed:
+            self._stopped = True
+            self._waiting.clear()
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (job := self._next()) is not None:
+            self._call_soon(job())
+            del job  # while it waits, the thread keeps nothing
+
+    def _next(self) -> Job | None:
+        """The next job; None once the thread is to end."""
+        with self._changed:
+            while not self._waiting and not self._stopped:
+                self._changed.wait()
+            if self._stopped:
+                return None
+            connection, jobs = next(iter(self._waiting.items()))
+            job = jobs.popleft()
+            if jobs:
+                self._waiting.move_to_end(connection)
+            else:
+                del self._waiting[connection]
+            return job
