@@ -125,7 +125,7 @@ def toutates(name: str, title: str, python: str, flags: Sequence[str]) -> Kind:
 
     def command(site: Site) -> Sequence[str]:
         # With the HTTP side, as by default; but several servers may run at once.
-        address = ("--grpc-addr", f"127.0.0.1:{site.port}", "--metrics-addr", "127.0.0.1:0")
+        address = ("--grpc-addr", f"127.0.0.1:{site.port}", "--metrics-addr", "127.0.0.1:0", "--http-addr", "off")
         return [python, "-m", "toutates", "--model-repository", str(site.repository), *address, *flags]
 
     return Kind(name, title, command, counts=True, reads_config=True)

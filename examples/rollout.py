@@ -51,7 +51,7 @@ def write_version(repository: Path, number: int, factor: float) -> None:
 def server(repository: Path) -> Iterator[str]:
     """A server on a free port; gives its address."""
     command = [sys.executable, "-m", "toutates", "--model-repository", str(repository), "--grpc-addr", "127.0.0.1:0"]
-    command += ["--metrics-addr", "off"]
+    command += ["--metrics-addr", "off", "--http-addr", "off"]
     command += ["--model-control-mode", "explicit", "--load-model", MODEL]
     log_path = repository.parent / "server.log"
     with log_path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from toutates.api.rest.handler import RestSettings
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.command import main as cli
 from toutates.command.flags import ALIASES, FLAGS, GROUPS, LIMITS, REFUSED
@@ -90,6 +91,15 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--trace-endpoint", "http://c", "tracing", read_trace_options({}, endpoint="http://c")),
+    ("--http-addr", "[::1]:98", "http_addr", Address("::1", 98)),
+    ("--http-max-input-size", "5", "rest", RestSettings(5)),
+    (
+        "--http-restricted-api",
+        "inference, trace:X-Key=s=:",
+        "rest",
+        RestSettings(restrictions=(RestrictedProtocol(("inference", "trace"), "X-Key", "s=:"),)),
+    ),
+    ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),

@@ -87,14 +87,15 @@ def test_docker_compose_takes_the_file() -> None:
 
 def test_no_two_services_publish_the_same_port() -> None:
     published = [port.split(":")[1] for service in SERVICES.values() for port in service.get("ports", ())]
-    assert len(set(published)) == len(published) == 4
+    assert len(set(published)) == len(published) == 5
 
 
 def test_the_server_has_the_flags_and_ports_that_it_is_given() -> None:
     options = served()
     assert options.metrics_addr is not None
-    assert ports("toutates") == {options.grpc_addr.port, options.metrics_addr.port}
-    assert options.grpc_addr.host == options.metrics_addr.host == "0.0.0.0"
+    assert options.http_addr is not None
+    assert ports("toutates") == {options.grpc_addr.port, options.http_addr.port, options.metrics_addr.port}
+    assert options.grpc_addr.host == options.http_addr.host == options.metrics_addr.host == "0.0.0.0"
     [exposed] = of_stage("EXPOSE")
     assert {int(port) for port in exposed.split()} == ports("toutates")
 

@@ -36,7 +36,7 @@ def broken_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The server that the tests share. Its log shows at the end that no handler failed, nor the GIL came back."""
-    with running(repository, tmp_path_factory.mktemp("server")) as process:
+    with running(repository, tmp_path_factory.mktemp("server"), ["--http-addr", "127.0.0.1:0"]) as process:
         yield process
         assert process.stop() == 0
         assert "Traceback" not in process.log

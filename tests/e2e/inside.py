@@ -92,7 +92,9 @@ def serve(repository: Path, visit: Callable[[Inside], None], **options: Any) -> 
             super().__init__(*arguments, **more)
             managers.append(self)
 
-    settings = Options((repository,), grpc_addr=Address("127.0.0.1", 0), **{"metrics_addr": None, **options})
+    settings = Options(
+        (repository,), grpc_addr=Address("127.0.0.1", 0), **{"metrics_addr": None, "http_addr": None, **options}
+    )
     code: list[int] = []
 
     async def main() -> None:

@@ -26,10 +26,11 @@ PYTHON: Final = os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
 #: A server in an interpreter of its own, as its users start it.
 FRESH: Final = ("-m", "toutates")
 
-#: The port of the HTTP side is fixed by default, and tests start many servers at once.
-NO_HTTP: Final = ("--metrics-addr", "off")
+#: The ports of HTTP are fixed by default, and tests start many servers at once.
+NO_HTTP: Final = ("--metrics-addr", "off", "--http-addr", "off")
 
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
+_REST = re.compile(r", HTTP on 127\.0\.0\.1:(\d+) with ")
 _STATUS_PAGE = re.compile(r"status page on http://127\.0\.0\.1:(\d+)/")
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
 _STOP_SECONDS = 60.0
@@ -71,6 +72,13 @@ class ServerProcess:
     def address(self) -> str:
         """Where it listens, host:port."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def rest_port(self) -> int:
+        """Of REST, where it was told to have one (``--http-addr 127.0.0.1:0``)."""
+        match = _REST.search(self.log)
+        assert match is not None, self.log
+        return int(match[1])
 
     @property
     def http_port(self) -> int:

@@ -206,17 +206,16 @@ def connected(server: ServerProcess) -> socket.socket:
 @pytest.mark.parametrize(
     "opening",
     [
-        b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
-        b"GET / HTTP/1.0\r\n\r\n",
+        b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET /v2/health/ready HTTP/1.0\r\n\r\n",
     ],
 )
-def test_http_1_is_told_where_it_is(server: ServerProcess, opening: bytes) -> None:
+def test_http_1_is_spoken_as_well(server: ServerProcess, opening: bytes) -> None:
     with connected(server) as sock:
         sock.sendall(opening)
         answer = everything(sock)
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert answer.endswith(b"This is a gRPC port: it speaks HTTP/2 with prior knowledge, not HTTP/1.\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b'{"ready":true}')
 
 
 @pytest.mark.usefixtures("client")

@@ -12,6 +12,7 @@ import numpy as np
 from toutates.engine.result import BatchResult, Outputs, Timing
 from toutates.engine.servable import Consumer
 from toutates.infer.inflight import Inflight
+from toutates.infer.reading import request_id
 from toutates.infer.service import InferService
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.protocol.datatypes import BY_NAME
@@ -131,6 +132,9 @@ class KnownTransport:
 
     def status_of(self, error: type[RequestError] | None) -> Status:
         return Status.FINE if error is None else Status.WRONG
+
+    def request_id(self, id_field: bytes) -> str:
+        return request_id(id_field)
 
     def peer(self, call: object) -> str:
         return PEER

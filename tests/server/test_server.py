@@ -87,7 +87,7 @@ async def started(options: Options) -> AsyncIterator[Running]:
 
 
 def options_of(repository: Path, **more: Any) -> Options:
-    return Options((repository,), **{"grpc_addr": LOOPBACK, "metrics_addr": None, **more})
+    return Options((repository,), **{"grpc_addr": LOOPBACK, "metrics_addr": None, "http_addr": None, **more})
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -193,9 +193,9 @@ def test_a_worker_that_fails_ends_the_server_with_a_failure(
     repository: Path, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Worker):
-        async def run(self, listener: socket.socket, **more: Any) -> int:
+        async def run(self, listener: socket.socket, *others: Any, **more: Any) -> int:
             if self.name != "worker-0":
-                return await super().run(listener, **more)
+                return await super().run(listener, *others, **more)
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(workers_module, "Worker", Failing)

@@ -1,9 +1,12 @@
-"""Restricted protocols: groups of RPCs that only callers with a secret may use, in the words of Triton's flag.
+"""Restricted protocols: groups of RPCs that only callers with a secret may use, in the words of Triton's flags.
 
     --grpc-restricted-protocol=PROTOCOLS:KEY=VALUE
+    --http-restricted-api=PROTOCOLS:KEY=VALUE
 
-restricts every RPC of the groups PROTOCOLS to calls whose metadata have ``triton-grpc-protocol-KEY: VALUE``. This
-module reads the flag; ``toutates.api.grpc.guards`` enforces it. The value is a secret: no text made here shows it.
+The first restricts every RPC of the groups PROTOCOLS to calls whose metadata have ``triton-grpc-protocol-KEY: VALUE``,
+the second every endpoint of them to requests with the header field ``KEY: VALUE``. This module reads the flags;
+``toutates.api.grpc.guards`` and ``toutates.api.rest.handler`` enforce them. The value is a secret: no text made here
+shows it.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["FLAG", "PROTOCOLS", "RestrictedProtocol", "parse_restrictions", "without_secret"]
+__all__ = ["FLAG", "HTTP_FLAG", "PROTOCOLS", "RestrictedProtocol", "parse_restrictions", "without_secret"]
 
 FLAG: Final = "--grpc-restricted-protocol"
+HTTP_FLAG: Final = "--http-restricted-api"
+_NOUNS: Final = {FLAG: "restricted protocol", HTTP_FLAG: "restricted api"}
+_CARRIERS: Final = {FLAG: "metadata", HTTP_FLAG: "header field"}
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
@@ -52,6 +58,7 @@ PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _HEADER_PREFIX: Final = "triton-grpc-protocol-"
 #: Metadata names that gRPC allows, and values that it sends unencoded.
 _KEY: Final = re.compile(r"[0-9a-z_.-]+")
+_FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"(?! )[ -~]+(?<! )")
 _FORM: Final = "write PROTOCOLS:KEY=VALUE, such as model-repository,logging:admin-key=SECRET"
 
@@ -76,8 +83,8 @@ class RestrictedProtocol:
         return tuple(path for protocol in self.protocols for path in PROTOCOLS[protocol])
 
 
-def parse_restrictions(texts: Sequence[str]) -> tuple[RestrictedProtocol, ...]:
-    """Read all values of the flag.
+def parse_restrictions(texts: Sequence[str], flag: str = FLAG) -> tuple[RestrictedProtocol, ...]:
+    """Read all values of the flag, or of REST's.
 
     Raises:
         ConfigurationError: one of them is not of the flag's form, or a protocol is unknown, or named twice.
@@ -85,44 +92,48 @@ def parse_restrictions(texts: Sequence[str]) -> tuple[RestrictedProtocol, ...]:
     restrictions: list[RestrictedProtocol] = []
     seen: set[str] = set()
     for text in texts:
-        restriction = _parse(text)
+        restriction = _parse(text, flag)
         for protocol in restriction.protocols:
             if protocol in seen:
                 raise _mistake(
-                    f"restricted protocol '{protocol}' can not be specified in multiple config groups",
+                    f"{_NOUNS[flag]} '{protocol}' can not be specified in multiple config groups",
                     text,
-                    "name each protocol once, in all of these flags together",
+                    "name each of them once, in all of these flags together",
+                    flag,
                 )
             seen.add(protocol)
         restrictions.append(restriction)
     return tuple(restrictions)
 
 
-def _parse(text: str) -> RestrictedProtocol:
+def _parse(text: str, flag: str) -> RestrictedProtocol:
     groups, colon, rest = text.partition(":")
     key, equals, value = rest.partition("=")
     if not colon or not equals or "=" in groups:
-        raise _mistake("is not PROTOCOLS:KEY=VALUE", text, _FORM)
+        raise _mistake("is not PROTOCOLS:KEY=VALUE", text, _FORM, flag)
     protocols = tuple(name.strip() for name in groups.split(","))
     for name in protocols:
         if name not in PROTOCOLS:
-            raise _mistake(f"unknown restricted protocol '{name}'", text, f"choose from {', '.join(PROTOCOLS)}")
+            raise _mistake(f"unknown {_NOUNS[flag]} '{name}'", text, f"choose from {', '.join(PROTOCOLS)}", flag)
     if not key:
-        raise _mistake("has an empty key", text, _FORM)
+        raise _mistake("has an empty key", text, _FORM, flag)
     # Metadata whose name ends in "-bin" have base64 values.
-    if not _KEY.fullmatch(key) or key.endswith("-bin"):
+    if flag == HTTP_FLAG:
+        if not _FIELD_NAME.fullmatch(key):
+            raise _mistake(f"no header field can have the name '{key}'", text, "make it of letters, digits and -", flag)
+    elif not _KEY.fullmatch(key) or key.endswith("-bin"):
         remedy = "make it of a-z, 0-9, '_', '-' and '.', without '-bin' at its end"
-        raise _mistake(f"no metadata can have the key '{key}'", text, remedy)
+        raise _mistake(f"no metadata can have the key '{key}'", text, remedy, flag)
     if not value:
-        raise _mistake("has an empty value", text, _FORM)
+        raise _mistake("has an empty value", text, _FORM, flag)
     if not _VALUE.fullmatch(value):
         remedy = "make it of printable ASCII, without spaces at its ends"
-        raise _mistake("has a value that no metadata can have", text, remedy)
-    return RestrictedProtocol(protocols, _HEADER_PREFIX + key, value)
+        raise _mistake(f"has a value that no {_CARRIERS[flag]} can have", text, remedy, flag)
+    return RestrictedProtocol(protocols, key if flag == HTTP_FLAG else _HEADER_PREFIX + key, value)
 
 
-def _mistake(problem: str, text: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(problem, key=FLAG, value=without_secret(text), remedy=remedy)
+def _mistake(problem: str, text: str, remedy: str, flag: str) -> ConfigurationError:
+    return ConfigurationError(problem, key=flag, value=without_secret(text), remedy=remedy)
 
 
 def without_secret(text: str) -> str:

@@ -247,6 +247,36 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             option="shutdown_grace_s",
         ),
     ),
+    "HTTP": (
+        Flag(
+            "http-addr",
+            "ADDR",
+            "serve REST (the v2 protocol) on this HOST:PORT, or off; the port of --grpc-addr speaks it too",
+            "0.0.0.0:8000",
+            address_or_off,
+        ),
+        Flag(
+            "http-max-input-size",
+            "BYTES",
+            "take JSON, and inputs without JSON, of up to BYTES bytes",
+            "67108864",
+            positive,
+        ),
+        Flag(
+            "http-restricted-api",
+            "GROUPS:KEY=VALUE",
+            "allow GROUPS of endpoints only to requests with the header KEY: VALUE; repeatable",
+            unset="no restriction",
+            repeatable=True,
+            shown=without_secret,
+        ),
+        Flag(
+            "http-header-forward-pattern",
+            "REGEX",
+            "give models the header fields whose names this regular expression matches, as parameters",
+            unset="none",
+        ),
+    ),
     "TLS": (
         Flag("tls-cert", "FILE", "serve TLS with this certificate and its intermediates (PEM)", unset="no TLS"),
         Flag("tls-key", "FILE", "use this private key of the certificate (PEM, not encrypted)", unset="no TLS"),

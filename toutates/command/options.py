@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from toutates.api.restrictions import parse_restrictions
+from toutates.api.rest.handler import RestSettings
+from toutates.api.restrictions import HTTP_FLAG, parse_restrictions
 from toutates.command.flags import FLAGS, LIMIT, LIMITS
 from toutates.command.settings import Settings
 from toutates.h2grpc import Limits
@@ -36,6 +38,12 @@ def make_options(settings: Settings) -> Options:
                 "load_models": _models_to_load(settings),
                 "grpc_compression": settings["grpc-compression"].replace("none", ""),
                 "metrics_addr": settings["metrics-addr"],
+                "http_addr": settings["http-addr"],
+                "rest": RestSettings(
+                    settings["http-max-input-size"],
+                    parse_restrictions(settings["http-restricted-api"], HTTP_FLAG),
+                    _pattern(settings["http-header-forward-pattern"]),
+                ),
                 "max_concurrent_connections": settings[LIMIT + "connections"],
                 "max_buffered_bytes": settings[LIMIT + "server_buffer"],
                 "limits": _limits(settings),
@@ -112,6 +120,19 @@ def _models_to_load(settings: Settings) -> tuple[str, ...] | None:
             )
         return None
     return tuple(dict.fromkeys((*(listed or ()), *named)))
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    """The names of header fields that are forwarded."""
+    try:
+        return re.compile(text, re.IGNORECASE) if text else None
+    except re.error as error:
+        raise ConfigurationError(
+            f"is no regular expression: {error}",
+            key="--http-header-forward-pattern",
+            value=str(text),
+            remedy="write one such as ^x-",
+        ) from None
 
 
 def _tls(cert: str | None, key: str | None, client_ca: str | None) -> TlsFiles | None:

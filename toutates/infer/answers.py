@@ -15,12 +15,11 @@ from toutates.infer.call import Call, Transport
 from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
 from toutates.protocol.datatypes import encode_bytes_tensor
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor, classify, write_response
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
 
-__all__ = ["Answers", "RequestContext", "is_wanted"]
+__all__ = ["Answers", "RequestContext", "is_wanted", "wire_output"]
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +218,7 @@ class Answers:
         try:
             for index, pieces in zip(plan.request.outputs, contents, strict=True):
                 tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
-                tensor, raw = _wire_output(plan, index, tensor, pieces)
+                tensor, raw = wire_output(plan, index, tensor, pieces)
                 tensors.append(tensor)
                 raws.append(raw)
             version = plan.version
@@ -235,7 +234,7 @@ class Answers:
         except Exception:
             # Other requests of the batch still wait for their answers.
             self._fail_one(call, arrival, _INTERNAL_ERROR)
-            fields = {"model": plan.version.model, "request_id": ModelInferRequest.FromString(id_field).id}
+            fields = {"model": plan.version.model, "request_id": self._transport.request_id(id_field)}
             logger.exception("writing a response of model '%s' failed", plan.version.model, extra=fields)
             return False
         call.responder.reply(call, pieces_out, length)
@@ -251,10 +250,12 @@ def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool)
     return data[first * size : (first + rows) * size]
 
 
-def _wire_output(
-    plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]
-) -> tuple[WireTensor, bytes | memoryview]:
-    """Join the pieces of one output, and turn them into classes where the request asks for these."""
+def wire_output(plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]) -> tuple[WireTensor, bytes | memoryview]:
+    """Join the pieces of one output, and turn them into classes where the request asks for these.
+
+    Raises:
+        InvalidRequest: there are too many values to be classified.
+    """
     spec = plan.version.signature.outputs[index]
     count = plan.request.classes.get(index)
     raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -74,6 +74,10 @@ class Transport(Protocol):
         """The transport's status for a kind of error; for None, that of a request that went well."""
         ...
 
+    def request_id(self, id_field: bytes, /) -> str:
+        """A request's id, from what goes into the answer for it; "" for b""."""
+        ...
+
     def peer(self, call: Any, /) -> str:
         """The caller's address, ``HOST:PORT``; "" once its connection is gone."""
         ...

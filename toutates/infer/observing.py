@@ -22,7 +22,6 @@ from toutates.engine.result import PendingRequest, Timing
 from toutates.infer.call import Call, Transport
 from toutates.infer.plan import Plan
 from toutates.models.table import ServedVersion
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.system.errors import Cancelled, RequestError, TooLate
 
 __all__ = ["STEPS_INTERVAL", "FirstSteps", "Observation", "Observer", "Sampling", "Sink"]
@@ -53,7 +52,7 @@ class Observation:
         batch_rows: rows of all requests of its batch that this worker answers.
         error: the kind of error that it ended with; None for an answer.
         text: the error's text; "" for an answer, and for a caller who has left.
-        id_field: the request's ``id`` with tag and length; ``request_id`` reads it.
+        id_field: the request's ``id`` as it goes into the answer; ``request_id`` reads it.
         peer: the caller's address.
         wants: the samplings that chose it.
         traceparent, tracestate: what the caller's headers say of its trace; "" for nothing.
@@ -88,7 +87,7 @@ class Observation:
     @property
     def request_id(self) -> str:
         """The request's ``id``; "" for none."""
-        return ModelInferRequest.FromString(self.id_field).id if self.id_field else ""
+        return self.transport.request_id(self.id_field) if self.id_field else ""
 
     def found(self, plan: Plan, id_field: bytes) -> None:
         """Note that the request's plan is known."""
@@ -225,6 +224,11 @@ class Observer:
             observation.batch_rows = batch_rows
             if not call.open:
                 self._end(call, now_ns)
+
+    def answered_late(self, call: Call) -> None:
+        """End the observation of a request that was answered after its batch was over."""
+        if call.context is not None:
+            self._end(call, time.monotonic_ns())
 
     def _end(self, call: Call, now_ns: int) -> None:
         observation: Observation = call.context

@@ -52,6 +52,7 @@ class InferService:
     Attributes:
         counters: counts requests before it is known which version they are for.
         observer: of this worker's requests.
+        worker: as given.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class InferService:
     ) -> None:
         self.counters = InferCounters()
         self.observer = Observer(transport)
-        self._worker = worker
+        self.worker = worker
         self._transport = transport
         self._get_table = get_table
         self._table = get_table()
@@ -100,7 +101,7 @@ class InferService:
         Raises:
             RequestError: the request cannot be served.
         """
-        now_ns = self._worker.now_ns
+        now_ns = self.worker.now_ns
         if now_ns is not self._looked_ns and self._look_around(call, now_ns):
             return
         buffer = call.buffer
@@ -142,7 +143,7 @@ class InferService:
         Raises:
             RequestError: the request cannot be served.
         """
-        observation = self.observer.begin(call, self._worker.now_ns, chosen)
+        observation = self.observer.begin(call, self.worker.now_ns, chosen)
         try:
             self.infer(call)
         except RequestError as error:
@@ -214,7 +215,7 @@ class InferService:
         if call.context is not None:
             call.context.found(plan, id_field)
         try:
-            plan.port.add_packed(writer, plan.rows, (call, plan, id_field, self._worker.now_ns), buffer, spans)
+            plan.port.add_packed(writer, plan.rows, (call, plan, id_field, self.worker.now_ns), buffer, spans)
         except RequestError as error:
             raise self._refused_by_port(error, plan.version, id_field) from None
 
@@ -285,7 +286,7 @@ class InferService:
             self._count_refusal(error, plan.version)
             raise
         try:
-            context = call, plan, id_field, self._worker.now_ns
+            context = call, plan, id_field, self.worker.now_ns
             plan.port.add_gathered(plan.way, plan.rows, context, arrays, sum(map(len, contents)))
         except RequestError as error:
             raise self._refused_by_port(error, plan.version, id_field) from None
@@ -295,14 +296,18 @@ class InferService:
     def _refused_by_port(self, error: RequestError, version: ServedVersion, id_field: bytes) -> RequestError:
         """The error of a port, which knows no ids, with the request's id where Triton's text has one."""
         self._count_refusal(error, version)
-        return error if type(error) is Overloaded else type(error)(request_prefix(request_id(id_field)) + str(error))
+        return (
+            error
+            if type(error) is Overloaded
+            else type(error)(request_prefix(self._transport.request_id(id_field)) + str(error))
+        )
 
     def _refuse_above_limit(self, call: Call, refusal: RequestError, chosen: Sampling | None) -> NoReturn:
         """Refuse a request that nobody has looked at."""
         self.counters.overloaded += 1
         observer = self.observer
         if observer.due or chosen is not None:
-            observer.begin(call, self._worker.now_ns, chosen)
+            observer.begin(call, self.worker.now_ns, chosen)
             observer.refused(call, refusal)
         observer.count(1)
         raise refusal
@@ -332,17 +337,21 @@ class InferService:
         port = self._ports.get(version)
         if port is None:
             counters = WorkerCounters()
-            finish: Callable[[BatchResult], None] = Answers(counters, self.observer, self._transport).finish
+            finish: Callable[[BatchResult], None] = self._make_answers(counters).finish
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
-            port = version.servable.port(Consumer(finish_soon, finish, self._worker.at_round_end, is_wanted, counters))
+            port = version.servable.port(Consumer(finish_soon, finish, self.worker.at_round_end, is_wanted, counters))
             self._ports[version] = port
         return port
 
+    def _make_answers(self, counters: WorkerCounters) -> Answers:
+        """What answers the requests of one port."""
+        return Answers(counters, self.observer, self._transport)
+
     def _finish_soon(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
         """Have the requests of a batch answered on the worker's thread. Called by the executor that has run it."""
-        self._worker.call_soon(partial(finish, result))
+        self.worker.call_soon(partial(finish, result))
 
     def let_go(self, done: Callable[[], object]) -> None:
         """Look at the model table now, rather than with the next request, and call ``done``.

@@ -6,11 +6,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from toutates.net.listening import bind
 from toutates.server.options import Options
 
 __all__ = ["Listeners", "open_listeners"]
+
+_OR_OFF: Final = ", or write 'off' to do without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +22,12 @@ class Listeners:
 
     Attributes:
         grpc: one per worker; they share the port of ``--grpc-addr``.
+        http: one per worker; they share the port of ``--http-addr``. Empty where that is off.
         monitoring: of ``--metrics-addr``; None where that is off.
     """
 
     grpc: tuple[socket.socket, ...]
+    http: tuple[socket.socket, ...]
     monitoring: socket.socket | None
 
 
@@ -41,8 +46,13 @@ def open_listeners(options: Options, workers: int) -> Iterator[Listeners]:
         grpc = bind(options.grpc_addr, "--grpc-addr", sockets=workers)
         for listener in grpc:
             opened.enter_context(closing(listener))
+        http: list[socket.socket] = []
+        if options.http_addr is not None:
+            http = bind(options.http_addr, "--http-addr", sockets=workers, otherwise=_OR_OFF)
+        for listener in http:
+            opened.enter_context(closing(listener))
         monitoring = None
         if options.metrics_addr is not None:
-            [monitoring] = bind(options.metrics_addr, "--metrics-addr", otherwise=", or write 'off' to do without")
+            [monitoring] = bind(options.metrics_addr, "--metrics-addr", otherwise=_OR_OFF)
             opened.enter_context(closing(monitoring))
-        yield Listeners(tuple(grpc), monitoring)
+        yield Listeners(tuple(grpc), tuple(http), monitoring)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from toutates.api.rest.handler import RestSettings
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import TraceOptions
@@ -68,6 +69,8 @@ class Options:
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None for plaintext.
         tracing: where traces go, and what is traced.
+        http_addr: address of REST; None for none but that of gRPC, which serves REST too.
+        rest: of REST.
         metrics_addr: address of the HTTP side; None for none.
         debug_endpoints: whether /debug answers to other machines too.
         shutdown_grace_s: seconds that calls under way get after SIGTERM.
@@ -104,6 +107,8 @@ class Options:
     grpc_compression: str = ""
     tls: TlsFiles | None = None
     tracing: TraceOptions = field(default_factory=TraceOptions)
+    http_addr: Address | None = Address("0.0.0.0", 8000)
+    rest: RestSettings = field(default_factory=RestSettings)
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
     debug_endpoints: bool = False
     server_id: str = "triton"

@@ -27,8 +27,8 @@ from collections.abc import AsyncIterator, Callable
 import onnxruntime
 import trio
 
+from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import ServerIdentity
-from toutates.api.grpc.control_queue import ControlQueue
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
@@ -106,6 +106,7 @@ class Server:
         shutdown: ends the server.
         workers: its worker threads.
         address: host and port of the gRPC service, once it is bound; the real port where options ask for port 0.
+        rest_address: host and port of REST, once it is bound; None where it has no port of its own.
         http_address: host and port of the HTTP side, once it is bound.
         view: the server as metrics, status page and dumps see it, once its models are being loaded.
 
@@ -136,6 +137,7 @@ class Server:
         self._monitoring: Monitoring | None = None
         self.view: ServerView | None = None
         self.address: tuple[str, int] | None = None
+        self.rest_address: tuple[str, int] | None = None
         self.http_address: tuple[str, int] | None = None
 
     def stop(self) -> None:
@@ -158,6 +160,8 @@ class Server:
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         with open_listeners(self._options, self._placement.processing_cores) as listeners:
             self.address = listeners.grpc[0].getsockname()[:2]
+            if listeners.http:
+                self.rest_address = listeners.http[0].getsockname()[:2]
             if listeners.monitoring is not None:
                 self.http_address = listeners.monitoring.getsockname()[:2]
             try:
@@ -241,7 +245,7 @@ class Server:
             gc.collect()
             gc.freeze()
             async with trio.open_nursery() as serving:
-                await serving.start(self.workers.run, listeners.grpc)
+                await serving.start(self.workers.run, listeners.grpc, listeners.http)
                 self._announce(readiness.begin())
                 task_status.started()
             changes.cancel_scope.cancel()
@@ -260,11 +264,12 @@ class Server:
         assert self.address is not None
         workers = self._placement.processing_cores
         logger.info(
-            "%s: toutates %s on %s: serving gRPC on %s:%d with %d worker%s, %s",
+            "%s: toutates %s on %s: serving gRPC on %s:%d%s with %d worker%s, %s",
             self._identity.name,
             self._identity.version,
             describe_interpreter(),
             *self.address,
+            "" if self.rest_address is None else ", HTTP on {}:{}".format(*self.rest_address),
             workers,
             "" if workers == 1 else "s",
             f"NOT ready: {unready_reason}" if unready_reason else "ready",

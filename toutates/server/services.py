@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
-from toutates.api.grpc.control_queue import ControlQueue
 from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
 from toutates.api.grpc.statuses import STATUSES
+from toutates.api.rest.handler import RestHandler
+from toutates.api.rest.inference import RestTransport
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Sampling
 from toutates.infer.parameter_notices import ParameterNotices
+from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
 from toutates.net import GrpcService, Worker
+from toutates.net.connection import Service
+from toutates.net.first_bytes import ByFirstBytes
+from toutates.net.http1.service import HttpService
+from toutates.net.side_thread import SideThread
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.options import Options
@@ -32,11 +39,13 @@ class WorkerServices:
     """What belongs to one worker beside its connections.
 
     Attributes:
-        infer: inference.
+        infer: inference, by each transport.
+        http: serves HTTP/1.1 to the connections of a listener of its own.
         readiness: the worker's view of the server's readiness.
     """
 
-    infer: InferService
+    infer: tuple[InferService, ...]
+    http: Service
     readiness: Readiness
 
 
@@ -83,14 +92,22 @@ class Services:
 
         readiness = Readiness(serving=ready)
         inflight = self._inflight(number)
+        side = SideThread(f"{worker.name}-side", worker.call_soon)
         infer = InferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
+        rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, inflight, self.parameter_notices)
         if self.access_log is not None:
-            infer.observer.sample(Sampling(self.access_log.sink()), round(1 / options.access_log_rate))
+            sink = self.access_log.sink()
+            for one in (infer, rest_infer):
+                one.observer.sample(Sampling(sink), round(1 / options.access_log_rate))
         plane = DataPlane(self.identity, get_table, readiness, self.control, self.log_control, tracing.settings)
         infer_method = model_infer(infer, WorkerTraces(worker, infer.observer, tracing.settings, tracing.put))
         methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
-        worker.service = GrpcService(worker, methods, options.grpc_compression, STATUSES)
-        return WorkerServices(infer, readiness)
+        grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
+        rest_traces = WorkerTraces(worker, rest_infer.observer, tracing.settings, tracing.put)
+        rest = RestHandler(worker, plane, self.queue, rest_infer, rest_traces, options.rest, {})
+        http = HttpService(worker, rest, side)
+        worker.service = ByFirstBytes(grpc, http)
+        return WorkerServices((infer, rest_infer), worker.service if worker.tls is not None else http, readiness)
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self.options.max_inflight_requests

@@ -8,12 +8,14 @@ import socket
 import ssl
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import trio
 
 from toutates.api.dataplane.readiness import Readiness
 from toutates.infer.service import InferService
 from toutates.net import Worker
+from toutates.net.connection import Service
 from toutates.server.options import Options
 from toutates.server.services import Services
 from toutates.server.shutdown import Shutdown
@@ -37,7 +39,7 @@ class Workers:
 
     Attributes:
         all: the workers, by number; none before ``make``.
-        infer: inference of each of them.
+        infer: inference of each of them, by each transport.
         cut_off_calls: calls that had no answer when the grace ended.
     """
 
@@ -46,6 +48,7 @@ class Workers:
         self.infer: list[InferService] = []
         self.cut_off_calls = 0
         self._readiness: list[Readiness] = []
+        self._http: list[Service] = []
         self._options = options
         self._placement = placement
         self._shutdown = shutdown
@@ -70,40 +73,48 @@ class Workers:
             worker.tls = tls[number] if tls else None
             own = services.attach(worker, number, ready=ready)
             self.all.append(worker)
-            self.infer.append(own.infer)
+            self.infer += own.infer
+            self._http.append(own.http)
             self._readiness.append(own.readiness)
 
     async def run(
-        self, listeners: Sequence[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        grpc: Sequence[socket.socket],
+        http: Sequence[socket.socket],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Listen and serve until the shutdown begins and every worker has drained.
 
         Args:
-            listeners: one per worker, bound.
+            grpc: one per worker, bound.
+            http: as many, or none.
             task_status: told when all of them listen.
         """
         limiter = trio.CapacityLimiter(math.inf)
         async with trio.open_nursery() as watching:
             watching.start_soon(self._end_grace_early)
             async with trio.open_nursery() as threads:
-                for number, (worker, listener) in enumerate(zip(self.all, listeners, strict=True)):
-                    listener.listen(BACKLOG)
+                for number, worker in enumerate(self.all):
+                    others = [(listener, self._http[number]) for listener in http[number : number + 1]]
+                    for listener in (grpc[number], *(listener for listener, _ in others)):
+                        listener.listen(BACKLOG)
                     cpus = self._placement.workers[number : number + 1]
-                    threads.start_soon(self._run_worker, worker, listener, cpus, limiter)
+                    threads.start_soon(self._run_worker, worker, (grpc[number], *others), cpus, limiter)
                 task_status.started()
                 await self._shutdown.begun.wait()
                 self._drain(self._options.shutdown_grace_s)
             watching.cancel_scope.cancel()
 
     async def _run_worker(
-        self, worker: Worker, listener: socket.socket, cpus: tuple[int, ...], limiter: trio.CapacityLimiter
+        self, worker: Worker, listeners: tuple[Any, ...], cpus: tuple[int, ...], limiter: trio.CapacityLimiter
     ) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
 
         def run() -> int | BaseException:
             try:
                 with running_on(cpus, self._placement.anywhere):
-                    return trio.run(worker.run, listener)
+                    return trio.run(partial(worker.run, *listeners))
             except BaseException as error:  # of any kind: none may pass for this thread's cancellation
                 return error
 
@@ -131,9 +142,9 @@ class Workers:
     async def let_go(self) -> None:
         """Wait until every worker has let go of what the table of models no longer has."""
         token = trio.lowlevel.current_trio_token()
-        left = [trio.Event() for _ in self.all]
-        for worker, infer, event in zip(self.all, self.infer, left, strict=True):
-            worker.call_soon(partial(infer.let_go, partial(token.run_sync_soon, event.set)))
+        left = [trio.Event() for _ in self.infer]
+        for infer, event in zip(self.infer, left, strict=True):
+            infer.worker.call_soon(partial(infer.let_go, partial(token.run_sync_soon, event.set)))
         for event in left:
             await event.wait()
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from toutates.api.grpc.statuses import STATUSES
 from toutates.h2grpc import Call, HeaderField, Method, Status
+from toutates.infer.reading import request_id
 from toutates.infer.service import InferService
 from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
@@ -37,6 +38,10 @@ class GrpcTransport:
     def status_of(self, error: type[RequestError] | None) -> Status:
         """The status of a kind of error; OK for None."""
         return Status.OK if error is None else STATUSES[error]
+
+    def request_id(self, id_field: bytes) -> str:
+        """The id of a request, from its field with tag and length."""
+        return request_id(id_field)
 
     def trace_context(self, call: Call) -> tuple[str, str]:
         """``traceparent`` and ``tracestate``; several fields of one name are joined (RFC 9110 section 5.3)."""

@@ -54,9 +54,12 @@ class ResponseTemplate:
         binary: which of them are sent as binary data.
         sizes: bytes of each as raw contents; None for those that differ from answer to answer.
         parameters: of the response, which a model may set.
+
+    Attributes:
+        texts: which outputs are written as JSON arrays.
     """
 
-    __slots__ = ("_binary", "_fields", "_parts", "_size", "_varying")
+    __slots__ = ("_binary", "_fields", "_parts", "_size", "_varying", "texts")
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class ResponseTemplate:
         self._parts = parts
         #: of the outputs whose JSON differs from answer to answer: which one, and what writes it; None for its size
         self._varying = tuple(varying)
+        self.texts = tuple(index for index, is_binary in enumerate(binary) if not is_binary)
         #: which outputs are sent as binary data
         self._binary = tuple(index for index, is_binary in enumerate(binary) if is_binary)
         #: bytes of binary data, where all outputs are binary data of fixed sizes

@@ -1,0 +1,207 @@
+"""REST as its users' clients speak it: tritonclient.http, its aio form, and bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.http import get, peer_of, post
+from tests.e2e.process import ServerProcess
+
+http = pytest.importorskip("tritonclient.http")
+aio = pytest.importorskip("tritonclient.http.aio")
+
+LENGTH = "Inference-Header-Content-Length"
+MLP = "/v2/models/mlp/infer"
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Any]:
+    with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as client:
+        yield client
+
+
+def tensor(name: str, values: Any, *, binary: bool = True, datatype: str = "") -> Any:
+    given = http.InferInput(name, list(values.shape), datatype or http.np_to_triton_dtype(values.dtype))
+    given.set_data_from_numpy(values, binary_data=binary)
+    return given
+
+
+ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_an_inference_in_json_and_in_binary_data(client: Any, binary_in: bool, binary_out: bool) -> None:
+    for at in range(3):  # by reading, and by what was remembered
+        values = ROWS + at
+        outputs = [http.InferRequestedOutput("OUTPUT", binary_data=binary_out)]
+        result = client.infer(
+            "dynamic", [tensor("INPUT", values, binary=binary_in)], outputs=outputs, request_id=f"r{at}"
+        )
+        assert result.get_response()["id"] == f"r{at}"
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP16", "FP64", "BYTES"])
+def test_each_datatype_as_binary_data(client: Any, datatype: str) -> None:
+    kinds: dict[str, Any] = {"BOOL": np.bool_, "INT8": np.int8, "UINT64": np.uint64, "FP16": np.float16, "FP64": float}
+    if datatype == "BYTES":
+        values: Any = np.array([[b"a", b"", b"\xff\x00", "ü".encode()]] * 2, np.object_)
+    else:
+        values = np.arange(8).reshape(2, 4).astype(kinds[datatype])
+    for _ in range(2):
+        result = client.infer(f"identity_{datatype}", [tensor("INPUT", values, datatype=datatype)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT"), values)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_both_ways_compressed(client: Any, algorithm: str) -> None:
+    values = np.zeros((2, 2_000), np.float32)
+    result = client.infer(
+        "dynamic",
+        [tensor("INPUT", values)],
+        request_compression_algorithm=algorithm,
+        response_compression_algorithm=algorithm,
+    )
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
+
+
+def test_large_json_and_large_answers(client: Any) -> None:
+    values = np.random.default_rng(1).random((1, 150_528)).astype(np.float32)
+    outputs = [http.InferRequestedOutput("OUTPUT", binary_data=False)]
+    for _ in range(2):
+        result = client.infer("dynamic", [tensor("INPUT", values, binary=False)], outputs=outputs)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
+
+
+def test_what_else_the_client_asks_for(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("mlp")
+    assert not client.is_model_ready("none")
+    assert client.get_server_metadata()["name"] == "triton"
+    assert client.get_model_metadata("mlp")["inputs"][0]["datatype"] == "FP32"
+    assert client.get_model_config("mlp")["name"] == "mlp"
+    assert {model["name"] for model in client.get_model_repository_index()} >= {"mlp", "dynamic"}
+    assert client.get_inference_statistics("mlp")["model_stats"][0]["name"] == "mlp"
+    assert client.get_trace_settings()["trace_level"] == ["OFF"]
+    assert client.get_log_settings()["log_info"] is True
+    with pytest.raises(http.InferenceServerException, match="explicit model load / unload is not allowed"):
+        client.load_model("mlp")
+
+
+def test_errors_have_tritons_words_and_statuses(client: Any) -> None:
+    with pytest.raises(http.InferenceServerException, match="unknown model: 'none' is not found") as raised:
+        client.infer("none", [tensor("INPUT", ROWS)])
+    assert raised.value.status() == "404"
+    with pytest.raises(http.InferenceServerException, match="unexpected inference output 'z'") as raised:
+        client.infer("dynamic", [tensor("INPUT", ROWS)], outputs=[http.InferRequestedOutput("z")])
+    assert raised.value.status() == "400"
+
+
+def test_the_client_with_tasks(server: ServerProcess) -> None:
+    async def main() -> None:
+        async with aio.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as client:
+            values = [ROWS + at for at in range(32)]
+            results = await asyncio.gather(*(client.infer("dynamic", [tensor("INPUT", one)]) for one in values))
+            for one, result in zip(values, results, strict=True):
+                np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -one)
+            assert await client.is_server_ready()
+
+    asyncio.run(main())
+
+
+def test_one_port_for_both_protocols(server: ServerProcess) -> None:
+    with http.InferenceServerClient(server.address) as client:
+        np.testing.assert_array_equal(client.infer("dynamic", [tensor("INPUT", ROWS)]).as_numpy("OUTPUT"), -ROWS)
+
+
+def body_of(values: Any, **more: Any) -> str:
+    inputs = [{"name": "INPUT", "shape": list(values.shape), "datatype": "FP32", "data": values.ravel().tolist()}]
+    return json.dumps({"inputs": inputs, **more})
+
+
+def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None:
+    path = "/v2/models/dynamic/infer"
+    requests = [post(path, body_of(ROWS, id=str(at))) if at % 3 else get("/v2") for at in range(300)]
+    with peer_of(server.rest_port) as peer:
+        peer.sock.sendall(b"".join(requests))
+        for at in range(300):
+            answer = peer.read()
+            assert answer.status == 200
+            if at % 3:
+                assert answer.document["id"] == str(at)
+            else:
+                assert answer.document["name"] == "triton"
+
+
+def test_bytes_cut_anywhere_are_one_request(server: ServerProcess) -> None:
+    request = post("/v2/models/dynamic/infer", body_of(ROWS, id="one"))
+    with peer_of(server.port) as peer:
+        for at in range(len(request) - 1):
+            peer.sock.sendall(request[at : at + 1])
+        assert peer.ask(request[-1:]).document["id"] == "one"
+
+
+def test_a_body_in_chunks(server: ServerProcess) -> None:
+    octets = body_of(ROWS).encode()
+    head = b"POST /v2/models/dynamic/infer HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"".join(
+        b"%x\r\n%b\r\n" % (len(octets[at : at + 7]), octets[at : at + 7]) for at in range(0, len(octets), 7)
+    )
+    with peer_of(server.rest_port) as peer:
+        for _ in range(2):
+            answer = peer.ask(head + chunks + b"0\r\n\r\n")
+            assert answer.document["outputs"][0]["data"] == (-ROWS).ravel().tolist()
+
+
+def test_a_body_that_is_the_input(server: ServerProcess) -> None:
+    with peer_of(server.rest_port) as peer:
+        answer = peer.ask(post("/v2/models/dynamic/infer", ROWS.tobytes(), f"{LENGTH}: 0"))
+        assert answer.status == 200
+        assert answer.body.endswith((-ROWS).tobytes())
+
+
+def test_generate_and_its_stream(server: ServerProcess) -> None:
+    with peer_of(server.rest_port) as peer:
+        answer = peer.ask(post("/v2/models/dynamic/generate", '{"INPUT": [1, 2], "id": "g"}'))
+        assert answer.document == {"id": "g", "model_name": "dynamic", "model_version": "1", "OUTPUT": [-1, -2]}
+        assert answer.fields["content-type"] == "application/json"
+        answer = peer.ask(post("/v2/models/dynamic/generate_stream", '{"INPUT": 3}'))
+        assert answer.body == b'data: {"OUTPUT":-3.0,"model_name":"dynamic","model_version":"1"}\n\n'
+        assert answer.fields["content-type"] == "text/event-stream; charset=utf-8"
+        answer = peer.ask(post("/v2/models/dynamic/generate", '{"INPUT": [[1]]}'))
+        assert (answer.status, list(answer.document)) == (500, ["error"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "text"),
+    [
+        (get("/nothing"), 404, "Not Found"),
+        (get(MLP), 405, "Method Not Allowed"),
+        (post(MLP, "{}", "Content-Encoding: br"), 501, "Unsupported compression type"),
+        (post(MLP, "{"), 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+        (
+            post(MLP, "{}", "Inference-Header-Content-Length: x"),
+            400,
+            "Unable to parse Inference-Header-Content-Length, got: x",
+        ),
+        (
+            post(MLP, "{}", "Inference-Header-Content-Length: 3"),
+            400,
+            "inference header size should be in range (0, 2), got: 3",
+        ),
+        (b"GET /v2 HTTP/1.1\r\n\r\n", 400, "a request names its host once (RFC 9112 section 3.2)"),
+        (b"GET /v2 HTTP/1.1\nHost: a\n\n", 400, "a line of the request's head does not end with CR LF"),
+    ],
+)
+def test_bad_requests_are_told_why(server: ServerProcess, request_: bytes, status: int, text: str) -> None:
+    with peer_of(server.rest_port) as peer:
+        answer = peer.ask(request_)
+        assert (answer.status, answer.document) == (status, {"error": text})

@@ -1,0 +1,69 @@
+"""A request over REST: what its head asks for, and how it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toutates.http1 import Deflater
+from toutates.infer.rest.call import Asked, Asks
+from toutates.net.http1.connection import HttpCall
+from toutates.protocol.rest.generate import server_sent_event
+from toutates.protocol.rest.response import InferResponse
+
+__all__ = ["Purpose", "RestHttpCall"]
+
+#: Shorter answers are not compressed: they fit into one packet anyway.
+MIN_COMPRESSED: Final = 1_024
+
+_JSON: Final = b"content-type: application/json\r\n"
+_EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a request is for, by its head (``Head.purpose``).
+
+    Attributes:
+        handle: answers it.
+        asked: of an inference; None for other requests.
+    """
+
+    handle: Callable[[Any], None]
+    asked: Asked | None = None
+
+
+class RestHttpCall(HttpCall):
+    """A request; an ``infer.rest.call.RestCall`` where it is an inference."""
+
+    __slots__ = ()
+
+    @property
+    def asked(self) -> Asked:
+        """What an inference asks for."""
+        asked: Asked = self.head.purpose.asked
+        return asked
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the answer is to be compressed."""
+        return bool(self.head.answer_coding) and self.asked.asks is Asks.INFER
+
+    def coded(self, response: InferResponse) -> InferResponse:
+        """The answer as it is sent, compressed where the client asks for it."""
+        if not self.head.answer_coding or response.length < MIN_COMPRESSED or not self.is_coded:
+            return response
+        coding = self.head.answer_coding
+        body = Deflater(coding).finish(b"".join(response.pieces))
+        return InferResponse(b"%bcontent-encoding: %b\r\n" % (response.fields, coding.encode()), [body], len(body))
+
+    def answer(self, response: InferResponse) -> None:
+        """Answer an inference that succeeded. Does nothing once the request is no longer open."""
+        asks = self.asked.asks
+        if asks is Asks.INFER:
+            self.reply_in_pieces(response.fields, response.pieces, response.length)
+        elif asks is Asks.GENERATE:
+            self.reply_in_chunks(200, _JSON, [b"".join(response.pieces)])
+        else:
+            self.reply_in_chunks(200, _EVENTS, [server_sent_event(b"".join(response.pieces))])

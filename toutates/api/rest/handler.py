@@ -1,0 +1,208 @@
+"""REST as one worker serves it: from a request's head to what answers it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from toutates.api.control_queue import ControlQueue
+from toutates.api.dataplane.plane import DataPlane
+from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, error_answer, refusal
+from toutates.api.rest.calls import Purpose, RestHttpCall
+from toutates.api.rest.endpoints import Route, find_route, restriction_answer
+from toutates.api.restrictions import RestrictedProtocol
+from toutates.http1 import Head, Refused
+from toutates.infer.rest.call import Asked, Asks
+from toutates.infer.rest.service import RestInferService
+from toutates.infer.tracing.context import parse_traceparent
+from toutates.infer.tracing.tracer import WorkerTraces
+from toutates.net import Worker
+from toutates.net.http1.connection import HttpCall
+from toutates.protocol.rest.lengths import HEADER_LENGTH, check_json_size
+from toutates.protocol.rest.parameters import matching_fields
+from toutates.protocol.rest.request import Target
+from toutates.system.errors import RequestError
+
+__all__ = ["RestHandler", "RestSettings"]
+
+#: Bytes of a body that is neither an inference nor a model; and of one that is not looked at.
+MAX_BODY: Final = 1_048_576
+MAX_UNREAD_BODY: Final = 65_536
+
+_ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
+_LENGTH_FIELD: Final = HEADER_LENGTH.lower()
+_ASKS: Final = {"infer": Asks.INFER, "generate": Asks.GENERATE, "generate_stream": Asks.STREAM}
+
+
+@dataclass(frozen=True, slots=True)
+class RestSettings:
+    """What an operator can choose.
+
+    Attributes:
+        max_input_bytes: bytes of a request's JSON, of its only input where it has no JSON, and of one tensor of JSON.
+        restrictions: groups of endpoints that only callers with a secret may use.
+        forwarded: names of header fields that models get as parameters; None for none.
+    """
+
+    max_input_bytes: int = 67_108_864
+    restrictions: tuple[RestrictedProtocol, ...] = ()
+    forwarded: re.Pattern[str] | None = None
+
+
+class RestHandler:
+    """Answers the requests of one worker; a ``net.http1.service.Handler``.
+
+    Args:
+        worker: whose requests these are.
+        plane: the worker's; it answers everything but inference.
+        queue: brings calls to the main thread.
+        infer: answers inferences.
+        traces: of ``infer``. A caller whose ``traceparent`` says that it records the trace has its requests traced.
+        settings: of REST.
+        pages: what else is served, by path, for GET.
+    """
+
+    call_class: type[HttpCall] = RestHttpCall
+
+    def __init__(
+        self,
+        worker: Worker,
+        plane: DataPlane,
+        queue: ControlQueue,
+        infer: RestInferService,
+        traces: WorkerTraces,
+        settings: RestSettings,
+        pages: Mapping[str, Callable[[RestHttpCall], None]],
+    ) -> None:
+        self._worker = worker
+        self._plane = plane
+        self._queue = queue
+        self._infer = infer.handler
+        self._traces = traces
+        self._infer_observed = infer.observing_handler(traces.sampling)
+        self._settings = settings
+        self._pages = pages
+        self._secrets = {group: one for one in settings.restrictions for group in one.protocols}
+
+    # --- for the service ---------------------------------------------------------------------------------------------
+
+    def admit(self, head: Head) -> int:
+        """Find out what a request is for; returns the bytes that its body may have.
+
+        Raises:
+            Refused: it gets no further.
+        """
+        if head.path in self._pages:
+            page = self._pages[head.path]
+            return self._admit_answer(head, METHOD_NOT_ALLOWED) if head.method != "GET" else _admit(head, page)
+        route = find_route(head.path)
+        if route is None:
+            return self._admit_answer(head, NOT_FOUND)
+        endpoint = route.endpoint
+        secret = self._secrets.get(endpoint.category)
+        if secret is not None:
+            answer = restriction_answer(head.fields, secret.header, secret.value)
+            if answer is not None:
+                return self._admit_answer(head, answer)
+        if head.method not in endpoint.methods:
+            return self._admit_answer(head, METHOD_NOT_ALLOWED)
+        if endpoint.name in _ASKS:
+            return self._admit_inference(head, route)
+        if endpoint.awaited is not None and endpoint.name != "index":
+            try:
+                self._plane.refuse_unless_loads_on_request()
+            except RequestError as error:
+                return self._admit_answer(head, refusal(error))
+            return _admit(head, partial(self._ask, route), self._worker.limits.max_message_size)
+        return _admit(head, partial(self._ask, route), MAX_BODY)
+
+    def handle(self, call: RestHttpCall) -> None:
+        """Answer a request as its head asks for it."""
+        call.head.purpose.handle(call)
+
+    def fail(self, call: RestHttpCall, error: RequestError) -> None:
+        """Answer a request with an error."""
+        call.reply(*refusal(error))
+
+    def write_refusal(self, refused: Refused) -> tuple[bytes, bytes]:
+        """The fields and the body of the answer to a request that is refused before it is read."""
+        answer = error_answer(refused.status, refused.text)
+        return answer.fields, answer.body
+
+    # --- by kind of request ------------------------------------------------------------------------------------------
+
+    def _admit_answer(self, head: Head, answer: Answer) -> int:
+        """Admit a request whose answer is known; its body is read, if that is short, so that the connection goes on.
+
+        Raises:
+            Refused: the body is long.
+        """
+        if not 0 <= head.body_size <= MAX_UNREAD_BODY:
+            raise Refused(answer.status, msgspec.json.decode(answer.body)["error"])
+        return _admit(head, lambda call: call.reply(*answer), MAX_UNREAD_BODY)
+
+    def _admit_inference(self, head: Head, route: Route) -> int:
+        asks = _ASKS[route.endpoint.name]
+        settings, limits = self._settings, self._worker.limits
+        forwarded: list[tuple[str, str]] = []
+        if head.coding and (asks is not Asks.INFER or head.coding not in ("gzip", "deflate")):
+            if asks is not Asks.INFER:
+                raise Refused(400, "Unsupported content-encoding, only 'identity' is supported.")
+            raise Refused(501, "Unsupported compression type", _ACCEPT_ENCODING)
+        if settings.forwarded is not None and asks is Asks.INFER:
+            fields = [(name, head.fields[name.lower()]) for name in head.names]
+            forwarded = matching_fields(settings.forwarded, fields)
+        most = settings.max_input_bytes
+        target = Target(route.model, route.version, most, forwarded)
+        key = repr((route.model, route.version, forwarded)).encode()
+        asked = Asked(target, key, head.fields.get(_LENGTH_FIELD), asks)
+        if asked.json_field is None:
+            try:
+                check_json_size(head.body_size, most)
+            except RequestError as error:
+                raise Refused(400, str(error)) from None
+        head.purpose = Purpose(self._handler_for(head), asked)
+        if head.coding:
+            return min(limits.max_decompressed_size, limits.max_message_size)
+        return limits.max_message_size
+
+    def _handler_for(self, head: Head) -> Callable[[Any], None]:
+        """What answers an inference, traced where the caller asks for that."""
+        if not self._traces.possible:
+            return self._infer
+        context = parse_traceparent(head.fields.get("traceparent", ""))
+        if context is None or not context.sampled:
+            return self._infer
+        settings = self._traces.settings
+        # What the head asks for is remembered with it; whether anything is traced can change.
+        return lambda call: (self._infer_observed if settings.rules.on else self._infer)(call)
+
+    def _ask(self, route: Route, call: RestHttpCall) -> None:
+        """Answer a request that is no inference."""
+        endpoint = route.endpoint
+        body = None if call.head.method == "GET" else bytes(call.body)
+        if endpoint.awaited is not None and self._plane.loads_on_request:
+            self._queue.put(self._worker, body or b"", partial(self._await, route, call), partial(self.fail, call))
+            return
+        assert endpoint.function is not None
+        call.reply(*endpoint.write(endpoint.function(self._plane, endpoint.read(route, body))))
+
+    async def _await(self, route: Route, call: RestHttpCall, body: bytes) -> Callable[[], None]:
+        """On the main thread: read a request, which may hold a whole model, and have it answered."""
+        endpoint = route.endpoint
+        assert endpoint.awaited is not None
+        request = await trio.to_thread.run_sync(endpoint.read, route, body)
+        del body
+        answer = endpoint.write(await endpoint.awaited(self._plane, request))
+        return partial(call.reply, *answer)
+
+
+def _admit(head: Head, handle: Callable[[Any], None], most: int = MAX_UNREAD_BODY) -> int:
+    head.purpose = Purpose(handle)
+    return most

@@ -1,0 +1,132 @@
+"""Answering inferences over REST: from a batch's outputs to JSON and binary data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from toutates.engine.counters import WorkerCounters
+from toutates.infer.answers import Answers, RequestContext, wire_output
+from toutates.infer.call import Transport
+from toutates.infer.observing import Observer
+from toutates.infer.rest.call import RestCall, request_id
+from toutates.infer.rest.plan import RestPlan
+from toutates.net.side_thread import SideThread
+from toutates.protocol.infer_response import WireTensor
+from toutates.protocol.rest.generate import write_generate_response
+from toutates.protocol.rest.response import InferResponse
+from toutates.protocol.strings import rest
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+
+__all__ = ["RestAnswers"]
+
+logger = logging.getLogger(__name__)
+
+#: Raw contents of outputs from which on JSON is written in another thread: 1 ms for 10,000 numbers.
+LARGE_CONTENTS: Final = 32_768
+
+Buffer = bytes | memoryview
+
+
+class RestAnswers(Answers):
+    """Answers the requests of one worker to one model version.
+
+    Args:
+        counters, observer, transport: see ``Answers``.
+        side: writes large JSON.
+    """
+
+    def __init__(self, counters: WorkerCounters, observer: Observer, transport: Transport, side: SideThread) -> None:
+        super().__init__(counters, observer, transport)
+        self._side = side
+
+    def _write_contents(
+        self, context: RequestContext, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
+    ) -> bool:
+        call: Any = context[0]
+        plan: Any = context[1]
+        try:
+            write, size = self._writing(plan, context[2], contents, row_shapes, coded=call.is_coded)
+            if size > LARGE_CONTENTS:
+                self._write_aside(context, write)
+            else:
+                call.answer(call.coded(write(None)))
+        except RequestError as error:
+            self._fail_one(call, context[3], error)
+            return False
+        return True
+
+    def _writing(
+        self,
+        plan: RestPlan,
+        identifier: bytes,
+        contents: list[list[Any]],
+        row_shapes: tuple[tuple[int, ...], ...],
+        *,
+        coded: bool,
+    ) -> tuple[Callable[[Any], InferResponse], int]:
+        """What writes a response, given a pause or None; and how many bytes of contents are more than copied."""
+        response = plan.response
+        if response is not None and plan.response_shapes is row_shapes:
+            raws = [pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in contents]
+        else:
+            tensors: list[WireTensor] = []
+            raws = []
+            sizes: list[int | None] = []
+            signature = plan.version.signature
+            for index, pieces in zip(plan.request.outputs, contents, strict=True):
+                tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
+                tensor, raw = wire_output(plan, index, tensor, pieces)
+                tensors.append(tensor)
+                raws.append(raw)
+                sizes.append(len(raw) if signature.outputs[index].datatype.size and not plan.request.classes else None)
+            if plan.outputs is None:
+                return partial(_write_flat, plan, identifier, tensors, raws), sum(map(len, raws))
+            response = plan.response_for(tensors, sizes, row_shapes)
+            if plan.request.classes:
+                plan.response = None  # values have to become classes each time
+        size = sum(map(len, raws)) if coded else sum([len(raws[index]) for index in response.texts])
+        return partial(response.write, identifier, raws), size
+
+    def _write_aside(self, context: RequestContext, write: Callable[[Any], InferResponse]) -> None:
+        """Write a response in the other thread, then send it."""
+        call: Any = context[0]
+
+        def job() -> Callable[[], None]:
+            try:
+                return partial(self._finish_late, call, call.coded(write(rest)))
+            except RequestError as error:
+                return partial(self._finish_late, call, type(error)(str(error)))
+            except Exception:
+                logger.exception("writing a response of model '%s' failed", context[1].version.model)
+                return partial(self._finish_late, call, ExecutionFailed("internal error"))
+
+        try:
+            self._side.put(call.connection, job)
+        except RuntimeError:
+            raise Overloaded("the server has no thread for this answer") from None
+
+    def _finish_late(self, call: RestCall, outcome: InferResponse | RequestError) -> None:
+        """Answer a request whose batch is over long since."""
+        observed: Any = call
+        try:
+            if isinstance(outcome, RequestError):
+                if call.context is not None:
+                    call.context.ended_with(outcome)
+                self._transport.fail(call, outcome)
+            else:
+                call.answer(outcome)
+            self._observer.answered_late(observed)
+        except Exception as error:
+            self._transport.end_connection(call, error)
+
+
+def _write_flat(
+    plan: RestPlan, identifier: bytes, tensors: list[WireTensor], raws: list[Buffer], pause: Any
+) -> InferResponse:
+    """An answer of the generate extension."""
+    version = plan.version
+    body = write_generate_response(version.model, str(version.number), request_id(identifier), tensors, raws)
+    return InferResponse(b"", [body], len(body))

@@ -1,0 +1,64 @@
+"""What is remembered of one kind of requests over REST."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toutates.engine.result import Outputs
+from toutates.engine.servable import Port
+from toutates.infer.plan import Plan
+from toutates.infer.validation import ValidatedRequest
+from toutates.models.table import ServedVersion
+from toutates.protocol.infer_response import WireTensor
+from toutates.protocol.rest.request import Form, OutputForms
+from toutates.protocol.rest.response import ResponseTemplate
+
+__all__ = ["RestPlan"]
+
+
+class RestPlan(Plan):
+    """A plan, and how its requests are read and answered.
+
+    Attributes:
+        form: reads requests of this kind; None where each is read the long way.
+        outputs: in which form each output is sent; None for the flat objects of the generate extension.
+        response: constant bytes of the last response.
+        response_shapes: row shapes of the outputs that ``response`` was made for.
+    """
+
+    __slots__ = ("form", "outputs", "response", "response_shapes")
+
+    def __init__(
+        self,
+        version: ServedVersion,
+        request: ValidatedRequest,
+        port: Port,
+        outputs: OutputForms | None,
+        form: Form | None = None,
+    ) -> None:
+        super().__init__(version, request, port)
+        self.form = form
+        self.outputs = outputs
+        self.response: ResponseTemplate | None = None
+        self.response_shapes: tuple[tuple[int, ...], ...] | None = None
+
+    def template_for(self, outputs: Outputs) -> None:
+        """There is none of a message: ``response_for`` gives the answer's."""
+        return
+
+    def response_for(
+        self, tensors: Sequence[WireTensor], sizes: Sequence[int | None], row_shapes: tuple[tuple[int, ...], ...]
+    ) -> ResponseTemplate:
+        """The template of a response, which is remembered for outputs of the same row shapes.
+
+        Args:
+            tensors: the outputs returned, in their order.
+            sizes: bytes of each; None for those that differ from answer to answer.
+            row_shapes: of the batch's outputs.
+        """
+        forms = self.outputs
+        assert forms is not None
+        binary = [forms.is_binary(tensor.name) for tensor in tensors]
+        self.response = ResponseTemplate(self.version.model, str(self.version.number), tensors, binary, sizes)
+        self.response_shapes = row_shapes
+        return self.response

@@ -1,0 +1,271 @@
+"""Inference over REST: from a request's body to rows in a batch. What happens after its run is in ``answers``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from toutates.engine.counters import WorkerCounters
+from toutates.engine.servable import Buffer
+from toutates.infer.call import Transport
+from toutates.infer.inflight import Inflight
+from toutates.infer.parameter_notices import ParameterNotices
+from toutates.infer.reading import MAX_ID_BYTES, id_too_long
+from toutates.infer.rest.answers import RestAnswers
+from toutates.infer.rest.call import Asked, Asks, RestCall
+from toutates.infer.rest.plan import RestPlan
+from toutates.infer.service import InferService
+from toutates.infer.validation import validate
+from toutates.models.table import ModelTable, ServedVersion
+from toutates.net import Worker
+from toutates.net.side_thread import SideThread
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.rest.cutting import Cut, cut
+from toutates.protocol.rest.generate import read_generate_request
+from toutates.protocol.rest.lengths import RAW, json_length
+from toutates.protocol.rest.raw_request import RAW_OUTPUTS, read_raw_request
+from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest, OutputForms, read_request
+from toutates.protocol.strings import rest
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+
+__all__ = ["RestInferService"]
+
+logger = logging.getLogger(__name__)
+
+
+class RestInferService(InferService):
+    """Serves the inferences over REST of one worker. Its ports and plans are its own.
+
+    Args:
+        worker, transport, get_table, inflight, notices: see ``InferService``.
+        side: reads and writes large JSON.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        transport: Transport,
+        get_table: Callable[[], ModelTable],
+        side: SideThread,
+        inflight: Inflight | None = None,
+        notices: ParameterNotices | None = None,
+    ) -> None:
+        super().__init__(worker, transport, get_table, inflight, notices)
+        self._side = side
+
+    def infer(self, call: Any) -> None:
+        """Put a request's rows into a batch.
+
+        The JSON of a request without its id and the arrays of its tensors is the key to a plan. With binary data that
+        is all of the JSON, and tensors are copied from the body as it was received.
+
+        Raises:
+            RequestError: the request cannot be served.
+        """
+        now_ns = self.worker.now_ns
+        if now_ns is not self._looked_ns and self._look_around(call, now_ns):
+            return
+        asked: Asked = call.asked
+        if asked.asks is not Asks.INFER:
+            self._generate(call, asked)
+            return
+        body = call.body
+        if body.__class__ is not bytes:
+            body = bytes(body)  # which came in pieces
+        try:
+            json_end = json_length(asked.json_field, len(body))
+        except RequestError as error:
+            self._count_refusal(error, None)
+            raise
+        if json_end > LARGE_JSON_BYTES:
+            self._read_aside(call, asked, body, json_end)
+            return
+        if json_end == RAW:
+            self._infer_raw(call, asked, body)
+            return
+        found = cut(body, 0, json_end)
+        if found is not None:
+            key = asked.key + found[0]
+            plan: Any = self._plans.get(key) or self._cache.recall(key)
+            if plan is not None and self._infer_by_form(call, plan, found, body, json_end):
+                return
+        self._infer_by_reading(call, asked, body, json_end, found)
+
+    # --- requests of a known kind ------------------------------------------------------------------------------------
+
+    def _infer_by_form(self, call: Any, plan: RestPlan, found: Cut, body: bytes, json_end: int) -> bool:
+        """Handle a request of a plan; returns False if it is not quite of its form."""
+        form = plan.form
+        assert form is not None
+        if found[2] - found[1] > MAX_ID_BYTES:
+            return False
+        read = form.read(found, body, json_end, len(body))
+        if read is None:
+            return False
+        identifier = form.identifier_of(found, body)
+        buffer, spans = read
+        if plan.packed is None:
+            self._gather_spans(call, plan, identifier, buffer, spans)
+        elif plan.in_order:
+            self._pack(call, plan, plan.packed, identifier, buffer, spans)
+        else:
+            self._pack(call, plan, plan.packed, identifier, buffer, _ordered(plan, spans))
+        return True
+
+    def _gather_spans(self, call: Any, plan: RestPlan, identifier: bytes, buffer: bytes, spans: Sequence[int]) -> None:
+        """Handle a request whose inputs are arrays."""
+        whole = memoryview(buffer)
+        ordered = _ordered(plan, spans)
+        contents = [whole[ordered[at] : ordered[at + 1]] for at in range(0, len(ordered), 2)]
+        self._submit(call, plan, identifier, contents, self._transport.request_id(identifier))
+
+    # --- requests that take longer -----------------------------------------------------------------------------------
+
+    def _infer_by_reading(self, call: RestCall, asked: Asked, body: bytes, json_end: int, found: Cut | None) -> None:
+        """Read and validate a request, and remember its plan."""
+        self.counters.parsed += 1
+        version: ServedVersion | None = None
+        try:
+            version = self._table.find(asked.target.model, asked.target.version)
+            request = read_request(body, 0, json_end, len(body), asked.target, found)
+        except RequestError as error:
+            self._count_refusal(error, version)
+            raise
+        self._infer_read(call, asked, version, request)
+
+    def _infer_read(self, call: RestCall, asked: Asked, version: ServedVersion, request: InferRequest) -> None:
+        key = b"" if request.key is None else asked.key + request.key
+        message, outputs = request.message, request.form.outputs
+        self._infer_message(call, version, message, request.contents, request.identifier, outputs, request.form, key)
+
+    def _infer_raw(self, call: RestCall, asked: Asked, body: bytes) -> None:
+        """Handle a body that is the only input."""
+        version: ServedVersion | None = None
+        try:
+            version = self._table.find(asked.target.model, asked.target.version)
+            message, content = read_raw_request(body, asked.target, version.signature)
+        except RequestError as error:
+            self._count_refusal(error, version)
+            raise
+        self._infer_message(call, version, message, [content], b"", RAW_OUTPUTS)
+
+    def _generate(self, call: RestCall, asked: Asked) -> None:
+        """Handle a request of the generate extension."""
+        body = bytes(call.body)
+        version: ServedVersion | None = None
+        try:
+            version = self._table.find(asked.target.model, asked.target.version)
+            message, contents = read_generate_request(body, asked.target, version.signature)
+        except RequestError as error:
+            self._count_refusal(error, version)
+            raise
+        identifier = msgspec.json.encode(message.id)[1:-1]
+        self._infer_message(call, version, message, contents, identifier, None)
+
+    def _infer_message(
+        self,
+        call: Any,
+        version: ServedVersion,
+        message: ModelInferRequest,
+        given: Sequence[Buffer],
+        identifier: bytes,
+        outputs: OutputForms | None,
+        form: Form | None = None,
+        key: bytes = b"",
+    ) -> None:
+        """Validate a request that was read, and put its rows into a batch.
+
+        Args:
+            call: the request.
+            version: that answers it.
+            message: what it would be over gRPC, without raw contents.
+            given: the bytes of each input.
+            identifier: text of its id in JSON, without quotation marks.
+            outputs: in which form each output is sent.
+            form: of requests like it.
+            key: what to remember the plan under; b"" for nothing.
+        """
+        try:
+            if len(message.id.encode()) > MAX_ID_BYTES:
+                raise id_too_long(message.id)
+            validated = validate(message, [len(content) for content in given], version.signature, version.model)
+            if message.parameters:
+                self._notices.note(version.model, message.parameters)
+            plan = RestPlan(version, validated, self._port(version), outputs, form)
+        except RequestError as error:
+            self._count_refusal(error, version)
+            raise
+        if key:
+            self._cache.remember(key, plan)
+        contents = [given[source] for source in validated.sources if source is not None]
+        self._submit(call, plan, identifier, contents, message.id)
+
+    # --- large JSON --------------------------------------------------------------------------------------------------
+
+    def _read_aside(self, call: Any, asked: Asked, body: bytes, json_end: int) -> None:
+        """Read a request in another thread, which takes milliseconds, and go on with it then."""
+        try:
+            self._table.find(asked.target.model, asked.target.version)
+        except RequestError as error:
+            self._count_refusal(error, None)
+            raise
+        size = len(body)
+
+        def job() -> Callable[[], None]:
+            outcome: InferRequest | RequestError
+            try:
+                outcome = read_request(body, 0, json_end, size, asked.target, cut(body, 0, json_end), rest)
+            except RequestError as error:
+                outcome = type(error)(str(error))  # without the frames, which hold the body
+            except MemoryError:
+                outcome = Overloaded("the server is out of memory")
+            except Exception:
+                logger.exception("reading a request for model '%s' failed", asked.target.model)
+                outcome = ExecutionFailed("internal error")
+            return partial(self._go_on_with, call, asked, size, outcome)
+
+        call.hold(size)
+        try:
+            self._side.put(call.connection, job)
+        except RuntimeError:
+            call.hold(-size)
+            raise Overloaded("the server has no thread for this request") from None
+
+    def _go_on_with(self, call: Any, asked: Asked, size: int, outcome: InferRequest | RequestError) -> None:
+        """Handle a request that another thread has read."""
+        call.hold(-size)
+        try:
+            if self._get_table() is not self._table:
+                self._forget_plans()
+            if isinstance(outcome, RequestError):
+                self._count_refusal(outcome, None)
+                raise outcome
+            self.counters.parsed += 1
+            version = self._table.find(asked.target.model, asked.target.version)
+            self._infer_read(call, asked, version, outcome)
+        except RequestError as error:
+            self._refuse_late(call, error)
+        except Exception as error:
+            self._refuse_late(call, ExecutionFailed("internal error"))
+            self._transport.end_connection(call, error)
+
+    def _refuse_late(self, call: Any, error: RequestError) -> None:
+        if self._inflight is not None:
+            self._inflight.count -= 1
+        if call.context is not None:
+            self.observer.refused(call, error)
+        self._transport.fail(call, error)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _make_answers(self, counters: WorkerCounters) -> RestAnswers:
+        return RestAnswers(counters, self.observer, self._transport, self._side)
+
+
+def _ordered(plan: RestPlan, spans: Sequence[int]) -> list[int]:
+    """Spans in the order of the lane's inputs."""
+    return [bound for at in plan.request.sources if at is not None for bound in spans[2 * at : 2 * at + 2]]
