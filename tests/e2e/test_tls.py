@@ -40,7 +40,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture(scope="module")
 def secure(repository: Path, files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with TLS that lets in every client."""
-    with running(repository, tmp_path_factory.mktemp("secure"), [*MODELS, *files.server_flags()]) as process:
+    flags = [*MODELS, *files.server_flags(), "--http-addr", "127.0.0.1:0"]
+    with running(repository, tmp_path_factory.mktemp("secure"), flags) as process:
         yield process
         assert process.stop() == 0
         assert "Traceback" not in process.log
@@ -284,12 +285,25 @@ def test_tls_1_1_is_refused(secure: ServerProcess) -> None:
     logged(secure, "TLS handshake failed: unsupported protocol", attempt)
 
 
-def test_client_without_h2_is_refused(secure: ServerProcess) -> None:
+def test_client_of_other_protocols_is_refused(secure: ServerProcess) -> None:
     with (
         pytest.raises(ssl.SSLError, match="no application protocol"),
-        tls_client(secure, client_context(alpn=("http/1.1",))),
+        tls_client(secure, client_context(alpn=("h3",))),
     ):
         pass
+
+
+@pytest.mark.parametrize("alpn", [("http/1.1",), ()])
+def test_http_1_is_spoken_over_tls(secure: ServerProcess, alpn: tuple[str, ...]) -> None:
+    for port in (secure.port, secure.rest_port):
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as plain,
+            client_context(alpn=alpn).wrap_socket(plain, server_hostname=SERVER_NAME) as sock,
+        ):
+            assert sock.selected_alpn_protocol() == (alpn[0] if alpn else None)
+            sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: sock.recv(65_536), b""))
+        assert answer.endswith(b'{"live":true}')
 
 
 def test_client_without_alpn_is_served(secure: ServerProcess) -> None:

@@ -18,7 +18,7 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
-LIMITS = Limits(max_head_size=512, max_fields=8, max_body_size=100, max_chunk_line=40)
+LIMITS = Limits(max_head_size=512, max_fields=8, max_body_size=100, max_chunk_line=40, max_chunks=9)
 
 CASES = {
     # the request line
@@ -99,6 +99,7 @@ CASES = {
     "data without an end": (CHUNKED + b"5\r\nhello0\r\n\r\n", 400),
     "a large chunk": (CHUNKED + b"65\r\n", 413),
     "many chunks": (CHUNKED + b"40\r\n" + b"x" * 64 + b"\r\n25\r\n", 413),
+    "too many chunks": (CHUNKED + b"1\r\nx\r\n" * 10 + b"0\r\n\r\n", 400),
     "a trailer that is none": (CHUNKED + b"0\r\na b\r\n\r\n", 400),
     "a folded trailer": (CHUNKED + b"0\r\na: b\r\n c\r\n\r\n", 400),
     "a length in the trailers": (CHUNKED + b"0\r\ncontent-length: 3\r\n\r\n", 400),

@@ -37,12 +37,14 @@ class ChunkReader:
         ended: whether the body, and what follows it, has been read.
     """
 
-    __slots__ = ("_at", "_limits", "_missing", "ended")
+    __slots__ = ("_at", "_count", "_limits", "_missing", "ended")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._at = _At.SIZE
         self._missing = 0
+        #: chunks so far that are not empty
+        self._count = 0
         self.ended = False
 
     def step(self, data: bytes, at: int) -> tuple[int, bytes] | None:
@@ -102,6 +104,11 @@ class ChunkReader:
             raise Refused(400, "a chunk of the request's body begins with no size")
         self._missing = int(found[1], 16)
         self._at = _At.DATA if self._missing else _At.TRAILERS
+        self._count += 1
+        most = self._limits.max_chunks
+        if self._count > most and self._missing:
+            text = f"Chunked request body exceeds maximum of {most} non-empty chunks. Send fewer or larger HTTP chunks."
+            raise Refused(400, text)
 
     @property
     def missing(self) -> int:

@@ -97,7 +97,10 @@ class Connection:
         """Take what the peer has sent. Returns the requests that are whole now; each wants an answer."""
         if self._answers.complete:
             return []
-        self._data = self._data + data if self._data else data
+        if self._data:
+            self._cut_off()
+            data = self._data + data
+        self._data = data
         return self.go_on()
 
     def go_on(self) -> list[Request]:
@@ -113,10 +116,8 @@ class Connection:
                     break
             else:
                 self.behind = True
-            if self._at:
-                self._data = self._data[self._at :]
-                self._seen = max(self._seen - self._at, 0)
-                self._at = 0
+            if 2 * self._at >= len(self._data):
+                self._cut_off()
             self._look_for_end()
         except Refused as refusal:
             self._refuse(refusal)
@@ -170,7 +171,7 @@ class Connection:
             return Receiving.PAUSED
         if self._head is not None:
             return Receiving.BODY
-        return Receiving.HEAD if self._data else Receiving.IDLE
+        return Receiving.HEAD if len(self._data) > self._at else Receiving.IDLE
 
     @property
     def unanswered(self) -> int:
@@ -187,6 +188,12 @@ class Connection:
         """Bytes that the peer makes us hold: of requests that are not whole, and of answers that are not sent."""
         inflated = len(self._inflater.body) if self._inflater is not None else 0
         return len(self._data) + len(self._body) + inflated + self._answers.size
+
+    def _cut_off(self) -> None:
+        """Let go of what has been read."""
+        self._data = self._data[self._at :]
+        self._seen = max(self._seen - self._at, 0)
+        self._at = 0
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ class Limits:
         max_body_size: bytes of a request's body, before and after decompression, where ``admit`` names no other bound.
             More are answered with 413.
         max_chunk_line: bytes of the line before a chunk of a body. It is a number; extensions mean nothing to us.
+        max_chunks: chunks of a body that are not empty. More are answered with 400: each costs far more than its bytes.
         max_pipelined: requests of one connection that wait for their answers. Further ones are not read meanwhile.
         remembered_heads: heads that a connection remembers, so that one that comes again is not parsed again. A client
             sends the same few over and over.
@@ -28,6 +29,7 @@ class Limits:
     max_fields: int = 128
     max_body_size: int = 1024 * 1024
     max_chunk_line: int = 1_024
+    max_chunks: int = 65_536
     max_pipelined: int = 16
     remembered_heads: int = 8
     max_remembered_size: int = 2_048

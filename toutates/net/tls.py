@@ -6,7 +6,7 @@
       take_output()       ◀───  ciphertext: the handshake's, alerts, and what was encrypted
 
 OpenSSL does the work, through two buffers in memory (``ssl.MemoryBIO``). What it leaves to us is to refuse clients that
-offer other protocols than ``h2``, and to tell clients that speak no TLS what they have come to.
+offer other protocols than ours, and to tell clients that speak no TLS what they have come to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from toutates.net.client_hello import HANDSHAKE, offered_protocols
 
 __all__ = ["TlsEngine", "describe_tls_error", "harden_tls"]
 
-ALPN: Final = b"h2"
+#: Protocols of a server, the one that it likes best first. Clients of ours speak the first one.
+ALPN: Final = ("h2", "http/1.1")
 #: With TLS 1.2, ephemeral keys and authenticated encryption only (RFC 9113 section 9.2.2); TLS 1.3 has nothing else.
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 #: The most plaintext in a record (RFC 8446 section 5.1).
@@ -36,7 +37,7 @@ MAX_EMPTY_BYTES: Final = 65_536
 
 _AROUND_REASON: Final = re.compile(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$")
 _NO_APPLICATION_PROTOCOL: Final = b"\x15\x03\x03\0\x02\x02\x78"
-_HTTP1_ANSWER: Final = http1_answer("This is a gRPC port that speaks TLS: it takes HTTPS with HTTP/2, not plain HTTP.")
+_HTTP1_ANSWER: Final = http1_answer("This is a port that speaks TLS: it takes HTTPS, not plain HTTP.")
 
 
 def harden_tls(context: ssl.SSLContext) -> None:
@@ -52,8 +53,9 @@ def harden_tls(context: ssl.SSLContext) -> None:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_ciphers(CIPHERS)
-    context.set_alpn_protocols([ALPN.decode()])
-    if context.protocol == ssl.PROTOCOL_TLS_SERVER:
+    is_server = context.protocol == ssl.PROTOCOL_TLS_SERVER
+    context.set_alpn_protocols(ALPN if is_server else ALPN[:1])
+    if is_server:
         context.num_tickets = 0
 
 
@@ -252,9 +254,10 @@ class TlsEngine:
         protocols = offered_protocols(data)
         if protocols is None:
             return b""
-        if protocols and ALPN not in protocols:
+        if protocols and not any(ours.encode() in protocols for ours in ALPN):
             self._outgoing.write(_NO_APPLICATION_PROTOCOL)
-            raise self._fail(ErrorCodes.PROTOCOL_ERROR, "TLS handshake failed: the client does not offer h2 (ALPN)")
+            text = "TLS handshake failed: the client offers neither h2 nor http/1.1 (ALPN)"
+            raise self._fail(ErrorCodes.PROTOCOL_ERROR, text)
         self._held = None
         return data
 
