@@ -1,4 +1,4 @@
-"""Two protocols beside gRPC for a worker: lines of text, and HTTP/1.1. The first bytes of a peer choose among them."""
+"""Lines of text beside gRPC and HTTP/1.1 for a worker. The first bytes of a peer choose among them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import trio
 
-from toutates.http1 import Connection as Http1
-from toutates.http1 import Limits, Receiving, Request
+from toutates.http1 import Head, Refused
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Connection, Service
+from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.service import HttpService
+from toutates.net.side_thread import SideThread
+from toutates.system.errors import InvalidRequest, RequestError
 
-__all__ = ["ByFirstBytes", "HttpService", "LineService"]
+__all__ = ["ByFirstBytes", "EchoHandler", "LineService"]
 
 MAX_LINE = 1_000
 #: Bytes of an answer to a line that begins with "large".
@@ -28,12 +31,8 @@ class Over:
     why: str
 
 
-class Leaving:
-    """A connection ends once its last answer is out."""
-
-
 class Plain(Connection):
-    """What both connections have in common."""
+    """What connections of lines, and those of which nothing is known yet, have in common."""
 
     closed = False
     open_calls = calls_begun = held_bytes = 0
@@ -145,75 +144,37 @@ class LineService(Service):
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
-class HttpConnection(Plain):
-    """The protocol's connection of the product, on a worker."""
+class EchoHandler:
+    """Answers each request with its body, or with its path where it has none; ``/hold`` is answered by the test."""
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.http = Http1(Limits(max_pipelined=4))
+    call_class = HttpCall
 
-    def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
-        return self._events(self.http.receive(data))
+    def __init__(self) -> None:
+        self.held: list[HttpCall] = []
 
-    def go_on(self, now_ns: int) -> list[Any]:
-        return self._events(self.http.go_on())
+    def admit(self, head: Head) -> int:
+        if head.path == "/nothing":
+            raise Refused(404, "nothing here")
+        return 1_048_576
 
-    def _events(self, requests: list[Request]) -> list[Any]:
-        self.behind = self.http.behind
-        self.calls_begun += len(requests)
-        self.write(*self.http.take_output())
-        last = [Leaving()] if self.http.receiving is Receiving.ENDED else []
-        return [*((self, one) for one in requests), *last]
-
-    def sent(self) -> None:
-        """An answer is complete."""
-        self.write(*self.http.take_output())
-        if self.http.receiving is Receiving.PAUSED:
-            self.worker.go_on(self.link)
-
-    def begin_shutdown(self, reason: str) -> None:
-        self.http.drain()
-
-    def end(self, reason: str, limit: str) -> list[Any]:
-        self.http.time_out()
-        self.write(*self.http.take_output())
-        return super().end(reason, limit)
-
-    @property
-    def drained(self) -> bool:  # type: ignore[override]
-        return self.http.finished
-
-    @property
-    def open_calls(self) -> int:  # type: ignore[override]
-        return self.http.unanswered
-
-    @property
-    def awaits_request(self) -> bool:  # type: ignore[override]
-        return self.http.receiving in (Receiving.HEAD, Receiving.BODY)
-
-    @property
-    def held_bytes(self) -> int:  # type: ignore[override]
-        return self.http.held_bytes
-
-
-class HttpService(Service):
-    """Answers each request with its body, or with its path where it has none."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def connect(self) -> Connection:
-        return HttpConnection(self._worker)
-
-    def handle(self, link: Any, event: Any) -> None:
-        if isinstance(event, Over):
-            self._worker.connection_over(link, event.why)
-        elif isinstance(event, Leaving):
-            self._worker.leave(link, "")
+    def handle(self, call: HttpCall) -> None:
+        path = call.head.path
+        if path == "/hold":
+            self.held.append(call)
+        elif path == "/bug":
+            raise RuntimeError("a bug of the handler")
+        elif path == "/refused":
+            raise InvalidRequest("not so")
+        elif path == "/memory":
+            raise MemoryError
         else:
-            connection, request = event
-            request.respond(200, body=bytes(request.body) or request.head.path.encode())
-            connection.sent()
+            call.reply(200, b"", bytes(call.body) or path.encode())
+
+    def fail(self, call: HttpCall, error: RequestError) -> None:
+        call.reply(500, b"", str(error).encode())
+
+    def write_refusal(self, refusal: Refused) -> tuple[bytes, bytes]:
+        return b"content-type: text/x\r\n", refusal.text.encode()
 
 
 # --- which one -------------------------------------------------------------------------------------------------------
@@ -247,7 +208,10 @@ class ByFirstBytes(Service):
 
     def __init__(self, worker: Worker, grpc: GrpcService) -> None:
         self._worker = worker
-        self.grpc, self.lines, self.http = grpc, LineService(worker), HttpService(worker)
+        self.grpc, self.lines = grpc, LineService(worker)
+        self.handler = EchoHandler()
+        side = SideThread("side", worker.call_soon)
+        self.http = HttpService(worker, self.handler, side)
         self._all: tuple[Service, ...] = (self.grpc, self.lines, self.http)
 
     def choose(self, start: bytes) -> Service:

@@ -1,0 +1,172 @@
+"""HTTP/1.1 on a worker: answers in order, and every way in which a connection ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.h2grpc.support import OPENING
+from tests.http1.support import request
+from tests.net.protocols import EchoHandler
+from tests.net.running import PATIENCE_S, RawClient, Running, running
+from tests.net.test_services import TextClient, answer
+from toutates.h2grpc import Limits
+from toutates.net import GrpcService, Worker
+from toutates.net.connection import Service
+from toutates.net.first_bytes import ByFirstBytes
+from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.service import MAX_PIPELINED, HttpService
+from toutates.net.side_thread import SideThread
+
+
+@contextmanager
+def serving(limits: Limits | None = None, **more: Any) -> Iterator[tuple[Running, EchoHandler]]:
+    """A worker that speaks HTTP/1.1 and gRPC on one port, and what answers its requests."""
+    handler = EchoHandler()
+
+    def serve(worker: Worker, grpc: GrpcService) -> Service:
+        return ByFirstBytes(grpc, HttpService(worker, handler, SideThread("side", worker.call_soon)))
+
+    with running(limits, serve=serve, **more) as server:
+        yield server, handler
+
+
+def reply(server: Running, call: HttpCall, body: bytes) -> None:
+    server.worker.call_soon(lambda: call.reply(200, b"", body))
+
+
+def test_answers_keep_the_order_of_the_requests() -> None:
+    with serving() as (server, handler), TextClient(server, b"") as client:
+        client.sock.sendall(request(target="/hold") + request(target="/2") + request(target="/hold"))
+        server.until(lambda: len(handler.held) == 2)
+        reply(server, handler.held[1], b"three")
+        reply(server, handler.held[0], b"one")
+        client.expect(answer(b"one") + answer(b"/2") + answer(b"three"))
+
+
+def test_a_flood_of_requests_is_not_read_while_answers_wait() -> None:
+    count = 1_000_000
+    with serving() as (server, handler), TextClient(server, b"") as client, TextClient(server, b"") as other:
+        client.sock.settimeout(0.5)
+        flood = memoryview(request(target="/hold") + request(target="/x") * count)
+        sent = 0
+        try:
+            while sent < len(flood):
+                sent += client.sock.send(flood[sent:])
+        except TimeoutError:
+            pass
+        assert sent < len(flood)
+        (state, _) = sorted(
+            server.call(lambda: server.worker.connection_states(2)), key=lambda one: -one.received_bytes
+        )
+        assert state.received_bytes < 3_000_000
+        assert state.open_calls <= MAX_PIPELINED
+        other.sock.sendall(request(target="/fine"))
+        other.expect(answer(b"/fine"))
+        client.sock.settimeout(PATIENCE_S)
+        reply(server, handler.held[0], b"first")
+        client.expect(answer(b"first") + answer(b"/x") * (MAX_PIPELINED + 10))
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "body"),
+    [
+        ("/nothing", b"404 Not Found", b"nothing here"),
+        ("/refused", b"500 Internal Server Error", b"not so"),
+        ("/bug", b"500 Internal Server Error", b"internal error"),
+        ("/memory", b"500 Internal Server Error", b"the server is out of memory"),
+    ],
+)
+def test_errors_are_answers_and_the_connection_goes_on(target: str, status: bytes, body: bytes) -> None:
+    with serving() as (server, _), TextClient(server, request(target=target) + request(target="/next")) as client:
+        client.expect(b"HTTP/1.1 " + status)
+        server.until(lambda: True)
+        assert body + answer(b"/next") in client.sock.recv(10_000) + answer(b"")
+
+
+def test_one_connection_too_many_is_answered_503() -> None:
+    def serve(worker: Worker, grpc: GrpcService) -> Service:
+        return HttpService(worker, EchoHandler(), SideThread("side", worker.call_soon))
+
+    with running(max_connections=1, serve=serve) as server, TextClient(server, request(target="/a")) as client:
+        client.expect(answer(b"/a"))
+        with TextClient(server, b"") as one_too_many:
+            told = one_too_many.rest()
+        assert told.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert b"connection: close\r\n" in told
+        assert told.endswith(b"too many connections")
+        assert server.worker.limit_hits["connections"] == 1
+
+
+@pytest.mark.parametrize("start", [b"GET /a HT", request("POST", body=b"whole")[:-1]], ids=["head", "body"])
+def test_a_slow_request_is_timed_out_and_others_are_not(start: bytes) -> None:
+    with (
+        serving(Limits(stall_timeout_s=0.2)) as (server, handler),
+        TextClient(server, request(target="/hold")) as waiting,
+        TextClient(server, start) as slow,
+    ):
+        assert slow.rest().startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        reply(server, handler.held[0], b"late")
+        waiting.expect(answer(b"late"))
+
+
+def test_a_client_that_waits_long_for_its_answer_is_not_taken_for_dead() -> None:
+    limits = Limits(keepalive_time_s=0.1, keepalive_timeout_s=0.1)
+    with (
+        serving(limits) as (server, handler),
+        TextClient(server, request(target="/hold")) as waiting,
+        TextClient(server, request(target="/idle")) as idle,
+    ):
+        assert idle.rest() == answer(b"/idle")
+        server.until(lambda: server.worker.connections == 1)
+        reply(server, handler.held[0], b"at last")
+        waiting.expect(answer(b"at last"))
+
+
+def test_nobody_is_answered_who_has_left() -> None:
+    with serving() as (server, handler):
+        with TextClient(server, request(target="/hold")):
+            server.until(lambda: handler.held)
+        server.until(lambda: not server.worker.connections)
+        (call,) = handler.held
+        assert not call.open
+        assert call.link is None
+        server.call(lambda: call.reply(200, b"", b"to nobody"))
+
+
+def test_a_drain_answers_what_has_begun_and_says_that_it_is_the_last() -> None:
+    with (
+        serving() as (server, handler),
+        TextClient(server, request(target="/hold")) as waiting,
+        TextClient(server, request(target="/idle")) as idle,
+        RawClient(server, OPENING),
+    ):
+        server.until(lambda: handler.held)
+        idle.expect(answer(b"/idle"))
+        server.drain(PATIENCE_S)
+        assert idle.rest() == b""
+        reply(server, handler.held[0], b"done")
+        assert waiting.rest() == answer(b"done", last=True)
+
+
+def test_bytes_that_a_handler_keeps_are_counted() -> None:
+    with serving() as (server, handler), TextClient(server, request(target="/hold")):
+        server.until(lambda: handler.held)
+        (call,) = handler.held
+        server.call(lambda: call.hold(1_000_000))
+        held = server.call(lambda: [one.connection.held_bytes for one in server.worker.transports.open.values()])
+        assert held[0] >= 1_000_000
+
+
+def test_a_connection_that_holds_too_much_goes() -> None:
+    with serving(Limits(stall_timeout_s=0.4), buffer_bytes=500_000) as (server, _):
+        with (
+            TextClient(server, request("POST", body=bytes(1_000_000))[:-1]) as large,
+            TextClient(server, request(target="/small")) as small,
+        ):
+            assert large.sock.recv(10) == b""
+            small.expect(answer(b"/small"))
+        assert server.worker.limit_hits["server_buffer"] == 1
