@@ -41,6 +41,7 @@ from toutates.server.listeners import Listeners, open_listeners
 from toutates.server.loading import FirstLoad
 from toutates.server.monitoring import Monitoring
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
+from toutates.server.pages import Pages
 from toutates.server.readiness import ServerReadiness
 from toutates.server.services import Services
 from toutates.server.shutdown import Shutdown
@@ -226,6 +227,7 @@ class Server:
         task_status: trio.TaskStatus[None],
     ) -> None:
         """Serve what is loaded until the workers have drained."""
+        assert self.view is not None
         async with trio.open_nursery() as changes:
             queue = await changes.start(self._change_models, control)
             services = Services(
@@ -237,6 +239,7 @@ class Server:
                 queue=queue,
                 log_control=self._logs.control,
                 tracing=self._tracing,
+                pages=Pages(self.view, queue),
                 access_log=self._access_log,
             )
             self.workers.make(services, self._certificate.contexts, ready=not readiness.models_reason())

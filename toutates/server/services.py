@@ -28,6 +28,7 @@ from toutates.net.side_thread import SideThread
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.options import Options
+from toutates.server.pages import Pages
 from toutates.server.tracing import Tracing
 from toutates.system.logs.control import LogControl
 
@@ -62,6 +63,7 @@ class Services:
         queue: brings calls of workers to the main thread.
         log_control: what the log shows.
         tracing: of the server.
+        pages: what else than REST is served over HTTP/1.1.
         access_log: takes a share of the requests; None for none.
         parameter_notices: says which parameters of requests have no effect.
     """
@@ -74,6 +76,7 @@ class Services:
     queue: ControlQueue
     log_control: LogControl
     tracing: Tracing
+    pages: Pages
     access_log: AccessLog | None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
@@ -104,7 +107,7 @@ class Services:
         methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         rest_traces = WorkerTraces(worker, rest_infer.observer, tracing.settings, tracing.put)
-        rest = RestHandler(worker, plane, self.queue, rest_infer, rest_traces, options.rest, {})
+        rest = RestHandler(worker, plane, self.queue, rest_infer, rest_traces, options.rest, self.pages.of(worker))
         http = HttpService(worker, rest, side)
         worker.service = ByFirstBytes(grpc, http)
         return WorkerServices((infer, rest_infer), worker.service if worker.tls is not None else http, readiness)

@@ -24,7 +24,7 @@ class TracedRequest:
         model, version: the model and version that it was for; "" where that is unknown.
         rows: rows of the request.
         batch_rows: rows of its batch.
-        status: gRPC's status code.
+        status: gRPC's status code, or HTTP's.
         text: the error's text; "" for none.
         request_id: the request's ``id``.
         peer: the caller's address, ``HOST:PORT``.

@@ -6,8 +6,8 @@
     ├── execution                                 ONNX Runtime runs it
     └── response                                  the answer is written
 
-Names and attributes follow OpenTelemetry's conventions for RPC. Where these have no name, it is Triton's (``triton.``)
-or ours (``toutates.``).
+Names and attributes follow OpenTelemetry's conventions for RPC, and for HTTP. Where these have no name, it is Triton's
+(``triton.``) or ours (``toutates.``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = ["SpanMaker"]
 
 SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
+HTTP_ROUTE: Final = "/v2/models/{model}/infer"
 
 #: gRPC's codes that OpenTelemetry's conventions call the server's fault: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED,
 #: INTERNAL, UNAVAILABLE, DATA_LOSS. A span with any other code has no error status.
@@ -73,13 +74,13 @@ class SpanMaker:
         own = context()
         spans = [
             ReadableSpan(
-                f"{SERVICE}/{METHOD}",
+                f"POST {HTTP_ROUTE}" if _is_http(request) else f"{SERVICE}/{METHOD}",
                 own,
                 parent,
                 self._resource,
                 _attributes(request),
                 kind=SpanKind.SERVER,
-                status=Status(StatusCode.ERROR, request.text) if request.status in _SERVER_FAULTS else _NO_STATUS,
+                status=Status(StatusCode.ERROR, request.text) if _is_fault(request) else _NO_STATUS,
                 start_time=request.arrived_ns + offset_ns,
                 end_time=request.answered_ns + offset_ns,
                 instrumentation_scope=self._scope,
@@ -111,13 +112,31 @@ class SpanMaker:
         return SpanContext(context.trace_id, context.span_id, True, TraceFlags(context.flags), state)
 
 
+def _is_http(request: TracedRequest) -> bool:
+    """Whether a request came over REST: statuses of HTTP have three digits, and gRPC's at most two."""
+    return request.status >= 100
+
+
+def _is_fault(request: TracedRequest) -> bool:
+    """Whether the status says that the server is at fault."""
+    return request.status >= 500 if _is_http(request) else request.status in _SERVER_FAULTS
+
+
 def _attributes(request: TracedRequest) -> dict[str, str | int]:
-    attributes: dict[str, str | int] = {
-        "rpc.system": "grpc",
-        "rpc.service": SERVICE,
-        "rpc.method": METHOD,
-        "rpc.grpc.status_code": request.status,
-    }
+    attributes: dict[str, str | int]
+    if _is_http(request):
+        attributes = {
+            "http.request.method": "POST",
+            "http.route": HTTP_ROUTE,
+            "http.response.status_code": request.status,
+        }
+    else:
+        attributes = {
+            "rpc.system": "grpc",
+            "rpc.service": SERVICE,
+            "rpc.method": METHOD,
+            "rpc.grpc.status_code": request.status,
+        }
     if request.model:
         attributes["triton.model_name"] = request.model
         attributes["triton.model_version"] = request.version

@@ -17,7 +17,8 @@ from toutates.observe.http.http_thread import THREAD_NAME
 from toutates.observe.http.responses import Response, page_response, refusal, text_response
 from toutates.observe.http.reuse import ReusedText
 from toutates.observe.http.site import Asked, Endpoint, Site
-from toutates.observe.metrics.exposition import Exposition, Format, choose_format
+from toutates.observe.metrics.exposition import Exposition
+from toutates.observe.metrics.texts import MetricsTexts
 from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
 from toutates.observe.status.status import Status, unready_reason
@@ -100,20 +101,14 @@ class _StatusJson:
 
 
 class _MetricsText:
-    """Answers /metrics with a text for each format."""
+    """Answers /metrics."""
 
     def __init__(self, metrics: Exposition) -> None:
-        self._texts = {
-            form: ReusedText(lambda form=form: metrics.render(form))  # type: ignore[misc]
-            for form in Format
-        }
-        self._turn = trio.Lock()
+        self._texts = MetricsTexts(metrics)
 
     async def get(self, asked: Asked) -> Response:
-        form = choose_format(asked.head.fields.get("accept", ""))
-        async with self._turn:  # the texts of both formats take turns, because one scrape runs at a time
-            text = await self._texts[form].get()
-        return text_response(text, content_type=form.value, fields=_BY_ACCEPT)
+        content_type, text = await self._texts.get(asked.head.fields.get("accept", ""))
+        return text_response(text, content_type=content_type, fields=_BY_ACCEPT)
 
 
 def _health(state: str, problem: Callable[[], str]) -> Endpoint:

@@ -1,0 +1,75 @@
+"""/metrics and the server's health on the ports of the workers, as they are on the address of the HTTP side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from toutates.api.control_queue import ControlQueue
+from toutates.api.rest.answers import refusal
+from toutates.api.rest.calls import RestHttpCall
+from toutates.net import Worker
+from toutates.observe.view import ServerView
+from toutates.system.errors import RequestError
+
+if TYPE_CHECKING:
+    from toutates.observe.metrics.texts import MetricsTexts
+
+__all__ = ["Pages"]
+
+_TEXT: Final = b"content-type: text/plain; charset=utf-8\r\n"
+
+
+class Pages:
+    """Makes the answers. The text of /metrics is made on the main thread, in small pieces, and kept for a while.
+
+    Args:
+        view: of the server.
+        queue: brings requests to the main thread.
+    """
+
+    def __init__(self, view: ServerView, queue: ControlQueue) -> None:
+        self._view = view
+        self._queue = queue
+        #: made for the first request, on the main thread
+        self._texts: MetricsTexts | None = None
+
+    def of(self, worker: Worker) -> Mapping[str, Callable[[RestHttpCall], None]]:
+        """What answers GET, by path."""
+        view = self._view
+        return {
+            "/metrics": partial(self._metrics, worker),
+            "/health/live": _health("live", lambda: "" if view.is_live() else "the server is shutting down"),
+            "/health/ready": _health("ready", view.unready_reason),
+        }
+
+    def _metrics(self, worker: Worker, call: RestHttpCall) -> None:
+        self._queue.put(worker, b"", partial(self._text, call), partial(_fail, call))
+
+    async def _text(self, call: RestHttpCall, _: bytes) -> Callable[[], None]:
+        if self._texts is None:
+            # Here, because a server that nobody asks for metrics needs none of it.
+            from toutates.observe.metrics.exposition import Exposition
+            from toutates.observe.metrics.texts import MetricsTexts
+
+            metrics = Exposition(self._view)
+            self._queue.nursery.start_soon(metrics.run)
+            self._texts = MetricsTexts(metrics)
+        content_type, text = await self._texts.get(call.head.fields.get("accept", ""))
+        return partial(call.reply, 200, f"content-type: {content_type}\r\nvary: accept\r\n".encode(), text)
+
+
+def _health(state: str, problem: Callable[[], str]) -> Callable[[RestHttpCall], None]:
+    """Answers 200 and ``state``, or 503 and the reason if ``problem`` returns one."""
+
+    def answer(call: RestHttpCall) -> None:
+        reason = problem()
+        text = f"not {state}: {reason}\n" if reason else f"{state}\n"
+        call.reply(503 if reason else 200, _TEXT, text.encode())
+
+    return answer
+
+
+def _fail(call: RestHttpCall, error: RequestError) -> None:
+    call.reply(*refusal(error))
