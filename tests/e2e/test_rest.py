@@ -80,6 +80,14 @@ def test_large_json_and_large_answers(client: Any) -> None:
         np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
 
 
+def test_large_tensors_as_binary_data(client: Any) -> None:
+    values = np.random.default_rng(2).random((2, 150_528)).astype(np.float32)
+    for at in range(3):
+        result = client.infer("dynamic", [tensor("INPUT", values)], request_id=f"large{at}")
+        assert result.get_response()["id"] == f"large{at}"
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
+
+
 def test_what_else_the_client_asks_for(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -176,6 +184,9 @@ def test_generate_and_its_stream(server: ServerProcess) -> None:
         answer = peer.ask(post("/v2/models/dynamic/generate_stream", '{"INPUT": 3}'))
         assert answer.body == b'data: {"OUTPUT":-3.0,"model_name":"dynamic","model_version":"1"}\n\n'
         assert answer.fields["content-type"] == "text/event-stream; charset=utf-8"
+        numbers = list(range(16_000))
+        answer = peer.ask(post("/v2/models/dynamic/generate", json.dumps({"INPUT": numbers})))
+        assert answer.document["OUTPUT"] == [-number for number in numbers]
         answer = peer.ask(post("/v2/models/dynamic/generate", '{"INPUT": [[1]]}'))
         assert (answer.status, list(answer.document)) == (500, ["error"])
 

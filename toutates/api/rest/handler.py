@@ -31,9 +31,8 @@ from toutates.system.errors import RequestError
 
 __all__ = ["RestHandler", "RestSettings"]
 
-#: Bytes of a body that is neither an inference nor a model; and of one that is not looked at.
-MAX_BODY: Final = 1_048_576
-MAX_UNREAD_BODY: Final = 65_536
+#: Bytes of a body that is neither an inference nor a model: it has a name or two. So has one that is not looked at.
+MAX_BODY: Final = 65_536
 
 _ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
 _LENGTH_FIELD: Final = HEADER_LENGTH.lower()
@@ -143,9 +142,9 @@ class RestHandler:
         Raises:
             Refused: the body is long.
         """
-        if not 0 <= head.body_size <= MAX_UNREAD_BODY:
+        if not 0 <= head.body_size <= MAX_BODY:
             raise Refused(answer.status, msgspec.json.decode(answer.body)["error"])
-        return _admit(head, lambda call: call.reply(*answer), MAX_UNREAD_BODY)
+        return _admit(head, lambda call: call.reply(*answer), MAX_BODY)
 
     def _admit_inference(self, head: Head, route: Route) -> int:
         asks = _ASKS[route.endpoint.name]
@@ -203,6 +202,6 @@ class RestHandler:
         return partial(call.reply, *answer)
 
 
-def _admit(head: Head, handle: Callable[[Any], None], most: int = MAX_UNREAD_BODY) -> int:
+def _admit(head: Head, handle: Callable[[Any], None], most: int = MAX_BODY) -> int:
     head.purpose = Purpose(handle)
     return most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from toutates.protocol.rest.generate import read_generate_request
 from toutates.protocol.rest.lengths import RAW, json_length
 from toutates.protocol.rest.raw_request import RAW_OUTPUTS, read_raw_request
 from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest, OutputForms, read_request
+from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
@@ -74,20 +76,19 @@ class RestInferService(InferService):
             self._generate(call, asked)
             return
         body = call.body
-        if body.__class__ is not bytes:
-            body = bytes(body)  # which came in pieces
         try:
             json_end = json_length(asked.json_field, len(body))
         except RequestError as error:
             self._count_refusal(error, None)
             raise
         if json_end > LARGE_JSON_BYTES:
-            self._read_aside(call, asked, body, json_end)
+            self._read_aside(call, asked, partial(_read_large, body, json_end, asked), len(body))
             return
         if json_end == RAW:
             self._infer_raw(call, asked, body)
             return
-        found = cut(body, 0, json_end)
+        # A body that came in pieces is a bytearray. Only its JSON is copied, because keys are bytes.
+        found = cut(body if body.__class__ is bytes else bytes(memoryview(body)[:json_end]), 0, json_end)
         if found is not None:
             key = asked.key + found[0]
             plan: Any = self._plans.get(key) or self._cache.recall(key)
@@ -106,7 +107,7 @@ class RestInferService(InferService):
         read = form.read(found, body, json_end, len(body))
         if read is None:
             return False
-        identifier = form.identifier_of(found, body)
+        identifier = bytes(form.identifier_of(found, body))
         buffer, spans = read
         if plan.packed is None:
             self._gather_spans(call, plan, identifier, buffer, spans)
@@ -137,17 +138,23 @@ class RestInferService(InferService):
             raise
         self._infer_read(call, asked, version, request)
 
-    def _infer_read(self, call: RestCall, asked: Asked, version: ServedVersion, request: InferRequest) -> None:
+    def _infer_read(
+        self, call: RestCall, asked: Asked, version: ServedVersion, request: InferRequest | _FlatRequest
+    ) -> None:
+        message = request.message
+        if isinstance(request, _FlatRequest):
+            self._infer_message(call, version, message, request.contents, request.identifier, None)
+            return
+        form = request.form
         key = b"" if request.key is None else asked.key + request.key
-        message, outputs = request.message, request.form.outputs
-        self._infer_message(call, version, message, request.contents, request.identifier, outputs, request.form, key)
+        self._infer_message(call, version, message, request.contents, request.identifier, form.outputs, form, key)
 
-    def _infer_raw(self, call: RestCall, asked: Asked, body: bytes) -> None:
+    def _infer_raw(self, call: RestCall, asked: Asked, body: bytes | bytearray) -> None:
         """Handle a body that is the only input."""
         version: ServedVersion | None = None
         try:
             version = self._table.find(asked.target.model, asked.target.version)
-            message, content = read_raw_request(body, asked.target, version.signature)
+            message, content = read_raw_request(memoryview(body), asked.target, version.signature)
         except RequestError as error:
             self._count_refusal(error, version)
             raise
@@ -159,12 +166,14 @@ class RestInferService(InferService):
         version: ServedVersion | None = None
         try:
             version = self._table.find(asked.target.model, asked.target.version)
-            message, contents = read_generate_request(body, asked.target, version.signature)
+            if len(body) > LARGE_JSON_BYTES:
+                self._read_aside(call, asked, partial(_read_flat, body, asked, version.signature), len(body))
+                return
+            request = _read_flat(body, asked, version.signature)
         except RequestError as error:
             self._count_refusal(error, version)
             raise
-        identifier = msgspec.json.encode(message.id)[1:-1]
-        self._infer_message(call, version, message, contents, identifier, None)
+        self._infer_read(call, asked, version, request)
 
     def _infer_message(
         self,
@@ -206,19 +215,28 @@ class RestInferService(InferService):
 
     # --- large JSON --------------------------------------------------------------------------------------------------
 
-    def _read_aside(self, call: Any, asked: Asked, body: bytes, json_end: int) -> None:
-        """Read a request in another thread, which takes milliseconds, and go on with it then."""
+    def _read_aside(self, call: Any, asked: Asked, read: Callable[[], InferRequest | _FlatRequest], size: int) -> None:
+        """Read a request in another thread, which takes milliseconds, and go on with it then.
+
+        Args:
+            call: the request.
+            asked: what its head says.
+            read: reads it.
+            size: bytes that this keeps.
+
+        Raises:
+            RequestError: there is no such model, or no thread.
+        """
         try:
             self._table.find(asked.target.model, asked.target.version)
         except RequestError as error:
             self._count_refusal(error, None)
             raise
-        size = len(body)
 
         def job() -> Callable[[], None]:
-            outcome: InferRequest | RequestError
+            outcome: InferRequest | _FlatRequest | RequestError
             try:
-                outcome = read_request(body, 0, json_end, size, asked.target, cut(body, 0, json_end), rest)
+                outcome = read()
             except RequestError as error:
                 outcome = type(error)(str(error))  # without the frames, which hold the body
             except MemoryError:
@@ -235,7 +253,9 @@ class RestInferService(InferService):
             call.hold(-size)
             raise Overloaded("the server has no thread for this request") from None
 
-    def _go_on_with(self, call: Any, asked: Asked, size: int, outcome: InferRequest | RequestError) -> None:
+    def _go_on_with(
+        self, call: Any, asked: Asked, size: int, outcome: InferRequest | _FlatRequest | RequestError
+    ) -> None:
         """Handle a request that another thread has read."""
         call.hold(-size)
         try:
@@ -264,6 +284,25 @@ class RestInferService(InferService):
 
     def _make_answers(self, counters: WorkerCounters) -> RestAnswers:
         return RestAnswers(counters, self.observer, self._transport, self._side)
+
+
+@dataclass(slots=True)
+class _FlatRequest:
+    """A request of the generate extension that was read; attributes as of ``InferRequest``."""
+
+    message: ModelInferRequest
+    contents: list[bytes]
+    identifier: bytes
+
+
+def _read_flat(body: bytes, asked: Asked, signature: Signature) -> _FlatRequest:
+    message, contents = read_generate_request(body, asked.target, signature)
+    return _FlatRequest(message, contents, msgspec.json.encode(message.id)[1:-1])
+
+
+def _read_large(body: bytes | bytearray, json_end: int, asked: Asked) -> InferRequest:
+    body = bytes(body)
+    return read_request(body, 0, json_end, len(body), asked.target, cut(body, 0, json_end), rest)
 
 
 def _ordered(plan: RestPlan, spans: Sequence[int]) -> list[int]:

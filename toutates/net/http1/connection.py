@@ -16,6 +16,8 @@ from toutates.net.worker import Worker
 __all__ = ["Ended", "HttpCall", "HttpConnection", "Leaving"]
 
 _UNAVAILABLE: Final = 503
+#: The names under which refusals are counted, by status.
+_LIMITS: Final = {413: "message_size", 431: "header_list_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class HttpConnection(Connection):
     ) -> None:
         self._worker = worker
         self._dirty = worker.dirty
-        self._http = Http1(limits, admit, write_refusal=write_refusal, make_request=self._make_call)
+        self._write_refusal = write_refusal
+        self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=self._make_call)
         self._call_class = call_class
         self.link: Any = None
         self.kept_bytes = 0
@@ -118,6 +121,13 @@ class HttpConnection(Connection):
 
     def _make_call(self, head: Head, body: bytes | bytearray, answers: Answers) -> HttpCall:
         return self._call_class(head, body, answers, self)
+
+    def _refusal(self, refusal: Refused) -> tuple[bytes, bytes]:
+        """The answer to a refused request; where it is refused for its size, that is counted."""
+        limit = _LIMITS.get(refusal.status)
+        if limit is not None:
+            self._worker.limit_hits[limit] += 1
+        return self._write_refusal(refusal)
 
     # --- for calls ---------------------------------------------------------------------------------------------------
 
