@@ -176,9 +176,10 @@ class Peer:
 
     async def _take(self, data: bytes) -> None:
         self._received += data
-        if not self.greeted.is_set() and (found := _HTTP1.match(self._received)) is not None:
-            self.tally.answers[f"HTTP/1.1 {found[1].decode()}"] += 1
-            self._speaks_http2 = False
+        if not self.greeted.is_set():
+            for found in _HTTP1.finditer(self._received):
+                self._note_answer(f"HTTP/1.1 {found[1].decode()}")
+                self._speaks_http2 = False
         at = 0
         while self._speaks_http2 and len(self._received) >= at + 9:
             end = at + 9 + int.from_bytes(self._received[at : at + 3], "big")

@@ -38,6 +38,8 @@ _SLOW: Final = (
     "closed-window",
     "open-streams",
     "kept-reads",
+    "rest-slow-head",
+    "rest-slow-body",
 )
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
 _DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
@@ -51,6 +53,7 @@ _KEPT_MIB: Final = {
     "gzip-bomb": 256.0,
     "deflate-bomb": 256.0,
     "many-ends": 256.0,
+    "rest-huge-json": 256.0,
 }
 _KEPT_BY_SLOW_MIB: Final = 192.0
 

@@ -152,13 +152,21 @@ def test_a_drain_answers_what_has_begun_and_says_that_it_is_the_last() -> None:
         assert waiting.rest() == answer(b"done", last=True)
 
 
-def test_bytes_that_a_handler_keeps_are_counted() -> None:
-    with serving() as (server, handler), TextClient(server, request(target="/hold")):
+def test_bytes_that_a_handler_keeps_are_counted_and_no_more_is_read_while_they_are_many() -> None:
+    limits = Limits(max_unsent_bytes=500_000)
+    with serving(limits) as (server, handler), TextClient(server, request(target="/hold")) as client:
         server.until(lambda: handler.held)
         (call,) = handler.held
         server.call(lambda: call.hold(1_000_000))
         held = server.call(lambda: [one.connection.held_bytes for one in server.worker.transports.open.values()])
         assert held[0] >= 1_000_000
+        (state,) = server.call(lambda: server.worker.connection_states(1))
+        client.sock.sendall(request(target="/next"))
+        server.rounds()
+        assert server.call(lambda: server.worker.connection_states(1))[0].received_bytes == state.received_bytes
+        server.call(lambda: call.hold(-1_000_000))
+        reply(server, call, b"one")
+        client.expect(answer(b"one") + answer(b"/next"))
 
 
 def test_a_connection_that_holds_too_much_goes() -> None:

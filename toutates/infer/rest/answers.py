@@ -18,7 +18,7 @@ from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.generate import write_generate_response
 from toutates.protocol.rest.response import InferResponse
 from toutates.protocol.strings import rest
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
 
 __all__ = ["RestAnswers"]
 
@@ -50,7 +50,7 @@ class RestAnswers(Answers):
         try:
             write, size = self._writing(plan, context[2], contents, row_shapes, coded=call.is_coded)
             if size > LARGE_CONTENTS:
-                self._write_aside(context, write)
+                self._write_aside(context, write, size)
             else:
                 call.answer(call.coded(write(None)))
         except RequestError as error:
@@ -90,27 +90,34 @@ class RestAnswers(Answers):
         size = sum(map(len, raws)) if coded else sum([len(raws[index]) for index in response.texts])
         return partial(response.write, identifier, raws), size
 
-    def _write_aside(self, context: RequestContext, write: Callable[[Any], InferResponse]) -> None:
-        """Write a response in the other thread, then send it."""
+    def _write_aside(self, context: RequestContext, write: Callable[[Any], InferResponse], size: int) -> None:
+        """Write a response, of contents of so many bytes, in the other thread; then send it."""
         call: Any = context[0]
 
         def job() -> Callable[[], None]:
+            outcome: InferResponse | RequestError
             try:
-                return partial(self._finish_late, call, call.coded(write(rest)))
+                outcome = call.coded(write(rest)) if call.open else Cancelled("the client has left")
             except RequestError as error:
-                return partial(self._finish_late, call, type(error)(str(error)))
+                outcome = type(error)(str(error))
+            except MemoryError:
+                outcome = Overloaded("the server is out of memory")
             except Exception:
                 logger.exception("writing a response of model '%s' failed", context[1].version.model)
-                return partial(self._finish_late, call, ExecutionFailed("internal error"))
+                outcome = ExecutionFailed("internal error")
+            return partial(self._finish_late, call, size, outcome)
 
+        call.hold(size)
         try:
             self._side.put(call.connection, job)
         except RuntimeError:
+            call.hold(-size)
             raise Overloaded("the server has no thread for this answer") from None
 
-    def _finish_late(self, call: RestCall, outcome: InferResponse | RequestError) -> None:
+    def _finish_late(self, call: RestCall, size: int, outcome: InferResponse | RequestError) -> None:
         """Answer a request whose batch is over long since."""
         observed: Any = call
+        call.hold(-size)
         try:
             if isinstance(outcome, RequestError):
                 if call.context is not None:

@@ -32,7 +32,7 @@ from toutates.protocol.rest.raw_request import RAW_OUTPUTS, read_raw_request
 from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest, OutputForms, read_request
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
 
 __all__ = ["RestInferService"]
 
@@ -236,7 +236,7 @@ class RestInferService(InferService):
         def job() -> Callable[[], None]:
             outcome: InferRequest | _FlatRequest | RequestError
             try:
-                outcome = read()
+                outcome = read() if call.open else Cancelled("the client has left")
             except RequestError as error:
                 outcome = type(error)(str(error))  # without the frames, which hold the body
             except MemoryError:

@@ -56,7 +56,7 @@ class HttpCall(Request):
 
     def hold(self, size: int) -> None:
         """Count bytes that are kept for this request beside its connection; negative ones when they are let go."""
-        self.connection.kept_bytes += size
+        self.connection.keep(size)
 
     def reply(self, status: int, fields: bytes, body: bytes) -> None:
         """Answer in full; does nothing once the request is no longer open. Arguments as for ``respond``."""
@@ -131,6 +131,21 @@ class HttpConnection(Connection):
 
     # --- for calls ---------------------------------------------------------------------------------------------------
 
+    def keep(self, size: int) -> None:
+        """Count bytes that a call keeps. While they are many, no more is read."""
+        self.kept_bytes += size
+        if self.link is None:
+            return
+        if size > 0 and self._keeps_much and not self.full:
+            self.full = True
+            self.link.pause(True)
+        elif size < 0 and self.full:
+            self._worker.go_on(self.link)
+
+    @property
+    def _keeps_much(self) -> bool:
+        return self.kept_bytes > self._worker.limits.max_unsent_bytes
+
     def written(self, *, bulky: bool = False) -> None:
         """An answer was given: see that it is sent, and that requests which have waited for it go on."""
         self._announce()
@@ -170,7 +185,7 @@ class HttpConnection(Connection):
         receiving = http.receiving
         if receiving is Receiving.PAUSED or self.full:
             # What is read in vain would have to be kept, so nothing is.
-            self.full = receiving is Receiving.PAUSED and not http.behind
+            self.full = (receiving is Receiving.PAUSED and not http.behind) or self._keeps_much
             if self.full and self.link is not None:
                 self.link.pause(True)
         self._announce()
