@@ -65,6 +65,15 @@ def test_restricted_endpoints_want_their_header(repository: Path, tmp_path: Path
         assert "secret" not in server.log
 
 
+def test_what_is_restricted_over_grpc_is_not_open_over_rest(repository: Path, tmp_path: Path) -> None:
+    flags = [*HTTP, "--load-models", "dynamic", "--grpc-restricted-protocol", "metadata:key=secret"]
+    with running(repository, tmp_path, flags) as server:
+        for port in (server.port, server.rest_port):
+            with peer_of(port) as peer:
+                assert peer.ask(get("/v2")).status == 403
+                assert peer.ask(get("/v2", "triton-grpc-protocol-key: secret")).status == 200
+
+
 def test_header_fields_are_forwarded_and_reserved_ones_refused(repository: Path, tmp_path: Path) -> None:
     flags = [*HTTP, "--load-models", "dynamic", "--http-header-forward-pattern", "^(x-|priority)"]
     body = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "FP32", "data": [1]}]})

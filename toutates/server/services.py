@@ -107,7 +107,16 @@ class Services:
         methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         rest_traces = WorkerTraces(worker, rest_infer.observer, tracing.settings, tracing.put)
-        rest = RestHandler(worker, plane, self.queue, rest_infer, rest_traces, options.rest, self.pages.of(worker))
+        rest = RestHandler(
+            worker,
+            plane,
+            self.queue,
+            rest_infer,
+            rest_traces,
+            options.rest,
+            options.restricted_protocols,
+            self.pages.of(worker),
+        )
         http = HttpService(worker, rest, side)
         worker.service = ByFirstBytes(grpc, http)
         return WorkerServices((infer, rest_infer), worker.service if worker.tls is not None else http, readiness)

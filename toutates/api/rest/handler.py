@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -64,6 +64,7 @@ class RestHandler:
         infer: answers inferences.
         traces: of ``infer``. A caller whose ``traceparent`` says that it records the trace has its requests traced.
         settings: of REST.
+        restrictions: of gRPC, which hold where REST has none of its own: both are spoken on one port.
         pages: what else is served, by path, for GET.
     """
 
@@ -77,6 +78,7 @@ class RestHandler:
         infer: RestInferService,
         traces: WorkerTraces,
         settings: RestSettings,
+        restrictions: Sequence[RestrictedProtocol],
         pages: Mapping[str, Callable[[RestHttpCall], None]],
     ) -> None:
         self._worker = worker
@@ -87,7 +89,7 @@ class RestHandler:
         self._infer_observed = infer.observing_handler(traces.sampling)
         self._settings = settings
         self._pages = pages
-        self._secrets = {group: one for one in settings.restrictions for group in one.protocols}
+        self._secrets = {group: one for one in (*restrictions, *settings.restrictions) for group in one.protocols}
 
     # --- for the service ---------------------------------------------------------------------------------------------
 
