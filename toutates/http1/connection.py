@@ -99,9 +99,15 @@ class Connection:
             return []
         if self._data:
             self._cut_off()
-            data = self._data + data
-        self._data = data
-        return self.go_on()
+            self._data += data
+            return self.go_on()
+        found: list[Request] = []
+        at = self._read_known(data, found) if self._head is None and not self._draining else 0
+        if at < len(data):
+            self._data = data
+            self._at = self._seen = at
+            found += self.go_on()
+        return found
 
     def go_on(self) -> list[Request]:
         """Go on with what has come. Returns the requests that are whole now."""
@@ -189,6 +195,26 @@ class Connection:
         inflated = len(self._inflater.body) if self._inflater is not None else 0
         return len(self._data) + len(self._body) + inflated + self._answers.size
 
+    def _read_known(self, data: bytes, found: list[Request]) -> int:
+        """Read the requests at the beginning of ``data`` whose heads are remembered and plain; 1 us each.
+
+        Returns where the rest begins. Nothing else has been received that was not read.
+        """
+        heads, answers, make_request = self._heads, self._answers, self._make_request
+        at, size = 0, len(data)
+        room = self._limits.max_pipelined - len(answers)
+        while at < size and room > 0:
+            end = data.find(_END_OF_HEAD, at) + len(_END_OF_HEAD)
+            head = heads.get(data[at:end])
+            if head is None or not head.plain or end + head.body_size > size:
+                break
+            at = end + head.body_size
+            request = make_request(head, data[end:at], answers)
+            answers.add(request)
+            found.append(request)
+            room -= 1
+        return at
+
     def _cut_off(self) -> None:
         """Let go of what has been read."""
         self._data = self._data[self._at :]
@@ -253,6 +279,8 @@ class Connection:
                 head.refusal = too_large(head.max_body_size)
         except Refused as refusal:
             head.refusal = refusal.with_traceback(None)  # which would keep this connection
+        head.plain = head.refusal is None and head.body_size >= 0 and head.keep_alive
+        head.plain = head.plain and not (head.coding or head.expects_continue)
         if len(octets) <= limits.max_remembered_size and limits.remembered_heads:
             if len(self._heads) >= limits.remembered_heads:
                 del self._heads[next(iter(self._heads))]

@@ -43,11 +43,8 @@ class Request:
         self.body = body
         self._answers = answers
         self.open = True
-        #: what waits for the answers before this one
-        self.held: list[Buffer] = []
-        self._deflater: Deflater | None = None
-        self._chunked = False
-        self._silent = False
+        #: what waits for the answers before this one; None for nothing
+        self.held: list[Buffer] | None = None
 
     def respond(self, status: int, fields: bytes = b"", body: bytes = b"", *, compress: bool = False) -> None:
         """Give the whole answer.
@@ -82,10 +79,7 @@ class Request:
             pieces: of the body; they must not change until they are sent.
             length: bytes of all of them.
         """
-        answers = self._answers
-        head = answers.head_of(self, 200, b"%bcontent-length: %d\r\n" % (fields, length))
-        answers.write_all(self, (head, *pieces), len(head) + length)
-        answers.end(self)
+        self._answers.write_whole(self, fields, pieces, length)
 
     def refuse(self, refusal: Refused) -> None:
         """Answer with an error."""
@@ -94,6 +88,8 @@ class Request:
 
     def begin(self, status: int, fields: bytes = b"", *, compress: bool = False) -> None:
         """Begin an answer whose length is not known. Its body follows by ``send``; arguments as for ``respond``."""
+        self._deflater: Deflater | None = None
+        self._chunked = False
         self._silent = self.head.method == "HEAD" or has_no_body(status)
         if compress:
             fields += b"vary: accept-encoding\r\n"
@@ -168,35 +164,53 @@ class Answers:
         """The client gets no answer any more, but for what ``take`` gives."""
         for request in self._queue:
             request.open = False
-            request.held = []
+            request.held = None
         self._queue.clear()
         self.complete = True
 
     def head_of(self, request: Request, status: int, fields: bytes) -> bytes:
         """The head of an answer, up to and with its empty line."""
-        last = b"\r\n"
+        return b"".join((status_line(status), self._common(), fields, self._end_of_head(request)))
+
+    def _end_of_head(self, request: Request) -> bytes:
         if self.complete and self._queue[-1] is request:
-            last = b"connection: close\r\n\r\n"
-        elif request.head.http_1_0:
-            last = b"connection: keep-alive\r\n\r\n"
-        return b"".join((status_line(status), self._common(), fields, last))
+            return b"connection: close\r\n\r\n"
+        return b"connection: keep-alive\r\n\r\n" if request.head.http_1_0 else b"\r\n"
 
     def write(self, request: Request, data: bytes) -> None:
         """A piece of an answer; what is written behind the last answer's end is dropped."""
         if not request.open:
             return
         self.size += len(data)
-        (self._out if self._queue[0] is request else request.held).append(data)
+        if self._queue[0] is request:
+            self._out.append(data)
+        else:
+            self._hold(request, data)
 
-    def write_all(self, request: Request, pieces: Sequence[Buffer], length: int) -> None:
-        """Pieces of an answer, ``length`` bytes together."""
+    def _hold(self, request: Request, data: bytes) -> None:
+        """Keep a piece until the answers before this one are complete."""
+        if request.held is None:
+            request.held = []
+        request.held.append(data)
+
+    def write_whole(self, request: Request, fields: bytes, pieces: Sequence[Buffer], length: int) -> None:
+        """A whole answer with status 200, whose body of ``length`` bytes is in pieces."""
         if not request.open:
             return
-        self.size += length
-        if self._queue[0] is request:
-            self._out += pieces
-        else:
-            request.held.append(b"".join(pieces))  # a piece may be a small part of something large
+        end = b"\r\n" if not (self.complete or request.head.http_1_0) else self._end_of_head(request)
+        head = b"HTTP/1.1 200 OK\r\n%b%bcontent-length: %d\r\n%b" % (self._common(), fields, length, end)
+        self.size += len(head) + length
+        queue = self._queue
+        if queue[0] is not request:
+            self._hold(request, b"".join((head, *pieces)))  # a piece may be a small part of something large
+            request.open = False
+            return
+        self._out.append(head)
+        self._out += pieces
+        request.open = False
+        queue.popleft()
+        if queue:
+            self._release()
 
     def interim(self, data: bytes) -> None:
         """Send an interim response, such as 100 Continue, while no answer is being sent."""
@@ -206,11 +220,19 @@ class Answers:
     def end(self, request: Request) -> None:
         """Note that an answer is complete; the next ones may be sent then."""
         request.open = False
-        while self._queue and not self._queue[0].open:
-            self._queue.popleft()
-            if self._queue:
-                self._out += self._queue[0].held
-                self._queue[0].held = []
+        self._release()
+
+    def _release(self) -> None:
+        """Send what has waited for answers that are complete."""
+        queue = self._queue
+        while queue:
+            first = queue[0]
+            if first.held is not None:
+                self._out += first.held
+                first.held = None
+            if first.open:
+                return
+            queue.popleft()
 
     @property
     def has_output(self) -> bool:
@@ -220,5 +242,8 @@ class Answers:
     def take(self) -> list[Buffer]:
         """Remove and return what is to be sent, in pieces."""
         out, self._out = self._out, []
-        self.size = sum(len(piece) for request in self._queue for piece in request.held)
+        self.size = 0
+        if self._queue:
+            held = [request.held for request in self._queue if request.held is not None]
+            self.size = sum(len(piece) for pieces in held for piece in pieces)
         return out

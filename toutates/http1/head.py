@@ -48,6 +48,8 @@ class Head:
         answer_coding: the one that the client likes best in an answer: "gzip", "deflate" or "".
         max_body_size: bytes that the body may have; set by the connection.
         refusal: why the request gets no further, whatever its body; set by the connection.
+        plain: whether the body is as it came and of known size, nothing is to be said before it comes, and the
+            connection goes on after it; set by the connection.
         purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
     """
 
@@ -63,6 +65,7 @@ class Head:
         "method",
         "names",
         "path",
+        "plain",
         "purpose",
         "query",
         "refusal",
@@ -100,6 +103,7 @@ class Head:
         self.max_body_size = 0
         self.refusal: Refused | None = None
         self.names = names
+        self.plain = False
         self.purpose: Any = None
 
 

@@ -35,6 +35,7 @@ __all__ = ["RestHandler", "RestSettings"]
 MAX_BODY: Final = 65_536
 
 _ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
+_PLAIN: Final = re.compile(r"[1-9][0-9]{0,8}")
 _LENGTH_FIELD: Final = HEADER_LENGTH.lower()
 _ASKS: Final = {"infer": Asks.INFER, "generate": Asks.GENERATE, "generate_stream": Asks.STREAM}
 
@@ -162,7 +163,8 @@ class RestHandler:
         most = settings.max_input_bytes
         target = Target(route.model, route.version, most, forwarded)
         key = repr((route.model, route.version, forwarded)).encode()
-        asked = Asked(target, key, head.fields.get(_LENGTH_FIELD), asks)
+        field = head.fields.get(_LENGTH_FIELD)
+        asked = Asked(target, key, field, asks, int(field) if field is not None and _PLAIN.fullmatch(field) else 0)
         if asked.json_field is None:
             try:
                 check_json_size(head.body_size, most)

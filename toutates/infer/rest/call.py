@@ -35,6 +35,7 @@ class Asked:
         target: what the request is for.
         key: of the target, different for different ones.
         json_field: the value of the field Inference-Header-Content-Length; None without one.
+        json_size: the number that it is, where it is plainly one above 0; else 0.
         asks: what for, and how.
     """
 
@@ -42,6 +43,7 @@ class Asked:
     key: bytes
     json_field: str | None = None
     asks: Asks = Asks.INFER
+    json_size: int = 0
 
 
 class RestCall(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from toutates.engine.result import Outputs
 from toutates.engine.servable import Port
@@ -13,7 +14,10 @@ from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.request import Form, OutputForms
 from toutates.protocol.rest.response import ResponseTemplate
 
-__all__ = ["RestPlan"]
+__all__ = ["LARGE_CONTENTS", "RestPlan"]
+
+#: Raw contents of outputs from which on JSON is written in another thread: 1 ms for 10,000 numbers.
+LARGE_CONTENTS: Final = 32_768
 
 
 class RestPlan(Plan):
@@ -24,9 +28,10 @@ class RestPlan(Plan):
         outputs: in which form each output is sent; None for the flat objects of the generate extension.
         response: constant bytes of the last response.
         response_shapes: row shapes of the outputs that ``response`` was made for.
+        quick: whether ``response`` is written at once, of outputs as they are.
     """
 
-    __slots__ = ("form", "outputs", "response", "response_shapes")
+    __slots__ = ("form", "outputs", "quick", "response", "response_shapes")
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class RestPlan(Plan):
         super().__init__(version, request, port)
         self.form = form
         self.outputs = outputs
+        self.quick = False
         self.response: ResponseTemplate | None = None
         self.response_shapes: tuple[tuple[int, ...], ...] | None = None
 
@@ -61,4 +67,6 @@ class RestPlan(Plan):
         binary = [forms.is_binary(tensor.name) for tensor in tensors]
         self.response = ResponseTemplate(self.version.model, str(self.version.number), tensors, binary, sizes)
         self.response_shapes = row_shapes
+        known = None not in sizes and not self.request.classes
+        self.quick = known and sum([sizes[at] or 0 for at in self.response.texts]) <= LARGE_CONTENTS
         return self.response

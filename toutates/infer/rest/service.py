@@ -76,11 +76,13 @@ class RestInferService(InferService):
             self._generate(call, asked)
             return
         body = call.body
-        try:
-            json_end = json_length(asked.json_field, len(body))
-        except RequestError as error:
-            self._count_refusal(error, None)
-            raise
+        json_end = asked.json_size
+        if not 0 < json_end <= len(body):
+            try:
+                json_end = json_length(asked.json_field, len(body))
+            except RequestError as error:
+                self._count_refusal(error, None)
+                raise
         if json_end > LARGE_JSON_BYTES:
             self._read_aside(call, asked, partial(_read_large, body, json_end, asked), len(body))
             return
