@@ -60,11 +60,12 @@ class RestAnswers(Answers):
         call: Any = context[0]
         plan: Any = context[1]
         try:
-            write, size = self._writing(plan, context[2], contents, row_shapes, coded=call.is_coded)
+            write, raws, size = self._writing(plan, context[2], contents, row_shapes, coded=call.is_coded)
             if size > LARGE_CONTENTS:
-                self._write_aside(context, write, size)
+                # Copied: two threads must not take views of one buffer (``Outputs.with_views``).
+                self._write_aside(context, partial(write, [bytes(raw) for raw in raws]), size)
             else:
-                call.answer(call.coded(write(None)))
+                call.answer(call.coded(write(raws, None)))
         except RequestError as error:
             self._fail_one(call, context[3], error)
             return False
@@ -78,8 +79,12 @@ class RestAnswers(Answers):
         row_shapes: tuple[tuple[int, ...], ...],
         *,
         coded: bool,
-    ) -> tuple[Callable[[Any], InferResponse], int]:
-        """What writes a response, given a pause or None; and how many bytes of contents are more than copied."""
+    ) -> tuple[Callable[[list[Buffer], Any], InferResponse], list[Buffer], int]:
+        """What writes a response, the contents that it is to be given, and how many bytes of them are more than copied.
+
+        What writes it takes a pause, too, or None.
+        """
+        raws: list[Buffer]
         response = plan.response
         if response is not None and plan.response_shapes is row_shapes:
             raws = [pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in contents]
@@ -95,12 +100,12 @@ class RestAnswers(Answers):
                 raws.append(raw)
                 sizes.append(len(raw) if signature.outputs[index].datatype.size and not plan.request.classes else None)
             if plan.outputs is None:
-                return partial(_write_flat, plan, identifier, tensors, raws), sum(map(len, raws))
+                return partial(_write_flat, plan, identifier, tensors), raws, sum(map(len, raws))
             response = plan.response_for(tensors, sizes, row_shapes)
             if plan.request.classes:
                 plan.response = None  # values have to become classes each time
         size = sum(map(len, raws)) if coded else sum([len(raws[index]) for index in response.texts])
-        return partial(response.write, identifier, raws), size
+        return partial(response.write, identifier), raws, size
 
     def _write_aside(self, context: RequestContext, write: Callable[[Any], InferResponse], size: int) -> None:
         """Write a response, of contents of so many bytes, in the other thread; then send it."""
