@@ -216,3 +216,80 @@ def test_bad_requests_are_told_why(server: ServerProcess, request_: bytes, statu
     with peer_of(server.rest_port) as peer:
         answer = peer.ask(request_)
         assert (answer.status, answer.document) == (status, {"error": text})
+
+
+INTEGERS = np.arange(8, dtype=np.int32).reshape(2, 4)
+
+
+def sums(client: Any, inputs: list[Any]) -> tuple[Any, Any]:
+    result = client.infer("addsub", inputs)
+    return result.as_numpy("OUTPUT0"), result.as_numpy("OUTPUT1")
+
+
+@pytest.mark.parametrize("binary", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("names", [("INPUT0", "INPUT1"), ("INPUT1", "INPUT0")])
+def test_inputs_in_any_order_and_form(client: Any, binary: tuple[bool, bool], names: tuple[str, str]) -> None:
+    metadata = {tensor["name"]: tensor["datatype"] for tensor in client.get_model_metadata("addsub")["inputs"]}
+    for at in range(3):
+        given = {"INPUT0": np.arange(32).reshape(2, 16) + at, "INPUT1": 3 * np.arange(32).reshape(2, 16)}
+        values = {name: one.astype(http.triton_to_np_dtype(metadata[name])) for name, one in given.items()}
+        inputs = [tensor(name, values[name], binary=form) for name, form in zip(names, binary, strict=True)]
+        total, difference = sums(client, inputs)
+        np.testing.assert_array_equal(total, values["INPUT0"] + values["INPUT1"])
+        np.testing.assert_array_equal(difference, values["INPUT0"] - values["INPUT1"])
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_requests_of_more_rows_than_a_batch_have(client: Any, binary: bool) -> None:
+    values = np.random.default_rng(3).random((200, 64)).astype(np.float32)
+    outputs = [http.InferRequestedOutput("OUTPUT", binary_data=binary)]
+    whole = client.infer("mlp", [tensor("INPUT", values)], outputs=outputs).as_numpy("OUTPUT")
+    parts = [
+        client.infer("mlp", [tensor("INPUT", values[at : at + 50])]).as_numpy("OUTPUT") for at in range(0, 200, 50)
+    ]
+    np.testing.assert_allclose(whole, np.concatenate(parts), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_classes(client: Any, binary: bool) -> None:
+    values = np.array([[1, 4, 2, 3]], np.float32)
+    outputs = [http.InferRequestedOutput("OUTPUT", binary_data=binary, class_count=2)]
+    for _ in range(2):
+        classes = client.infer("identity_FP32", [tensor("INPUT", values)], outputs=outputs).as_numpy("OUTPUT")
+        found = [one.decode() if isinstance(one, bytes) else one for one in classes.ravel().tolist()]
+        assert found == ["4.000000:1", "3.000000:3"]
+
+
+def test_a_version_by_its_number(client: Any) -> None:
+    numbers = INTEGERS
+    answers = {one: client.infer("versions", [tensor("INPUT", numbers)], model_version=one) for one in ("1", "2")}
+    assert [answers[one].get_response()["model_version"] for one in answers] == ["1", "2"]
+    with pytest.raises(http.InferenceServerException, match="'versions' version 99 is not found"):
+        client.infer("versions", [tensor("INPUT", numbers)], model_version="99")
+
+
+def test_numbers_of_16_bits_in_json(server: ServerProcess) -> None:
+    body = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 4], "datatype": "FP16", "data": [0.5, 1, -2, 0.1]}]})
+    with peer_of(server.rest_port) as peer:
+        for _ in range(2):
+            (output,) = peer.ask(post("/v2/models/identity_FP16/infer", body)).document["outputs"]
+            assert output["data"] == pytest.approx([0.5, 1, -2, 0.1], abs=1e-3)
+
+
+def test_what_is_remembered_of_one_request_is_not_taken_for_another(server: ServerProcess) -> None:
+    """The same text but for values, ids, sizes and what a client sends by mistake."""
+    path = "/v2/models/dynamic/infer"
+    good = body_of(ROWS, id="a")
+    with peer_of(server.rest_port) as peer:
+        for _ in range(2):
+            assert peer.ask(post(path, good)).status == 200
+        for bad, text in (
+            (good.replace("7.0", "7.0, 8.0"), "Shape does not match true shape"),
+            (good.replace("7.0", "x"), "failed to parse the request JSON buffer"),
+            (good.replace("7.0", '"7"'), "attempt to access JSON non-number as double"),
+            (good + " {}", "must not be followed by other values"),
+        ):
+            answer = peer.ask(post(path, bad))
+            assert answer.status in (400, 500)
+            assert text in answer.document["error"]
+            assert peer.ask(post(path, good)).document["id"] == "a"

@@ -117,3 +117,19 @@ def test_the_access_log_has_requests_over_rest(repository: Path, tmp_path: Path)
         with pytest.raises(http.InferenceServerException):
             answers(client, "none")
         wait_until(lambda: "status=OK" in server.log and "status=NOT_FOUND" in server.log)
+
+
+def test_requests_in_flight_are_counted_until_they_are_answered_or_refused(repository: Path, tmp_path: Path) -> None:
+    flags = [*HTTP, "--load-models", "dynamic", "--max-inflight-requests", "1"]
+    large = {"name": "INPUT", "shape": [1, 40_000], "datatype": "FP32", "data": [1.5] * 40_000}
+    path = "/v2/models/dynamic/infer"
+    with running(repository, tmp_path, flags) as server, peer_of(server.rest_port) as peer:
+        for _ in range(3):
+            assert peer.ask(post(path, json.dumps({"inputs": [large]}))).status == 200
+            answer = peer.ask(post(path, json.dumps({"inputs": [{**large, "shape": [1, 39_999]}]})))
+            assert answer.status == 500
+            assert peer.ask(post(path, "{}")).status == 500
+        with client_of(server) as client:
+            answers(client, "dynamic")
+        peer.sock.sendall(post(path, json.dumps({"inputs": [large]})) * 2)  # the second while the first is read
+        assert [peer.read().status for _ in range(2)] == [200, 503]
