@@ -22,7 +22,8 @@ class WrongModelServer(ModelServer):
 
 if __name__ == "__main__":
     sys.argv[1:] = sys.argv[3:]  # without the `-m toutates` that an interpreter would be told
-    if "--metrics-addr" in sys.argv:  # which this one has not
-        http_side = sys.argv.index("--metrics-addr")
-        del sys.argv[http_side : http_side + 2]
+    for flag in ("--metrics-addr", "--http-addr"):  # which this one has not
+        if flag in sys.argv:
+            at = sys.argv.index(flag)
+            del sys.argv[at : at + 2]
     asyncio.run(baseline_grpc_aio.main(WrongModelServer))

@@ -61,7 +61,7 @@ def test_answers_go_out_in_the_order_of_the_requests() -> None:
     second.begin(200)
     second.send(b"sec")
     assert connection.take_output() == []
-    assert connection.held_bytes == len(b"".join(second.held + third.held))
+    assert connection.held_bytes == len(b"".join([*(second.held or ()), *(third.held or ())]))
     first.respond(200, b"", b"first")
     sent = b"".join(connection.take_output())
     assert sent.endswith(b"3\r\nsec\r\n")

@@ -51,3 +51,14 @@ def test_steps_that_a_request_did_not_reach_have_no_span() -> None:
     assert own.attributes["error.message"] == "no"
     assert "toutates.batch.rows" not in own.attributes
     assert (own.attributes["client.address"], own.attributes["client.port"]) == ("192.0.2.1", 5)
+
+
+def test_a_request_over_rest_has_the_attributes_of_http() -> None:
+    maker = SpanMaker(Resource.get_empty(), "1")
+    for status, is_fault in ((200, False), (404, False), (500, True)):
+        own = made(maker, replace(ANSWERED, status=status))[0]
+        assert own.name == "POST /v2/models/{model}/infer"
+        assert own.attributes is not None
+        assert own.attributes["http.response.status_code"] == status
+        assert "rpc.system" not in own.attributes
+        assert own.status.is_ok is not is_fault
