@@ -82,13 +82,13 @@ def test_what_has_no_effect_is_said_once(repository: Path, tmp_path: Path, monke
 def break_connection(port: int) -> None:
     """A connection that ends early, which the worker logs at level info."""
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"\x16\x03\x01\x00\x05hello")
         while connection.recv(65_536):
             pass
 
 
 def ends(process: ServerProcess) -> list[str]:
-    return [line for line in process.log.splitlines() if " ended: HTTP/1 request on a gRPC port" in line]
+    return [line for line in process.log.splitlines() if " ended: TLS handshake on a plaintext port" in line]
 
 
 def access_lines(process: ServerProcess) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def test_every_line_of_a_json_log_is_an_object(repository: Path, tmp_path: Path)
     assert len([line for line in lines if line["level"] == "error"]) == 2
     [serving] = [line for line in lines if "serving gRPC" in line["event"]]
     assert (serving["area"], serving["port"], serving["workers"] > 0) == ("server", port, True)
-    [ended] = [line for line in lines if " ended: HTTP/1 " in line["event"]]
+    [ended] = [line for line in lines if " ended: TLS handshake " in line["event"]]
     assert ended["area"] == "h2grpc"
     assert re.match(rf"worker-\d: connection from {re.escape(ended['peer'])} ended: ", ended["event"])
     # The end writes what it has to say.
