@@ -61,8 +61,8 @@ class PortScan(Attack):
 
     name = "port-scan"
     summary = "HTTP/1, TLS, SSH, SMB, random bytes, half a preface, connections that say nothing and leave"
-    limit = "an HTTP/1 request is answered 400; anything else ends its connection"
-    stops = ("HTTP/1.1 400", "GOAWAY PROTOCOL_ERROR")
+    limit = "an HTTP/1 request is answered 404; anything else ends its connection"
+    stops = ("HTTP/1.1 404", "GOAWAY PROTOCOL_ERROR")
     connections = 8
 
     async def strike(self, peer: Peer) -> None:

@@ -17,6 +17,7 @@ from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager
 from toutates.models.table import ServedVersion
 from toutates.net import GrpcService, Worker
+from toutates.net.first_bytes import ByFirstBytes
 from toutates.server import server as server_module
 from toutates.server.options import Options
 from toutates.server.server import Server
@@ -42,6 +43,13 @@ class Inside:
     def workers(self) -> list[Worker]:
         """Its workers. They run: look, and do not touch."""
         return self.server.workers.all
+
+    @staticmethod
+    def grpc(worker: Worker) -> GrpcService:
+        """What serves gRPC on a worker."""
+        assert isinstance(worker.service, ByFirstBytes)
+        assert isinstance(worker.service.http2, GrpcService)
+        return worker.service.http2
 
     def version(self, model: str) -> ServedVersion:
         """The newest version of a model."""
@@ -69,11 +77,11 @@ class Inside:
             connections = [
                 transport.connection for worker in self.workers for transport in list(worker.transports.open.values())
             ]
-            services = [worker.service for worker in self.workers]
+            services = [self.grpc(worker) for worker in self.workers]
             return (
                 not self.open_streams()
                 and not any(connection.awaits_window for connection in connections)
-                and not any(isinstance(service, GrpcService) and service.streams for service in services)
+                and not any(service.streams for service in services)
                 and not any(servable.statistics().occupancy.in_flight for servable in servables)
             )
 

@@ -18,7 +18,6 @@ from toutates.backends.onnx.session import ModelSession
 from toutates.engine.counters import size_bucket, time_bucket
 from toutates.h2grpc import Status
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
-from toutates.net import GrpcService
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
@@ -321,9 +320,7 @@ def test_a_request_that_is_wanted_is_observed_whatever_the_interval(models: Path
 
     def visit(inside: Inside) -> None:
         infer = inside.server.workers.infer[0]
-        service = inside.workers[0].service
-        assert isinstance(service, GrpcService)
-        method = service.methods[INFER.encode()]
+        method = inside.grpc(inside.workers[0]).methods[INFER.encode()]
         object.__setattr__(method, "unary", infer.observing_handler(Sampling(seen.append)))
         with client_of(inside.port) as client:
             headers = [("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"), ("tracestate", "vendor=1")]
