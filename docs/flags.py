@@ -112,8 +112,9 @@ DETAILS = {
     "max-inflight-requests": "Of all models together; see [Overload](operating.md#overload)",
     "grpc-restricted-protocol": (
         "PROTOCOLS are separated by commas: health, metadata, inference, shared-memory, model-config, model-"
-        "repository, statistics, trace, logging; see [Access](operating.md#access)"
+        "repository, statistics, trace, logging, reflection; see [Access](operating.md#access)"
     ),
+    "grpc-reflection": "With `false` its methods are unknown; see [Access](operating.md#access)",
     "grpc-compression": "Inference responses only",
     "server-id": "Some clients require the default",
     "tls-cert": "On SIGHUP the files are read again, without dropping connections; see [TLS](operating.md#tls)",

@@ -88,6 +88,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         "restricted_protocols",
         (RestrictedProtocol(("inference", "trace"), "triton-grpc-protocol-k", "s=:"),),
     ),
+    ("--grpc-reflection", "false", "grpc_reflection", False),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--trace-endpoint", "http://c", "tracing", read_trace_options({}, endpoint="http://c")),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),

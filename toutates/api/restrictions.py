@@ -28,7 +28,8 @@ def _rpcs(*names: str) -> tuple[str, ...]:
     return tuple(_SERVICE + name for name in names)
 
 
-#: Triton's groups, and the paths of their RPCs. Watch, which Triton does not have, is in the group of Check.
+#: Triton's groups, and the paths of their RPCs. Triton has neither Watch, which is in the group of Check, nor server
+#: reflection, which has a group of its own.
 PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "health": (*_rpcs("ServerLive", "ServerReady", "ModelReady"), _HEALTH + "Check", _HEALTH + "Watch"),
@@ -46,6 +47,9 @@ PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "statistics": _rpcs("ModelStatistics"),
         "trace": _rpcs("TraceSetting"),
         "logging": _rpcs("LogSettings"),
+        "reflection": tuple(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
+        ),
     }
 )
 

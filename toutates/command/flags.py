@@ -231,6 +231,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             shown=without_secret,
         ),
         Flag(
+            "grpc-reflection",
+            "BOOL",
+            "answer server reflection, by which grpcurl and gateways call without a .proto file",
+            "true",
+            boolean,
+        ),
+        Flag(
             "grpc-compression",
             "NAME",
             "compress responses for clients that accept it: none, gzip or deflate",

@@ -64,6 +64,7 @@ class Options:
         cpu_pinning: CPUs to pin threads to, ``()`` for all that the process may use; None for no pinning.
         max_buffered_bytes: of all connections together, for slow clients; None for half of the memory.
         restricted_protocols: groups of RPCs that only callers with a secret may use.
+        grpc_reflection: whether server reflection is offered.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None for plaintext.
@@ -100,6 +101,7 @@ class Options:
     max_buffered_bytes: int | None = None
     limits: Limits = field(default_factory=Limits)
     restricted_protocols: tuple[RestrictedProtocol, ...] = ()
+    grpc_reflection: bool = True
     max_inflight_requests: int | None = None
     grpc_compression: str = ""
     tls: TlsFiles | None = None
