@@ -185,7 +185,7 @@ METHODS = method_table(
         Method(UNARY, unary=_never),
         Method(COMPRESSIBLE, unary=_never, compressible=True),
         Method(STREAM, stream=_never_stream),
-        Method(MESSAGES, message=_never_message),
+        Method(MESSAGES, message=_never_message, max_message_size=100),
     ]
 )
 

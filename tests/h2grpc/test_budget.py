@@ -257,6 +257,27 @@ def test_streaming_calls_whose_messages_are_handled_one_by_one_have_no_task(octe
     assert server.budget.used == 0
 
 
+@pytest.mark.parametrize(
+    ("limits", "size", "limit"),
+    [(Limits(), 100, ""), (Limits(), 101, "message_size"), (Limits(max_message_size=50), 51, "message_size")],
+)
+def test_a_method_may_take_smaller_messages_than_the_connection(limits: Limits, size: int, limit: str) -> None:
+    server = Server.opened(limits)
+    server.receive(headers(1, block(request(MESSAGES))) + data(1, message(bytes(size))[:6]))
+    assert dict(server.limit_hits) == ({limit: 1} if limit else {})
+    assert (server.budget.used == 0) == bool(limit)
+
+
+def test_a_compressed_message_is_no_larger_than_its_method_takes() -> None:
+    server = Server.opened()
+    server.receive(headers(1, block(request(MESSAGES, ("grpc-encoding", "gzip")))))
+    [event] = server.receive(data(1, message(zlib.compress(bytes(100), wbits=31), 1)))
+    assert isinstance(event, MessageReceived)
+    assert event.message == bytes(100)
+    server.receive(data(1, message(zlib.compress(bytes(101), wbits=31), 1)))
+    assert dict(server.limit_hits) == {"decompressed_size": 1}
+
+
 @pytest.mark.parametrize("names", [(), ("unary", "stream"), ("stream", "message"), ("unary", "stream", "message")])
 def test_a_method_has_one_handler(names: tuple[str, ...]) -> None:
     handlers: dict[str, Any] = dict.fromkeys(names, print)

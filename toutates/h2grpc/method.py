@@ -33,10 +33,12 @@ class Method:
         path: ``/package.Service/Method``.
         unary: the handler of a call with one request message and one response message, a ``call.UnaryHandler``.
         stream: the handler of a call that is a stream in either direction.
-        message: the handler of the messages of a streaming call, one by one. Such a call needs no task.
         compressible: whether responses are compressed where server and client both want it.
         guard: who may call it; None for everybody.
         variant: the method that answers in its place, by the headers; None for no other.
+        message: the handler of the messages of a streaming call, one by one. Such a call needs no task.
+        max_message_size: the largest message of a streaming call, bytes, if it is less than the connection's limits. A
+            message that never becomes whole is kept for as long as its call is open.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Method:
     guard: Guard | None = None
     variant: Variant | None = None
     message: MessageHandler | None = None
+    max_message_size: int | None = None
 
     def __post_init__(self) -> None:
         if [self.unary, self.stream, self.message].count(None) != 2:

@@ -29,7 +29,6 @@ from toutates.protocol.reflection_pb2 import (
     ServerReflectionResponse,
     ServiceResponse,
 )
-from toutates.system.errors import InvalidRequest
 
 __all__ = ["Answers", "reflection_answers", "reflection_methods"]
 
@@ -86,13 +85,8 @@ class Answers:
         """The response to a request, both serialized.
 
         Raises:
-            InvalidRequest: the request is larger than MAX_REQUEST_BYTES.
-            MalformedMessage: it is no ServerReflectionRequest.
+            MalformedMessage: the request is no ServerReflectionRequest.
         """
-        if len(message) > MAX_REQUEST_BYTES:
-            raise InvalidRequest(
-                f"a ServerReflectionRequest of {len(message)} bytes is too large, at most {MAX_REQUEST_BYTES} are taken"
-            )
         request = parse(ServerReflectionRequest, message)
         head = ServerReflectionResponse(valid_host=request.host, original_request=request)
         return head.SerializeToString() + self._find(request)
@@ -141,7 +135,8 @@ def reflection_methods(readiness: Readiness, call_soon: Callable[[Callable[[], N
         call_soon: runs a callback on the worker's thread, soon.
     """
     conversations = _Conversations(reflection_answers(), readiness, call_soon)
-    return [Method(path, message=conversations.handle) for path in _PATHS]
+    handle = conversations.handle
+    return [Method(path, message=handle, max_message_size=MAX_REQUEST_BYTES) for path in _PATHS]
 
 
 class _Conversations:
