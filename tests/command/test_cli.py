@@ -48,6 +48,7 @@ def test_defaults_of_the_flags_are_the_defaults_of_the_options() -> None:
 EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-repository", "/elsewhere", "model_repositories", (Path("models"), Path("/elsewhere"))),
     ("--s3-bucket", "bucket", "model_repositories", (Path("models"), S3Specification("bucket"))),
+    ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
     ("--load-models", "a, b", "load_models", ("a", "b")),
@@ -274,6 +275,7 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
         ["--execution-providers", "names auto and others"],
     ),
     "empty model name": ([*REQUIRED, "--load-models", "a,,b"], ["--load-models", "'a,,b'", "single commas"]),
+    "a model's name that is a path": ([*REQUIRED, "--model-name", "a/b"], ["--model-name", "'a/b'", "without slashes"]),
     "no model name": ([*REQUIRED, "--load-models", ""], ["--load-models", "empty name"]),
     "no such library": (
         [*REQUIRED, "--custom-op-libraries", "/no/such.so"],
