@@ -251,7 +251,7 @@ _ROWS: Final = (
     ),
     # Metrics
     TritonFlag("allow-metrics", "`false` is `--metrics-addr off`", read=boolean),
-    TritonFlag("metrics-address", "the host of `--metrics-addr`, by default that of `--http-address`"),
+    TritonFlag("metrics-address", "the host of `--metrics-addr`, by default that for HTTP"),
     TritonFlag(
         "metrics-port", "the port of `--metrics-addr`; by default 8002, if the command is `tritonserver`", read=_port
     ),
@@ -267,8 +267,8 @@ _ROWS: Final = (
     TritonFlag("metrics-config", "latencies are histograms, from which Prometheus makes quantiles", _NONE),
     # Logs
     TritonFlag("log-verbose", "`--log-level debug` above 0; at run time LogSettings, as with Triton", read=_verbosity),
-    TritonFlag("log-info", "`--log-level`, as the two below: the lowest level that is on", read=boolean),
-    TritonFlag("log-warning", "see above", read=boolean),
+    TritonFlag("log-info", "`false` is `--log-level warning`, without verbose lines", read=boolean),
+    TritonFlag("log-warning", "`false` is `--log-level error`, if the level info is off too", read=boolean),
     TritonFlag(
         "log-error",
         "errors are always logged, until LogSettings turns them off",
