@@ -138,8 +138,10 @@ class Translation:
                 self._warn(f"--{name} has no effect without --grpc-use-ssl=true: connections are not encrypted")
 
     def _read_traces(self) -> None:
+        if "trace-config" not in self._values:
+            return
         found: dict[str, list[str]] = {}
-        for text in self._values.get("trace-config", ()):
+        for text in self._values["trace-config"]:
             key, equals, value = text.partition("=")
             if key and equals:
                 found.setdefault(key, []).append(value)
@@ -150,7 +152,9 @@ class Translation:
                 )
         levels = found.get("level", ["OFF"])
         if found.pop("mode", ["triton"])[-1] != "opentelemetry":
-            if set(levels) != {"OFF"}:
+            if set(levels) == {"OFF"}:
+                self._put("trace-level", levels, "trace-config")
+            else:
                 self._warn(
                     "--trace-config has no effect: no trace file is written; to send traces to a collector, add "
                     "--trace-config=mode=opentelemetry and --trace-config=opentelemetry,url=URL"
