@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from toutates.system.interpreter import watch_gil
 from toutates.system.logs.captured import CapturedStream
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.handler import LogHandler
@@ -148,6 +149,7 @@ def _what_python_says() -> Iterator[None]:
     hooks = threading.excepthook, sys.unraisablehook
     threading.excepthook, sys.unraisablehook = of_thread, unraisable
     logging.captureWarnings(True)
+    watch_gil()  # again: what noted the module before has just been replaced
     try:
         yield
     finally:
