@@ -57,6 +57,8 @@ limit:
 - `toutates config show` takes the same flags, prints the settings, and ends with exit code 2 where a server could not
   start with them. It hides secrets. A model's directory of the name `show` is written `toutates config ./show`.
 - `toutates check`, `config MODEL_DIR` and `probe` read their flags alone.
+- `toutates serve` and `tritonserver` are other names of `toutates`. All of them take
+  [the flags of tritonserver](migrating-from-triton.md#the-command-line) too, which count as flags.
 """
 
 _LIMITS_HEAD = """## Limits
@@ -77,6 +79,7 @@ source. It is accepted, and not shown by `--help`.
 #: What the page says of a setting beside the one line of ``--help``.
 DETAILS = {
     "model-repository": "Not required where there is `--s3-bucket`",
+    "model-name": "See [A model alone](model-repository.md#a-model-alone)",
     "load-models": "An unknown name is an error",
     "model-control-mode": "See [Model control](model-repository.md#model-control)",
     "repository-poll-secs": (
@@ -112,8 +115,9 @@ DETAILS = {
     "max-inflight-requests": "Of all models together; see [Overload](operating.md#overload)",
     "grpc-restricted-protocol": (
         "PROTOCOLS are separated by commas: health, metadata, inference, shared-memory, model-config, model-"
-        "repository, statistics, trace, logging; see [Access](operating.md#access)"
+        "repository, statistics, trace, logging, reflection; see [Access](operating.md#access)"
     ),
+    "grpc-reflection": "With `false` its methods are unknown; see [Access](operating.md#access)",
     "grpc-compression": "Inference responses only",
     "server-id": "Some clients require the default",
     "tls-cert": "On SIGHUP the files are read again, without dropping connections; see [TLS](operating.md#tls)",
@@ -121,9 +125,9 @@ DETAILS = {
         "Needs `toutates[otel]`. TraceSetting changes all but this while the server runs. See [tracing](tracing.md)"
     ),
     "trace-rate": "0 traces only requests whose callers record the trace",
-    "metrics-addr": "See [monitoring.md](monitoring.md)",
+    "metrics-addr": "The command `tritonserver` has `0.0.0.0:8002`. See [monitoring.md](monitoring.md)",
     "log-level": "See [logging.md](logging.md)",
-    "log-format": "The log goes to standard error",
+    "log-format": "`default` is `text`. The log goes to standard error",
     "access-log-rate": "Each worker counts its own requests",
     "connections": "Further connections get GOAWAY. The number is split over the workers",
     "streams": "Clients queue further calls silently",

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
+from toutates.command.triton_flags import TRITON_FLAGS
 from toutates.models.config.settings import ModelSettings, SessionSettings
 from toutates.models.config.triton_fields import FIELDS, PARAMETERS
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-#: Every flag of tritonserver 2.73, without its dashes.
-TRITON_FLAGS = re.findall(
+#: Every flag of tritonserver 2.73, without its dashes; with those that are deprecated, and those for other clouds.
+FLAGS_OF_TRITON = re.findall(
     r"\S+",
     """
-    allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics backend-config
+    allow-client-shm allow-cpu-metrics allow-gpu-metrics allow-grpc allow-http allow-metrics allow-sagemaker
+    allow-vertex-ai backend-config cuda-virtual-address-size response-cache-byte-size sagemaker-port
+    sagemaker-safe-port-range sagemaker-thread-count trace-count trace-file trace-level trace-log-frequency trace-rate
+    vertex-ai-default-model vertex-ai-port vertex-ai-thread-count
     backend-directory buffer-manager-thread-count cache-config cache-directory cuda-memory-pool-byte-size
     disable-auto-complete-config enable-peer-access exit-on-error exit-timeout-secs grpc-address
     grpc-header-forward-pattern grpc-http2-max-ping-strikes grpc-http2-max-pings-without-data
@@ -48,7 +53,8 @@ def names(cell: str) -> list[str]:
 
 def test_every_field_of_the_configuration_is_listed_with_its_verdict() -> None:
     verdicts = {rule.verdict.value for rule in FIELDS.values()}
-    listed = {names(row[0])[0]: row[1] for row in rows("migrating-from-triton.md") if row[1] in verdicts}
+    table = rows("migrating-from-triton.md", "Fields of config.pbtxt")
+    listed = {names(row[0])[0]: row[1] for row in table if row[1] in verdicts}
     assert listed == {path: rule.verdict.value for path, rule in FIELDS.items()}
 
 
@@ -68,11 +74,16 @@ def test_every_key_of_config_yaml_is_listed() -> None:
         assert f"\n  {key}: " in text
 
 
-def test_every_flag_of_tritonserver_is_listed_with_what_to_write_instead() -> None:
+def test_every_flag_of_tritonserver_has_a_row() -> None:
+    assert sorted(TRITON_FLAGS) == sorted(FLAGS_OF_TRITON)
+
+
+def test_the_table_of_flags_is_that_of_the_code() -> None:
+    made = runpy.run_path(str(DOCS / "triton_flags.py"))
+    assert made["page"]() == (DOCS / "migrating-from-triton.md").read_text(), "run python docs/triton_flags.py"
     table = rows("migrating-from-triton.md", "The command line")
-    listed = [name.partition("=")[0][2:] for row in table for name in names(row[0]) if name.startswith("--")]
-    assert sorted(listed) == sorted(TRITON_FLAGS)
-    assert all(len(row[1]) > 5 for row in table[1:])
+    listed = [name.removeprefix("--") for row in table for name in names(row[0]) if name.startswith("--")]
+    assert listed == list(TRITON_FLAGS)
 
 
 def test_what_is_to_be_written_instead_exists() -> None:
@@ -81,7 +92,7 @@ def test_what_is_to_be_written_instead_exists() -> None:
     ours = {name.partition("[")[0] for name in ours if name.startswith("--")}
     for section in ("Ports and probes", "Where models are", "The command line"):
         for row in rows("migrating-from-triton.md", section):
-            for cell in names(row[1]):
+            for cell in names(row[-1]):
                 for word in cell.split():
                     assert not word.startswith("--") or word in ours, word
 

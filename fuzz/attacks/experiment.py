@@ -200,7 +200,7 @@ def run_experiment(
             report = attacker.end()
         peak = peak_mib(pid)
         over = time.monotonic()
-        wait_settled(pid, files_before)
+        files_after = wait_settled(pid, files_before)
         if (left := over + after_s - time.monotonic()) > 0:
             time.sleep(left)
         before, during = crowd.phase(begun, watched), crowd.phase(struck, ended)
@@ -217,12 +217,17 @@ def run_experiment(
             peak_mib=peak,
             after_mib=resident_mib(pid),
             files_before=files_before,
-            files_after=open_files(pid),
+            files_after=files_after,
         )
 
 
-def wait_settled(pid: int, files: int) -> None:
-    """Until the server has closed what the attacker left, or has had time enough to."""
+def wait_settled(pid: int, files: int) -> int:
+    """Wait until the server has closed what the attacker left, or has had time enough to.
+
+    Returns:
+        The file descriptors of the server when the wait ended. Honest clients may open another one a moment later.
+    """
     deadline = time.monotonic() + _SETTLE_S
-    while open_files(pid) > files and time.monotonic() < deadline:
+    while (now := open_files(pid)) > files and time.monotonic() < deadline:
         time.sleep(0.02)
+    return now

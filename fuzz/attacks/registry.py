@@ -59,6 +59,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     bombs.EmptyContents,
     bombs.ManyDimensions,
     dear_answers.StatisticsFlood,
+    dear_answers.ReflectionFlood,
     dear_contents.SurplusStrings,
     dear_contents.ManyStrings,
     dear_contents.TypedStrings,

@@ -74,8 +74,8 @@ def attacked_by_all(
             ended = time.monotonic()
             reports = [attacker.end() for attacker in attackers]
         seen = crowd.phase(struck, ended)
-    wait_settled(pid, files)
-    assert open_files(pid) <= files, f"{open_files(pid)} files open, {files} before"
+    left = wait_settled(pid, files)
+    assert left <= files, f"{left} files open, {files} before"
     assert resident_mib(pid) - before_mib < most_growth_mib, f"{resident_mib(pid)} MiB, {before_mib} before"
     return seen, reports
 

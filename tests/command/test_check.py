@@ -290,6 +290,17 @@ def test_a_repository_without_models_is_a_problem(tmp_path: Path) -> None:
     )
 
 
+def test_a_graph_alone_is_checked_under_the_directorys_name(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(negative().SerializeToString())
+    (tmp_path / "config.pbtxt").write_text(
+        'max_batch_size: 4 output { name: "OUTPUT" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
+    )
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
+    report = check_repository(tmp_path)
+    assert (report.problems, report.warnings) == ([], [])
+    assert report.facts[0].startswith(f"{tmp_path.name} 1: batched")
+
+
 def test_loose_graphs_are_problems_with_the_path_that_would_be_right(tmp_path: Path) -> None:
     for name in ("model.onnx", "resnet.onnx"):
         (tmp_path / name).write_bytes(negative().SerializeToString())

@@ -49,6 +49,7 @@ def test_defaults_of_the_flags_are_the_defaults_of_the_options() -> None:
 EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-repository", "/elsewhere", "model_repositories", (Path("models"), Path("/elsewhere"))),
     ("--s3-bucket", "bucket", "model_repositories", (Path("models"), S3Specification("bucket"))),
+    ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
     ("--load-models", "a, b", "load_models", ("a", "b")),
@@ -89,6 +90,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         "restricted_protocols",
         (RestrictedProtocol(("inference", "trace"), "triton-grpc-protocol-k", "s=:"),),
     ),
+    ("--grpc-reflection", "false", "grpc_reflection", False),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--trace-endpoint", "http://c", "tracing", read_trace_options({}, endpoint="http://c")),
     ("--http-addr", "[::1]:98", "http_addr", Address("::1", 98)),
@@ -283,6 +285,7 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
         ["--execution-providers", "names auto and others"],
     ),
     "empty model name": ([*REQUIRED, "--load-models", "a,,b"], ["--load-models", "'a,,b'", "single commas"]),
+    "a model's name that is a path": ([*REQUIRED, "--model-name", "a/b"], ["--model-name", "'a/b'", "without slashes"]),
     "no model name": ([*REQUIRED, "--load-models", ""], ["--load-models", "empty name"]),
     "no such library": (
         [*REQUIRED, "--custom-op-libraries", "/no/such.so"],

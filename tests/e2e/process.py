@@ -17,7 +17,7 @@ from typing import Final
 from tests.e2e.forking import Forked, fork
 from tests.waiting import wait_until
 
-__all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "run", "running"]
+__all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "run", "running", "wait_serving"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
@@ -141,14 +141,14 @@ def running(
         else:
             process = fork(PYTHON, [*module, *arguments], environment(), log_path)
     try:
-        yield ServerProcess(process, _wait_serving(process, log_path), log_path)
+        yield ServerProcess(process, wait_serving(process, log_path), log_path)
     finally:
         if process.poll() is None:
             process.kill()
         process.wait(_STOP_SECONDS)
 
 
-def _wait_serving(process: subprocess.Popen[bytes] | Forked, log_path: Path) -> int:
+def wait_serving(process: subprocess.Popen[bytes] | Forked, log_path: Path) -> int:
     """Wait until the server says that it serves; returns its port."""
     wait_until(lambda: process.poll() is not None or _SERVING.search(log_path.read_text(errors="replace")))
     text = log_path.read_text(errors="replace")

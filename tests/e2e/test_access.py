@@ -19,6 +19,7 @@ from toutates.infer.inflight import share
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
+REFLECTION: Final = PROTOCOLS["reflection"]
 SECRET: Final = "open=sesame: 1,001 nights"
 ADMIN: Final = ("triton-grpc-protocol-admin-key", SECRET)
 USER: Final = ("triton-grpc-protocol-user-key", "friend")
@@ -26,7 +27,7 @@ TEXT: Final = "This protocol is restricted, expecting header '{}'"
 
 #: What the server restricts, and what it leaves to everybody.
 ADMINS: Final = ("model-repository", "model-config", "shared-memory", "trace", "logging")
-USERS: Final = ("inference", "health")
+USERS: Final = ("inference", "health", "reflection")
 FREE: Final = ("metadata", "statistics")
 FLAGS: Final = (
     *("--load-models", "mlp", "--processing-cores", "1"),
@@ -58,7 +59,7 @@ def mlp() -> Any:
 
 def paths_of(groups: Sequence[str]) -> list[str]:
     """Of the unary RPCs of some groups."""
-    streams = (WATCH, SERVICE + "ModelStreamInfer")
+    streams = (WATCH, SERVICE + "ModelStreamInfer", *REFLECTION)
     return [path for group in groups for path in PROTOCOLS[group] if path not in streams]
 
 
@@ -78,7 +79,7 @@ def test_every_rpc_of_the_service_is_in_one_group() -> None:
     paths = [path for group in PROTOCOLS.values() for path in group]
     assert len(paths) == len(set(paths))
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    assert {SERVICE + method.name for method in service.methods} | {CHECK, WATCH} == set(paths)
+    assert {SERVICE + method.name for method in service.methods} | {CHECK, WATCH, *REFLECTION} == set(paths)
 
 
 @pytest.mark.parametrize("path", paths_of(ADMINS))
@@ -130,7 +131,7 @@ def test_tritonclient_sends_the_secret(guarded: ServerProcess) -> None:
         assert client.get_server_metadata().name == "triton"
 
 
-@pytest.mark.parametrize("path", [WATCH, SERVICE + "ModelStreamInfer"])
+@pytest.mark.parametrize("path", [WATCH, SERVICE + "ModelStreamInfer", *REFLECTION])
 def test_a_restricted_stream_ends_before_it_is_read(guarded: ServerProcess, path: str) -> None:
     with client_of(guarded.port) as client:
         stream = client.start(path)

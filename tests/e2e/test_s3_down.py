@@ -291,7 +291,7 @@ def test_a_dead_repository_does_not_keep_the_others_from_being_served(
 
 
 def test_a_directory_that_is_missing_leaves_the_server_up_and_is_served_once_it_is_there(tmp_path: Path) -> None:
-    root = tmp_path / "models"
+    root = tmp_path / "mount" / "models"  # a directory whose parent is there would be waited for
     with running(root, tmp_path, [*HTTP, *SOON]) as process, client_of(process) as client:
         assert not client.is_server_ready()
         status, text = get(process.log, "/health/ready")
@@ -299,6 +299,7 @@ def test_a_directory_that_is_missing_leaves_the_server_up_and_is_served_once_it_
         made = tmp_path / "made" / "m" / "1"
         made.mkdir(parents=True)
         (made / "model.onnx").write_bytes(versioned_model(4))
+        root.parent.mkdir()
         made.parent.parent.rename(root)
         wait_until(client.is_server_ready)
         assert answer(client, "m") == 4

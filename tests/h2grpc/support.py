@@ -46,6 +46,7 @@ FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, CONNECT_ERROR, ENHA
 UNARY = "/test.Echo/Unary"
 COMPRESSIBLE = "/test.Echo/Compressible"
 STREAM = "/test.Echo/Stream"
+MESSAGES = "/test.Echo/Messages"
 
 Fields = Sequence[tuple[str | bytes, str | bytes]]
 
@@ -175,11 +176,16 @@ async def _never_stream(stream: object) -> None:
     raise AssertionError("a connection calls no handler")
 
 
+def _never_message(call: Call, content: bytes) -> None:
+    raise AssertionError("a connection calls no handler")
+
+
 METHODS = method_table(
     [
         Method(UNARY, unary=_never),
         Method(COMPRESSIBLE, unary=_never, compressible=True),
         Method(STREAM, stream=_never_stream),
+        Method(MESSAGES, message=_never_message, max_message_size=100),
     ]
 )
 

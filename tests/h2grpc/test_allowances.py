@@ -19,6 +19,7 @@ from tests.h2grpc.support import (
     PRIORITY,
     REQUEST_BLOCK,
     SETTINGS,
+    STREAM_BLOCK,
     Server,
     data,
     frame,
@@ -184,6 +185,10 @@ def test_other_limits_are_counted_too() -> None:
     assert hits(Limits(max_continuations=2), pieces) == {"continuations": 1}
     big = headers(1, block) + data(1, message(bytes(200)), END_STREAM)
     assert hits(Limits(max_message_size=100), big) == {"message_size": 1}
+    five = data(1, message(b"m") * 5)
+    for opening in (headers(1, block), headers(1, STREAM_BLOCK)):
+        assert hits(Limits(max_messages=4), opening + five) == {"messages": 1}
+    assert hits(Limits(max_messages=5), headers(1, STREAM_BLOCK) + five + five) == {}
 
 
 def test_reset_of_a_call_frees_what_was_held_of_it() -> None:

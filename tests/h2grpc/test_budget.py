@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.h2grpc.support import (
     DATA,
     END_STREAM,
     HEADERS,
+    MESSAGES,
     REQUEST_BLOCK,
     RST_STREAM,
     STREAM_BLOCK,
@@ -25,8 +28,9 @@ from tests.h2grpc.support import (
     rst_stream,
     unary,
     window_update,
+    with_reserved_bit,
 )
-from toutates.h2grpc import Allowance, Call, Limits, StreamOpened
+from toutates.h2grpc import Allowance, Call, CallCancelled, Limits, MessageReceived, Method, StreamOpened
 from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, TASK_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.events import InflationDue
 from toutates.h2grpc.shared import Shared
@@ -235,6 +239,50 @@ def test_streaming_calls_are_refused_when_there_is_no_memory_for_their_tasks() -
     assert server.budget.used == TASK_BYTES
     server.receive(headers(7, STREAM_BLOCK))
     assert not statuses(server)
+
+
+@pytest.mark.parametrize("octets", [lambda one: one, with_reserved_bit], ids=["frame_loop", "receiver"])
+def test_streaming_calls_whose_messages_are_handled_one_by_one_have_no_task(octets: Callable[[bytes], bytes]) -> None:
+    server = Server.opened(shared=Shared(5 * TASK_BYTES))
+    for stream_id in range(1, 41, 2):
+        assert not server.receive(octets(headers(stream_id, block(request(MESSAGES)))))
+    assert server.budget.used == 0
+    [event] = server.receive(data(39, message(b"one") + b"\0"))
+    assert isinstance(event, MessageReceived)
+    assert server.budget.used == MESSAGE_BYTES + 9
+    server.connection.message_read(event.call, 3)
+    assert server.budget.used == 1
+    [event] = server.receive(rst_stream(39))
+    assert isinstance(event, CallCancelled)
+    assert server.budget.used == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "limit"),
+    [(Limits(), 100, ""), (Limits(), 101, "message_size"), (Limits(max_message_size=50), 51, "message_size")],
+)
+def test_a_method_may_take_smaller_messages_than_the_connection(limits: Limits, size: int, limit: str) -> None:
+    server = Server.opened(limits)
+    server.receive(headers(1, block(request(MESSAGES))) + data(1, message(bytes(size))[:6]))
+    assert dict(server.limit_hits) == ({limit: 1} if limit else {})
+    assert (server.budget.used == 0) == bool(limit)
+
+
+def test_a_compressed_message_is_no_larger_than_its_method_takes() -> None:
+    server = Server.opened()
+    server.receive(headers(1, block(request(MESSAGES, ("grpc-encoding", "gzip")))))
+    [event] = server.receive(data(1, message(zlib.compress(bytes(100), wbits=31), 1)))
+    assert isinstance(event, MessageReceived)
+    assert event.message == bytes(100)
+    server.receive(data(1, message(zlib.compress(bytes(101), wbits=31), 1)))
+    assert dict(server.limit_hits) == {"decompressed_size": 1}
+
+
+@pytest.mark.parametrize("names", [(), ("unary", "stream"), ("stream", "message"), ("unary", "stream", "message")])
+def test_a_method_has_one_handler(names: tuple[str, ...]) -> None:
+    handlers: dict[str, Any] = dict.fromkeys(names, print)
+    with pytest.raises(ValueError, match="/a/b: give either a unary, a stream or a message handler"):
+        Method("/a/b", **handlers)
 
 
 def test_a_response_that_waits_keeps_no_more_than_itself() -> None:

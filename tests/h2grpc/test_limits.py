@@ -35,6 +35,7 @@ from toutates.h2grpc import Limits
         ("max_unsent_bytes", -1),
         ("max_decompressed_size", 0),
         ("max_buffered_bytes", 0),
+        ("max_messages", 0),
         ("max_settings", 0),
         ("handshake_timeout_s", 0),
         ("stall_timeout_s", 0),

@@ -15,7 +15,7 @@ from toutates.h2grpc.messages import SMALL_BYTES, Inflater, MessageAssembler, co
 
 
 def assembler_of(encoding: str, max_size: int) -> MessageAssembler:
-    return MessageAssembler(encoding, max_size, lambda data: decompress(data, encoding, max_size))
+    return MessageAssembler(encoding, max_size, lambda data: decompress(data, encoding, max_size), 100)
 
 
 def feed_all(assembler: MessageAssembler, octets: bytes, size: int) -> list[bytes]:
@@ -30,6 +30,15 @@ def test_assembler_gives_the_same_messages_however_they_are_cut(bodies: list[byt
     assembler = assembler_of("identity", 100)
     assert feed_all(assembler, b"".join(message(body) for body in bodies), size) == bodies
     assert assembler.pending_bytes == 0
+
+
+def test_assembler_takes_so_many_messages_at_once() -> None:
+    assembler = assembler_of("identity", 100)
+    for _ in range(2):
+        assert len(assembler.feed(memoryview(message(b"m") * 100))) == 100
+    with pytest.raises(LimitExceeded, match="one DATA frame has more than 100 messages") as caught:
+        assembler.feed(memoryview(message(b"m") * 101))
+    assert caught.value.limit == "messages"
 
 
 def test_assembler_counts_what_it_holds_of_an_unfinished_message() -> None:

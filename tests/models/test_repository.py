@@ -209,6 +209,48 @@ def test_only_the_models_asked_for_are_listed(tmp_path: Path) -> None:
     assert scan(tmp_path, []) == []
 
 
+def test_a_graph_alone_in_the_repository_is_version_1_of_a_model_of_the_directorys_name(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    add(root, "model.onnx", "config.pbtxt", "notes.txt", "docs/a.txt", "..data/model.onnx")
+    (root / "config.pbtxt").write_text('name: "store"\nmax_batch_size: 5\n')
+    passed_over, model = scan(root)
+    assert (passed_over.name, passed_over.passed_over) == ("docs", True)
+    [version] = model.versions
+    assert (model.name, model.path, model.is_lone, model.problem) == ("store", root, True, "")
+    assert (version.number, version.path, version.model_dir, version.problem) == (1, root, root, "")
+    assert version.triton is not None
+    assert version.triton.settings.batch_size == 5
+    assert scan(root, ["store"]) == [model]
+    assert scan(root, ["other"]) == []
+
+
+def test_a_graph_alone_in_the_repository_may_be_given_a_name(tmp_path: Path) -> None:
+    add(tmp_path, "1/model.onnx")
+    (tmp_path / "1" / "config.pbtxt").write_text('name: "elsewhere"\n')
+    [model] = scan(tmp_path / "1", lone_name="resnet")
+    assert (model.name, model.versions) == ("resnet", ())
+    assert "unexpected directory name 'resnet' for model 'elsewhere'" in model.problem
+
+
+@pytest.mark.parametrize("name", [".hidden", "lost+found", "two\nlines"])
+def test_a_directory_whose_name_no_model_can_have_gives_none_to_a_graph_alone(tmp_path: Path, name: str) -> None:
+    add(tmp_path, f"{name}/model.onnx")
+    assert only_model(tmp_path / name).name == "model"
+
+
+@pytest.mark.parametrize("other", ["m/1/model.onnx", "m/config.pbtxt", "other.onnx"])
+def test_a_graph_beside_models_or_other_graphs_is_not_served(tmp_path: Path, other: str) -> None:
+    add(tmp_path, "model.onnx", other)
+    assert not any(model.is_lone for model in scan(tmp_path))
+    assert not any(model.is_lone for model in scan(tmp_path, lone_name="resnet"))
+
+
+def test_a_version_of_a_model_is_no_graph_alone(tmp_path: Path) -> None:
+    add(tmp_path, "models/m/1/model.onnx")
+    with pytest.raises(ConfigurationError, match=rf"is the directory of version 1 .*; name '{tmp_path}/models'$"):
+        scan(tmp_path / "models" / "m" / "1")
+
+
 def test_a_root_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "missing"
     with pytest.raises(ConfigurationError) as caught:

@@ -29,6 +29,7 @@ from tests.h2grpc.support import (
     unary,
 )
 from tests.net.running import RawClient, Running, running
+from tests.waiting import wait_until
 from toutates.h2grpc import Call, Limits, Method, ServerConnection
 from toutates.h2grpc.frame_loop import FrameLoop
 from toutates.h2grpc.responder import Responder
@@ -243,17 +244,19 @@ def test_worker_that_can_do_nothing_any_more_ends(monkeypatch: pytest.MonkeyPatc
 def test_failing_housekeeping_is_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with running(LIMITS) as server, RawClient(server) as client:
         only(server)
-        tried = threading.Event()
+        tried, again = threading.Event(), threading.Event()
         visit = server.worker.housekeeper.visit
 
         def fail(now_ns: int) -> Any:
             if tried.is_set():
+                again.set()
                 return visit(now_ns)
             tried.set()
             raise MemoryError
 
         monkeypatch.setattr(server.worker.housekeeper, "visit", fail)
-        client.until(PING)  # of the next visits
+        client.until(PING)
+        wait_until(again.is_set)
         assert "housekeeping failed" in caplog.text
 
 

@@ -18,7 +18,7 @@ def test_generated_modules_are_current(tmp_path: Path) -> None:
     options = ["-I.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *sources], cwd=ROOT, check=True)
     written = sorted((tmp_path / PROTOCOL).iterdir())
-    assert len(written) == 2 * len(sources) == 6
+    assert len(written) == 2 * len(sources) == 8
     assert {path.name for path in written} == {path.name for path in (ROOT / PROTOCOL).glob("*_pb2.py*")}
     for path in written:
         assert path.read_text("utf-8") == (ROOT / PROTOCOL / path.name).read_text("utf-8"), "run make proto"

@@ -19,10 +19,14 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
 )
 
-from toutates.protocol import grpc_service_pb2, health_pb2, model_config_pb2
+from toutates.protocol import grpc_service_pb2, model_config_pb2
 from toutates.protocol.names import with_client_names
+from toutates.protocol.published import published_files
 
 Facts = dict[str, Any]
+
+#: Our files as clients know them, by name.
+PUBLISHED = {file.name: file for file in published_files()}
 
 
 def facts_of(*files: FileDescriptorProto) -> Facts:
@@ -77,35 +81,12 @@ def file_of(module: ModuleType) -> FileDescriptorProto:
     return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
-def file_as_clients_know(module: ModuleType) -> FileDescriptorProto:
-    """A file of ours, with the names that clients have for its package and for the types of its fields."""
-    file = file_of(module)
-    assert file.package.startswith("toutates.")
-    ours, theirs = f".{file.package}.", f".{file.package.removeprefix('toutates.')}."
-
-    def rename(message: DescriptorProto) -> None:
-        for field in message.field:
-            assert not field.type_name or field.type_name.startswith(ours)
-            field.type_name = field.type_name.replace(ours, theirs)
-        for nested in message.nested_type:
-            rename(nested)
-
-    for message in file.message_type:
-        rename(message)
-    for service in file.service:
-        for method in service.method:
-            method.input_type = method.input_type.replace(ours, theirs)
-            method.output_type = method.output_type.replace(ours, theirs)
-    file.package = theirs.strip(".")
-    return file
-
-
 def test_inference_descriptors_equal_tritonclients() -> None:
     pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
     from tritonclient.grpc import model_config_pb2 as their_config
     from tritonclient.grpc import service_pb2 as their_service
 
-    ours = facts_of(file_as_clients_know(grpc_service_pb2), file_as_clients_know(model_config_pb2))
+    ours = facts_of(PUBLISHED["grpc_service.proto"], PUBLISHED["model_config.proto"])
     theirs = facts_of(file_of(their_service), file_of(their_config))
     assert set(ours) == set(theirs)
     assert len(ours) > 400
@@ -115,7 +96,7 @@ def test_inference_descriptors_equal_tritonclients() -> None:
 def test_health_descriptors_are_grpcs() -> None:
     package = "grpc.health.v1"
     request, response = f".{package}.HealthCheckRequest", f".{package}.HealthCheckResponse"
-    assert facts_of(file_as_clients_know(health_pb2)) == {
+    assert facts_of(PUBLISHED["grpc/health/v1/health.proto"]) == {
         f"{package}.HealthCheckRequest": ("message", False),
         f"{package}.HealthCheckRequest.service": (1, "TYPE_STRING", "LABEL_OPTIONAL", "", None, False, b""),
         f"{package}.HealthCheckResponse": ("message", False),
@@ -139,16 +120,31 @@ def test_health_descriptors_are_grpcs() -> None:
     }
 
 
+def test_reflection_descriptors_are_grpcs_in_both_versions() -> None:
+    pytest.importorskip("grpc_reflection", reason="grpcio-reflection is not installed")
+    from grpc_reflection.v1alpha import reflection_pb2 as theirs
+
+    facts = facts_of(PUBLISHED["grpc/reflection/v1alpha/reflection.proto"])
+    assert facts == facts_of(file_of(theirs))
+    assert len(facts) > 20
+    v1 = facts_of(PUBLISHED["grpc/reflection/v1/reflection.proto"])
+    assert repr(v1).replace("reflection.v1", "reflection.v1alpha") == repr(facts)
+
+
 @pytest.mark.parametrize("runtime", ["", "python"], ids=["default_runtime", "pure_python_runtime"])
 def test_names_and_files_of_clients_are_left_to_them(runtime: str) -> None:
     """As in protobuf's pool, where a name or a file that is defined twice is an error."""
     code = """
 from google.protobuf import descriptor_pool
-from toutates.protocol import grpc_service_pb2, health_pb2
+from toutates.protocol import grpc_service_pb2, health_pb2, reflection_pb2
+from toutates.protocol.published import published_files
+published_files()
 pool = descriptor_pool.Default()
 for find, name in (
     (pool.FindMessageTypeByName, "inference.ModelInferRequest"),
     (pool.FindMessageTypeByName, "grpc.health.v1.HealthCheckRequest"),
+    (pool.FindMessageTypeByName, "grpc.reflection.v1.ServerReflectionRequest"),
+    (pool.FindMessageTypeByName, "grpc.reflection.v1alpha.ServerReflectionRequest"),
     (pool.FindFileByName, "grpc_service.proto"),
     (pool.FindFileByName, "model_config.proto"),
     (pool.FindFileByName, "grpc/health/v1/health.proto"),
@@ -162,7 +158,14 @@ for find, name in (
     run_python(code, runtime)
 
 
-@pytest.mark.parametrize("name", ["inference.ModelInferRequest", "grpc.health.v1.HealthCheckRequest"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inference.ModelInferRequest",
+        "grpc.health.v1.HealthCheckRequest",
+        "grpc.reflection.v1.ServerReflectionRequest",
+    ],
+)
 def test_error_texts_name_messages_as_clients_know_them(name: str) -> None:
     assert with_client_names(f"cannot parse 'toutates.{name}', toutates.{name}") == f"cannot parse '{name}', {name}"
     others = "toutates.inference and toutates.models stay"

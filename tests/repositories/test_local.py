@@ -135,6 +135,19 @@ def test_two_models_of_one_name_are_refused_with_both_paths(root: Path, tmp_path
     assert [folder.name for _, folder in find_models(repositories, ["n"])] == ["n"]
 
 
+def test_a_graph_alone_changes_with_every_file_beside_it_and_is_not_said_to_lie_loose(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    [repository] = open_repositories([tmp_path], cache_root=None, cache_size=1, lone_name="m")
+    (before,) = repository.scan()
+    assert (before.name, before.source) == ("m", str(tmp_path))
+    (tmp_path / "labels.txt").write_bytes(b"cat")
+    (after,) = repository.scan()
+    assert after.versions[0].fingerprint != before.versions[0].fingerprint
+    assert caplog.messages == []
+
+
 def test_loose_graphs_are_said_once_and_others_when_they_lie_there(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

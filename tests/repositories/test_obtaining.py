@@ -69,3 +69,15 @@ def test_an_override_does_the_same_for_a_directory(tmp_path: Path, unusable: byt
     assert (found.problem, [version.number for version in found.versions]) == ("", [2])
     assert found.versions[0].model_path.read_bytes() == b"two"
     assert "selects no version" in obtain(local, folder, quiet, override([7])).problem
+
+
+def test_an_override_holds_for_a_graph_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    (tmp_path / "config.pbtxt").write_bytes(b"nonsense {")
+    local = LocalRepository(tmp_path, lone_name="m")
+    [folder] = local.scan()
+    assert f"{tmp_path}/config.pbtxt" in folder.problem
+    found = obtain(local, folder, quiet, override([1]))
+    assert (found.name, found.problem) == ("m", "")
+    [version] = found.versions
+    assert (version.number, version.model_path, version.model_dir) == (1, tmp_path / "graph.onnx", tmp_path)

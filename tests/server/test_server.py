@@ -27,6 +27,7 @@ from toutates.backends.onnx.session import load_session
 from toutates.command.probe import probe
 from toutates.models.manager import ModelManager
 from toutates.net import GrpcService, Worker
+from toutates.server import loading
 from toutates.server import server as server_module
 from toutates.server import workers as workers_module
 from toutates.server.options import Options
@@ -341,7 +342,32 @@ def test_ipv6_is_served_and_the_address_of_all_takes_ipv4_too(repository: Path, 
 
 def test_a_repository_that_cannot_be_used_is_refused_where_errors_end_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--model-repository: there is no such directory"):
-        server_module.run(options_of(tmp_path / "missing", exit_on_error=True))
+        server_module.run(options_of(tmp_path / "missing" / "models", exit_on_error=True))
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_directory_that_never_appears_is_waited_for_and_then_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_link: bool
+) -> None:
+    monkeypatch.setattr(loading, "_LATE_S", 0.2)
+    store = tmp_path / "models"
+    if is_link:
+        store.symlink_to(tmp_path / "nowhere" / "models")
+    with pytest.raises(ConfigurationError, match=r"--model-repository: there is no such directory"):
+        server_module.run(options_of(store, exit_on_error=True))
+    assert f"the model repository '{store}' is not there yet: waiting for it, 0 s at most" in caplog.messages
+
+
+def test_a_signal_ends_the_wait_for_a_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        server = Server(options_of(tmp_path / "models", exit_on_error=True))
+        with trio.fail_after(8):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.run)
+                await trio.to_thread.run_sync(wait_until, lambda: "is not there yet" in caplog.text)
+                server.stop()
+
+    run(main)
 
 
 def test_a_model_that_the_repository_lacks_is_said_before_anything_is_loaded(repository: Path) -> None:

@@ -19,7 +19,15 @@ from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["FLAG", "HTTP_FLAG", "PROTOCOLS", "RestrictedProtocol", "parse_restrictions", "without_secret"]
+__all__ = [
+    "FLAG",
+    "HTTP_FLAG",
+    "PROTOCOLS",
+    "REST_GROUPS",
+    "RestrictedProtocol",
+    "parse_restrictions",
+    "without_secret",
+]
 
 FLAG: Final = "--grpc-restricted-protocol"
 HTTP_FLAG: Final = "--http-restricted-api"
@@ -34,7 +42,8 @@ def _rpcs(*names: str) -> tuple[str, ...]:
     return tuple(_SERVICE + name for name in names)
 
 
-#: Triton's groups, and the paths of their RPCs. Watch, which Triton does not have, is in the group of Check.
+#: Triton's groups, and the paths of their RPCs. Triton has neither Watch, which is in the group of Check, nor server
+#: reflection, which has a group of its own.
 PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "health": (*_rpcs("ServerLive", "ServerReady", "ModelReady"), _HEALTH + "Check", _HEALTH + "Watch"),
@@ -52,8 +61,15 @@ PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "statistics": _rpcs("ModelStatistics"),
         "trace": _rpcs("TraceSetting"),
         "logging": _rpcs("LogSettings"),
+        "reflection": tuple(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")
+        ),
     }
 )
+
+#: The groups that have endpoints of REST.
+REST_GROUPS: Final = tuple(name for name in PROTOCOLS if name != "reflection")
+_GROUPS: Final[Mapping[str, Sequence[str]]] = {FLAG: tuple(PROTOCOLS), HTTP_FLAG: REST_GROUPS}
 
 _HEADER_PREFIX: Final = "triton-grpc-protocol-"
 #: Metadata names that gRPC allows, and values that it sends unencoded.
@@ -113,8 +129,8 @@ def _parse(text: str, flag: str) -> RestrictedProtocol:
         raise _mistake("is not PROTOCOLS:KEY=VALUE", text, _FORM, flag)
     protocols = tuple(name.strip() for name in groups.split(","))
     for name in protocols:
-        if name not in PROTOCOLS:
-            raise _mistake(f"unknown {_NOUNS[flag]} '{name}'", text, f"choose from {', '.join(PROTOCOLS)}", flag)
+        if name not in _GROUPS[flag]:
+            raise _mistake(f"unknown {_NOUNS[flag]} '{name}'", text, f"choose from {', '.join(_GROUPS[flag])}", flag)
     if not key:
         raise _mistake("has an empty key", text, _FORM, flag)
     # Metadata whose name ends in "-bin" have base64 values.

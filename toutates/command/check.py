@@ -118,7 +118,8 @@ def check_repository(
     folders = repository.scan()
     if isinstance(root, Path):
         _check_links(root, report)
-        report.problems += loose_graphs(root)
+        if not any(folder.is_lone for folder in folders):
+            report.problems += loose_graphs(root)
     if all(folder.passed_over for folder in folders):
         advice = "" if report.problems else repository.advice()
         here = str(root if isinstance(root, S3Specification) else os.path.abspath(root))

@@ -22,6 +22,7 @@ from toutates.command.values import (
     cpus,
     levels,
     libraries,
+    model_name,
     names,
     positive,
     providers,
@@ -108,13 +109,20 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             unset="required",
             repeatable=True,
         ),
+        Flag(
+            "model-name",
+            "NAME",
+            "serve a model.onnx that lies alone in the repository's own directory by this name",
+            read=model_name,
+            unset="the directory's name",
+        ),
         Flag("load-models", "NAMES", "serve only these models, separated by commas", read=names, unset="all"),
         Flag(
             "model-control-mode",
             "MODE",
             "change models never (none), when their files change (poll), or by RPC (explicit)",
             "none",
-            choice(*CONTROL_MODES),
+            lambda text: choice(*CONTROL_MODES)(text.lower()),
         ),
         Flag(
             "repository-poll-secs",
@@ -231,6 +239,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             shown=without_secret,
         ),
         Flag(
+            "grpc-reflection",
+            "BOOL",
+            "answer server reflection, by which grpcurl and gateways call without a .proto file",
+            "true",
+            boolean,
+        ),
+        Flag(
             "grpc-compression",
             "NAME",
             "compress responses for clients that accept it: none, gzip or deflate",
@@ -343,9 +358,9 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "log-format",
             "FORMAT",
-            "write the log as text, or as json with one object per line",
+            "write the log as text, as text with times in UTC (ISO8601), or as json, an object per line",
             "text",
-            choice("text", "json"),
+            choice("text", "ISO8601", "json", also={"default": "text"}),
         ),
         Flag(
             "access-log-rate",

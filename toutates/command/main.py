@@ -1,5 +1,5 @@
-"""The command line: ``toutates`` serves, ``toutates probe`` checks a server's health, ``toutates check`` a repository,
-and ``toutates config`` shows what a model's configuration comes to.
+"""The command line: ``toutates`` serves, as ``toutates serve`` and ``tritonserver`` do; ``toutates probe`` checks a
+server's health, ``toutates check`` a repository, and ``toutates config`` shows what a model's configuration comes to.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -16,8 +16,9 @@ from pathlib import Path
 
 from toutates.command.flags import FLAGS, REFUSED
 from toutates.command.options import make_options, repositories
-from toutates.command.parser import COMMANDS, Parser, add_flags, server_parser
+from toutates.command.parser import COMMANDS, SERVERS, Parser, add_flags, server_parser
 from toutates.command.settings import Settings, read_settings, settings_of, table, text_of
+from toutates.command.triton_translation import PROGRAM
 from toutates.command.values import positive, seconds
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options
 from toutates.system.address import parse_address
@@ -26,7 +27,7 @@ from toutates.system.interpreter import watch_gil
 from toutates.system.logs.levels import LogLevels
 from toutates.system.standard_streams import standard_streams
 
-__all__ = ["main", "parse_options"]
+__all__ = ["main", "parse_options", "tritonserver"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the server listens to signals, or while it probes
         return EXIT_FAILURE
+
+
+def tritonserver() -> int:
+    """Run as the command ``tritonserver``, whose defaults are Triton's where something else looks for them."""
+    return main([PROGRAM, *sys.argv[1:]])
 
 
 def _print_error(error: ToutatesError, *, as_json: bool = False) -> None:
@@ -236,22 +242,28 @@ def _config_show(arguments: list[str]) -> int:
     settings = _settings(arguments, "toutates config show")
     print(table(settings))
     make_options(settings)  # raises where settings do not go together
+    for warning in settings.warnings:
+        print(f"toutates: warning: {warning}", file=sys.stderr)
     return EXIT_OK
 
 
 def _settings(arguments: Sequence[str], prog: str = "toutates") -> Settings:
-    flags = server_parser(prog).parse_args(arguments)
+    program = arguments[0] if arguments and arguments[0] in SERVERS else ""
+    flags = server_parser(prog).parse_args(arguments[1:] if program else arguments)
     if any(getattr(flags, name.replace("-", "_")) is not None for name in REFUSED):
         raise ConfigurationError(
             "kernel polling threads belong to io_uring, which this server does not use",
             key="--sqpoll-enabled",
             remedy="leave the --sqpoll flags out",
         )
-    return read_settings(flags, os.environ)
+    return read_settings(flags, os.environ, program)
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """Options from flags, environment and the file that they name. ``--help`` and ``--version`` print and exit.
+
+    Args:
+        arguments: the flags, after the command where one of SERVERS is given.
 
     Raises:
         ConfigurationError: a setting is unknown, or its value cannot be used.

@@ -56,6 +56,7 @@ def make_options(settings: Settings) -> Options:
                     rate=settings["trace-rate"],
                     count=settings["trace-count"],
                 ),
+                "warnings": settings.warnings,
             }
         )
     except ConfigurationError as error:

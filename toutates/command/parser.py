@@ -7,11 +7,16 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
-from toutates.command.flags import ALIASES, GROUPS, LIMITS, REFUSED, Flag
+from toutates.command.flags import ALIASES, FLAGS, GROUPS, LIMITS, REFUSED, Flag
+from toutates.command.triton_flags import TRITON_FLAGS
+from toutates.command.triton_translation import PROGRAM
 from toutates.system.errors import ConfigurationError
 from toutates.system.version import package_version
 
-__all__ = ["COMMANDS", "Parser", "add_flags", "server_parser"]
+__all__ = ["COMMANDS", "SERVERS", "Parser", "add_flags", "server_parser"]
+
+#: Subcommands that serve, as the command without one does.
+SERVERS: Final = ("serve", PROGRAM)
 
 #: Subcommands, each of which has a parser of its own.
 COMMANDS: Final = ("probe", "check", "config")
@@ -86,24 +91,29 @@ def server_parser(prog: str = "toutates") -> Parser:
     """The parser of all flags of the server."""
     parser = Parser(
         prog,
-        usage="toutates --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
+        usage="toutates [serve] --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
         "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]\n"
         "       toutates config show [options]",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
         epilog="Each flag can also be given by an environment variable, such as TOUTATES_GRPC_ADDR for --grpc-addr, or "
         "by a key of the file that --config names, such as grpc-addr. A flag overrides a variable, and a variable "
-        "overrides the file. 'toutates config show' prints every setting and where it comes from; 'toutates config "
-        "MODEL_DIR' prints a model's configuration; 'toutates check' checks a repository; 'toutates probe' checks the "
-        "health of a running server. Each of them has a --help. Exit codes: 0 clean end, 1 failure, 2 a setting, the "
-        "repository or the installation cannot be used.",
+        "overrides the file. Flags of tritonserver, such as --model-store and --grpc-port, are taken too; "
+        "docs/migrating-from-triton.md lists them. 'toutates config show' prints every setting and where it comes "
+        "from; 'toutates config MODEL_DIR' prints a model's configuration; 'toutates check' checks a repository; "
+        "'toutates probe' checks the health of a running server. Each of them has a --help. Exit codes: 0 clean end, 1 "
+        "failure, 2 a setting, the repository or the installation cannot be used.",
     )
-    parser.commands = COMMANDS
+    parser.commands = (SERVERS[0], *COMMANDS)
     parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
     parser.add_argument("--help-limits", action=_HelpLimits, nargs=0, help="show the names of --limit and exit")
     for title, flags in GROUPS.items():
         add_flags(parser.add_argument_group(title), flags)
     for name in ALIASES:
         parser.add_argument(f"--{name}", action="append", help=argparse.SUPPRESS)
+    for name, flag in TRITON_FLAGS.items():
+        if name not in FLAGS:
+            nargs = None if flag.bare is None else "?"
+            parser.add_argument(f"--{name}", action="append", nargs=nargs, const=flag.bare, help=argparse.SUPPRESS)
     for name in REFUSED:
         parser.add_argument(f"--{name}", nargs="?", const="", help=argparse.SUPPRESS)
     return parser

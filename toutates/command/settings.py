@@ -1,7 +1,8 @@
 """The values of all settings, and where each comes from: a flag, an environment variable, a file, or the default.
 
 A flag overrides a variable, a variable overrides the file, and the file overrides the default. Lists such as those of
-``--model-repository`` are replaced as a whole; each name of ``--limit`` is a setting of its own.
+``--model-repository`` are replaced as a whole; each name of ``--limit`` is a setting of its own. Flags of tritonserver
+are flags as all others, once ``triton_translation`` has made settings of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Final
 import yaml
 
 from toutates.command.flags import ALIASES, FLAGS, LIMIT, LIMITS, OLD_LIMITS, Flag, variable
+from toutates.command.triton_flags import TRITON_FLAGS
+from toutates.command.triton_translation import Translation, defaults_of
 from toutates.models.config.yaml_reader import read_nodes
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import printable, shown
@@ -34,7 +37,7 @@ class _Given:
     Attributes:
         texts: the values as they are written; several only of settings that may be repeated.
         key: the name of the setting in that source: ``--grpc-addr``, ``TOUTATES_GRPC_ADDR``, ``grpc-addr``.
-        kind: of the source: "flag", "environment" or "file".
+        kind: of the source: "flag", "environment", "file", or "default of" for a command's own default.
         file: the file's path; None for other sources.
     """
 
@@ -66,12 +69,22 @@ class Settings:
     Args:
         given: the settings that a source gives, by name.
         problems: what is wrong with the sources themselves.
+        warnings: sentences about flags that have no effect.
+
+    Attributes:
+        warnings: as given.
 
     Raises:
         ConfigurationError: there are problems, or values cannot be read; with a line for each.
     """
 
-    def __init__(self, given: Mapping[str, _Given], problems: Iterable[ConfigurationError] = ()) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, _Given],
+        problems: Iterable[ConfigurationError] = (),
+        warnings: Sequence[str] = (),
+    ) -> None:
+        self.warnings = tuple(warnings)
         self._given = given
         self._values: dict[str, Any] = {}
         wrong = list(problems)
@@ -105,40 +118,71 @@ class Settings:
         return given.error(error.problem, error.value, error.remedy)
 
 
-def read_settings(flags: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+def read_settings(flags: argparse.Namespace, environment: Mapping[str, str], program: str = "") -> Settings:
     """Read the settings that flags, environment variables and the file of ``--config`` give.
+
+    Args:
+        flags: the parsed command line.
+        environment: the variables.
+        program: the command, which may have defaults of its own.
 
     Raises:
         ConfigurationError: values cannot be used; with a line for each.
     """
     problems: list[ConfigurationError] = []
-    return Settings(_gathered(flags, environment, problems), problems)
+    warnings: list[str] = []
+    given = _gathered(flags, environment, problems, warnings)
+    defaults = defaults_of(program, _found(flags))
+    return Settings(
+        {name: _Given((text,), program, "default of") for name, text in defaults.items()} | given, problems, warnings
+    )
 
 
 def text_of(name: str, flags: argparse.Namespace, environment: Mapping[str, str]) -> str:
     """The text that is given for a setting, whatever is wrong with any of them; "" if there is none."""
-    given = _gathered(flags, environment, []).get(name)
+    given = _gathered(flags, environment, [], []).get(name)
     return given.texts[-1] if given else ""
 
 
 def _gathered(
-    flags: argparse.Namespace, environment: Mapping[str, str], problems: list[ConfigurationError]
-) -> Mapping[str, _Given]:
-    given = _from_environment(environment, problems) | _from_command_line(flags, problems)
+    flags: argparse.Namespace,
+    environment: Mapping[str, str],
+    problems: list[ConfigurationError],
+    warnings: list[str],
+) -> _Source:
+    given = _from_environment(environment, problems) | _from_command_line(flags, problems, warnings)
     return _from_file(given["config"], problems) | given if "config" in given else given
 
 
 def settings_of(flags: argparse.Namespace) -> Settings:
     """The settings that the command line alone gives."""
     problems: list[ConfigurationError] = []
-    return Settings(_from_command_line(flags, problems), problems)
+    return Settings(_from_command_line(flags, problems, []), problems)
 
 
-def _from_command_line(flags: argparse.Namespace, problems: list[ConfigurationError]) -> _Source:
+def _found(flags: argparse.Namespace) -> dict[str, list[str]]:
+    """The texts of a parsed command line, by flag."""
+    return {name.replace("_", "-"): values for name, values in vars(flags).items() if isinstance(values, list)}
+
+
+def _from_command_line(flags: argparse.Namespace, problems: list[ConfigurationError], warnings: list[str]) -> _Source:
     """The settings that a parsed command line gives."""
-    found = {name.replace("_", "-"): values for name, values in vars(flags).items() if isinstance(values, list)}
-    given = {name: _Given(tuple(values), f"--{name}", "flag") for name, values in found.items()}
-    return _resolved(given, problems)
+    found = _found(flags)
+    of_triton = {name: values for name, values in found.items() if name in TRITON_FLAGS and name not in FLAGS}
+    own = {name: _Given(tuple(values), f"--{name}", "flag") for name, values in found.items() if name not in of_triton}
+    given = _resolved(own, problems)
+    translation = Translation(of_triton)
+    problems += translation.problems
+    warnings += translation.warnings
+    for setting, (texts, key) in translation.settings.items():
+        twin = given.get(setting)
+        if twin is None:
+            given[setting] = _Given(texts, key, "flag")
+        elif setting in FLAGS and FLAGS[setting].repeatable:
+            given[setting] = _Given((*twin.texts, *texts), f"{twin.key} {key}", "flag")
+        else:
+            problems.append(ConfigurationError(f"is the same as {twin.key}", key=key, remedy="leave one of them out"))
+    return given
 
 
 def _from_environment(environment: Mapping[str, str], problems: list[ConfigurationError]) -> _Source:

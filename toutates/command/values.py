@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from toutates.backends.onnx.provider_names import PROVIDERS
+from toutates.models.repository import not_a_model_name
 from toutates.system.address import Address, parse_address
 from toutates.system.errors import ConfigurationError
 from toutates.system.logs.levels import parse_levels
@@ -27,6 +28,7 @@ __all__ = [
     "cpus",
     "levels",
     "libraries",
+    "model_name",
     "names",
     "positive",
     "providers",
@@ -58,12 +60,13 @@ def whole(least: int, most: int = 10**18, said: str = "") -> Reader:
 positive: Final = whole(1, said="1 up")
 
 
-def choice(*words: str) -> Reader:
-    """A reader of one of ``words``."""
+def choice(*words: str, also: Mapping[str, str] = {}) -> Reader:
+    """A reader of one of ``words``; ``also`` has further words for them."""
 
     def read(text: str) -> str:
-        if text in words:
-            return text
+        word = also.get(text, text)
+        if word in words:
+            return word
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(words)})")
 
     return read
@@ -129,6 +132,15 @@ def names(text: str) -> tuple[str, ...]:
     if not all(found):
         raise ConfigurationError("has an empty name", value=text, remedy="separate names by single commas")
     return found
+
+
+def model_name(text: str) -> str:
+    """A name that a model's directory could have."""
+    if not text or "/" in text or not text.isprintable() or not_a_model_name(text):
+        raise ConfigurationError(
+            "is no name of a model", value=text, remedy="write one without slashes, such as resnet50"
+        )
+    return text
 
 
 def libraries(text: str) -> tuple[Path, ...]:

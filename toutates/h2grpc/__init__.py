@@ -20,7 +20,7 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.method import Guard, Method, StreamHandler, Variant, method_table
+from toutates.h2grpc.method import Guard, MessageHandler, Method, StreamHandler, Variant, method_table
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.stream import Buffer
 
@@ -36,6 +36,7 @@ __all__ = [
     "HeaderField",
     "LimitExceeded",
     "Limits",
+    "MessageHandler",
     "MessageReceived",
     "Metadata",
     "Method",

@@ -56,7 +56,7 @@ class Call(Stream):
     def send(self, message: Buffer) -> None:
         """Send one of several response messages. The call goes on until ``fail``, or until the client ends it.
 
-        For methods of one request and a stream of responses whose handler needs no task.
+        For streaming calls whose handler is no task: of one request and many responses, and of ``MessageHandler``.
         """
         self.responder.send_headers(self)
         self.responder.send_message(self, (message,))

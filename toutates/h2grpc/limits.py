@@ -27,6 +27,7 @@ LIMIT_NAMES: Final = (
     "header_list_size",
     "continuations",
     "message_size",
+    "messages",
     "decompressed_size",
     "inflation",
     "connection_buffer",
@@ -62,6 +63,8 @@ class Limits:
         connection_window: receive window of the whole connection, bytes. Several streams' worth, so that one slow
             upload does not stall the calls beside it.
         max_message_size: largest gRPC message accepted, bytes, as sent; Triton's default.
+        max_messages: messages that one DATA frame may bring. Each takes some 4 us before its handler has it, so that
+            a frame of empty ones would take 25 ms.
         max_decompressed_size: largest message that a compressed one may become, bytes. 1 KiB of gzip can become 1 MiB,
             and decompressing delays other connections, so the limit is lower than that of plain messages.
         max_header_list_size: largest decoded header list, bytes by RFC 9113 section 6.5.2; advertised. A larger list
@@ -105,6 +108,7 @@ class Limits:
     stream_window: int = 4 * MIB
     connection_window: int = 16 * MIB
     max_message_size: int = 2**31 - 1
+    max_messages: int = 1_024
     max_decompressed_size: int = 64 * MIB
     max_header_list_size: int = 16_384
     max_header_block_size: int = 32_768
@@ -138,6 +142,7 @@ class Limits:
             "stream_window": (DEFAULT_WINDOW, MAX_WINDOW),
             "connection_window": (DEFAULT_WINDOW, MAX_WINDOW),
             "max_message_size": (1, 2**31 - 1),
+            "max_messages": (1, 1_000_000),
             "max_header_list_size": (1, MIB),
             "max_header_block_size": (1, MIB),
             "max_decompressed_size": (1, 2**31 - 1),

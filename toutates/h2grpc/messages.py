@@ -133,13 +133,25 @@ class MessageAssembler:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
         max_size: largest message, bytes, as sent.
         inflate: decompresses a message.
+        max_messages: most messages of one payload.
     """
 
-    __slots__ = ("_capacity", "_encoding", "_inflate", "_max_size", "_message", "_prefix", "_received", "_size")
+    __slots__ = (
+        "_capacity",
+        "_encoding",
+        "_inflate",
+        "_max_messages",
+        "_max_size",
+        "_message",
+        "_prefix",
+        "_received",
+        "_size",
+    )
 
-    def __init__(self, encoding: str, max_size: int, inflate: Callable[[bytes], bytes]) -> None:
+    def __init__(self, encoding: str, max_size: int, inflate: Callable[[bytes], bytes], max_messages: int) -> None:
         self._encoding = encoding
         self._max_size = max_size
+        self._max_messages = max_messages
         self._inflate = inflate
         #: bytes received of the current message's prefix
         self._prefix = b""
@@ -174,6 +186,9 @@ class MessageAssembler:
             part = payload[at : at + self._size - self._received]
             at += len(part)
             if self._received + len(part) == self._size:
+                if len(messages) == self._max_messages:
+                    text = f"one DATA frame has more than {self._max_messages} messages; send them in several"
+                    raise LimitExceeded("messages", text)
                 messages.append(self._complete(part))
             elif part:
                 self._add(part)

@@ -9,11 +9,14 @@ from typing import Any
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.status import GrpcError
 
-__all__ = ["Guard", "Method", "StreamHandler", "Variant", "method_table"]
+__all__ = ["Guard", "MessageHandler", "Method", "StreamHandler", "Variant", "method_table"]
 
 #: Runs as a task of the driver, with what it makes of the call (``toutates.net.ServerStream``); returning ends the call
 #: with OK, raising GrpcError with that status.
 StreamHandler = Callable[[Any], Awaitable[None]]
+#: Called with a call and each of its messages, in order; answers by ``Call.send``, or raises as a unary handler does,
+#: which ends the call. Must not block. The call ends with OK once the client has ended it.
+MessageHandler = Callable[[Any, bytes], None]
 #: Decides by the header list whether a method may be called: the error that refuses the call, or None. Called before
 #: the request is read, for every header block that is not remembered. Must not block or raise, and must always return
 #: the same.
@@ -33,6 +36,9 @@ class Method:
         compressible: whether responses are compressed where server and client both want it.
         guard: who may call it; None for everybody.
         variant: the method that answers in its place, by the headers; None for no other.
+        message: the handler of the messages of a streaming call, one by one. Such a call needs no task.
+        max_message_size: the largest message of a streaming call, bytes, if it is less than the connection's limits. A
+            message that never becomes whole is kept for as long as its call is open.
     """
 
     path: str
@@ -41,10 +47,12 @@ class Method:
     compressible: bool = False
     guard: Guard | None = None
     variant: Variant | None = None
+    message: MessageHandler | None = None
+    max_message_size: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.unary is None) == (self.stream is None):
-            raise ValueError(f"{self.path}: give either a unary or a stream handler")
+        if [self.unary, self.stream, self.message].count(None) != 2:
+            raise ValueError(f"{self.path}: give either a unary, a stream or a message handler")
 
 
 def method_table(methods: Iterable[Method]) -> Mapping[bytes, Method]:

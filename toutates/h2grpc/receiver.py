@@ -271,7 +271,12 @@ class Receiver:
             self._requests.refuse(call, head.error)
 
     def begin_stream(self, call: Call, events: list[Event]) -> bool:
-        """Have the driver start a streaming call's handler, if there is memory for its task; whether there is."""
+        """Have the driver start a streaming call's handler, if there is memory for its task; whether there is.
+
+        A handler of single messages has no task, and hears of the call with its first message.
+        """
+        if call.head.method is not None and call.head.method.message is not None:
+            return True
         try:
             self._held.hold_task(call)
         except LimitExceeded as error:

@@ -47,8 +47,7 @@ class Requests:
     def feed(self, call: Call, body: memoryview, events: list[Event]) -> None:
         """Add DATA to a call's messages. A streaming call's become events; a unary call's is kept until END_STREAM."""
         if call.assembler is None:
-            inflate = partial(self._inflate, call.head.encoding) if call.is_streaming else partial(_inflate_later, call)
-            call.assembler = MessageAssembler(call.head.encoding, self._limits.max_message_size, inflate)
+            call.assembler = self._assembler(call)
         try:
             messages = call.assembler.feed(body)
             if call.is_streaming:
@@ -118,8 +117,19 @@ class Requests:
             self._limit_hits[error.limit] += 1
         call.fail(error.status, error.text, error.metadata)
 
-    def _inflate(self, encoding: str, data: bytes) -> bytes:
-        return self._inflater.inflate(data, encoding, self._most_inflated, self.now_ns)
+    def _assembler(self, call: Call) -> MessageAssembler:
+        encoding, most, max_messages = call.head.encoding, self._limits.max_message_size, self._limits.max_messages
+        method = call.head.method
+        if not call.is_streaming or method is None:
+            return MessageAssembler(encoding, most, partial(_inflate_later, call), max_messages)
+        most_inflated = self._most_inflated
+        if method.max_message_size is not None:
+            most = min(most, method.max_message_size)
+            most_inflated = min(most_inflated, most)
+        return MessageAssembler(encoding, most, partial(self._inflate, encoding, most_inflated), max_messages)
+
+    def _inflate(self, encoding: str, most: int, data: bytes) -> bytes:
+        return self._inflater.inflate(data, encoding, most, self.now_ns)
 
     def _inflate_request(self, call: Call, events: list[Event]) -> None:
         """Make an event of a complete unary request, decompressed if it is compressed and small."""

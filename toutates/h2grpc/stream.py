@@ -74,5 +74,5 @@ class Stream:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether the call's method is a stream in either direction, with a handler that is a task."""
+        """Whether the call's method is a stream in either direction: its messages are events."""
         return self.head.method is not None and self.head.method.unary is None

@@ -5,6 +5,10 @@
     <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.config.settings``
     <root>/<model>/config.pbtxt                 optional, see ``toutates.models.config.triton_configuration``
 
+or of one model alone, as version 1, with its configuration beside it:
+
+    <root>/model.onnx
+
 Only what makes the whole repository unusable is raised. What is wrong with one model or version is noted on it, so that
 the others are served and the repository index can show the reason. Links to directories are followed, because
 deployments swap repositories by them; hidden entries are passed over, because Kubernetes and editors leave them.
@@ -22,7 +26,7 @@ from pathlib import Path
 from typing import Final
 from unicodedata import category
 
-from toutates.models.config.misplaced import near_directory, right_path_for_file, wrong_root
+from toutates.models.config.misplaced import graphs, near_directory, right_path_for_file, wrong_root
 from toutates.models.config.other_kinds import kind_among_files
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import MODEL_FILENAME
@@ -38,6 +42,7 @@ __all__ = [
     "found_instead",
     "has_control_characters",
     "is_version",
+    "lone_model",
     "not_a_model_name",
     "say_passed_over",
     "scan",
@@ -71,6 +76,7 @@ class VersionFolder:
         problem: why the version cannot be loaded; empty if nothing stands against it.
         triton: what the model's config.pbtxt says; None without one.
         fingerprint: changes with any file of the version; empty where it was not computed.
+        is_lone: whether its directory is the model's as well.
     """
 
     number: int
@@ -79,6 +85,12 @@ class VersionFolder:
     problem: str = ""
     triton: TritonConfiguration | None = None
     fingerprint: str = ""
+    is_lone: bool = False
+
+    @property
+    def model_dir(self) -> Path:
+        """The model's directory, which has the files of all its versions."""
+        return self.path if self.is_lone else self.path.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,7 @@ class ModelFolder:
         fingerprint: changes with any file of the model; empty where it was not computed.
         source: where the operator finds it, a path or an s3:// URL; empty where ``path`` says it.
         has_no_version: whether that there is none is the problem.
+        is_lone: whether it is a graph in the repository's own directory, which is its only version then.
         passed_over: whether it does not look like a model at all, for the reason in ``problem``. It is served only if
             somebody asks for it by name, and then fails with that reason.
     """
@@ -107,9 +120,12 @@ class ModelFolder:
     source: str = ""
     passed_over: bool = False
     has_no_version: bool = False
+    is_lone: bool = False
 
 
-def scan(root: Path, only: Collection[str] | None = None, *, asked_by: str = _FLAG) -> list[ModelFolder]:
+def scan(
+    root: Path, only: Collection[str] | None = None, *, asked_by: str = _FLAG, lone_name: str = ""
+) -> list[ModelFolder]:
     """List the models of a repository, sorted by name, and the directories that are passed over.
 
     An empty repository gives an empty list. Kubernetes' own entries, whose names begin with two dots, are left out.
@@ -118,16 +134,44 @@ def scan(root: Path, only: Collection[str] | None = None, *, asked_by: str = _FL
         root: the directory.
         only: names of the models wanted; None for all. Those that are not there are left out.
         asked_by: the flag or argument that names the directory, for errors.
+        lone_name: of the model whose graph lies alone in the directory; "" for the directory's own name, or "model" if
+            no model can have that.
 
     Raises:
         ConfigurationError: the directory does not exist, cannot be read, or is something else than a repository.
     """
-    folders = [scan_model(root / name) for name in _model_names(root, asked_by) if only is None or name in only]
+    names = _model_names(root, asked_by)
+    folders = [scan_model(root / name) for name in names if only is None or name in only]
+    if _has_lone_model(root, names, is_named=bool(lone_name)):
+        lone = lone_name or _own_name(root)
+        if only is None or lone in only:
+            folders.append(lone_model(root, lone))
+        return sorted(folders, key=lambda folder: folder.name)
     if not any(folder.versions for folder in folders):
         problem, _, remedy = wrong_root(root).partition("; ")
         if problem:
             raise _unusable(asked_by, root, problem, remedy)
     return folders
+
+
+def _has_lone_model(root: Path, names: Collection[str], *, is_named: bool) -> bool:
+    """Whether a graph lies alone in a repository's own directory: no other does, and no directory is a model's.
+
+    Args:
+        root: the repository's directory.
+        names: of the directories in it.
+        is_named: whether the operator has named the model, so that this is no mistake.
+    """
+    if graphs(root) != [MODEL_FILENAME] or os.path.isdir(root / MODEL_FILENAME):
+        return False
+    if not all(scan_model(root / name).passed_over for name in names):
+        return False
+    return is_named or not wrong_root(root)
+
+
+def _own_name(root: Path) -> str:
+    name = Path(os.path.abspath(root)).name
+    return "model" if not name or not_a_model_name(name) or _shown(name) != name else name
 
 
 def _model_names(root: Path, asked_by: str) -> list[str]:
@@ -201,6 +245,23 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     )
 
 
+def lone_model(root: Path, name: str, override: TritonConfiguration | None = None) -> ModelFolder:
+    """Look at a model whose graph lies in the repository's own directory; what is wrong with it is noted.
+
+    Args:
+        root: the directory.
+        name: of the model.
+        override: holds in place of a config.pbtxt.
+    """
+    try:
+        triton = override or read_triton_configuration(root, name)
+    except ConfigurationError as error:
+        return ModelFolder(name, root, problem=str(error), is_lone=True)
+    filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
+    warnings = (triton.warning,) if triton is not None and triton.warning else ()
+    return ModelFolder(name, root, (version_folder(root, filename, triton, is_lone=True),), warnings, is_lone=True)
+
+
 def not_a_model_name(name: str) -> str:
     """Why a directory of this name is no model, whatever is in it; "" if it may be one."""
     if name.startswith("."):
@@ -240,7 +301,11 @@ def is_version(name: str) -> bool:
 
 
 def version_folder(
-    path: Path, filename: str = MODEL_FILENAME, triton: TritonConfiguration | None = None
+    path: Path,
+    filename: str = MODEL_FILENAME,
+    triton: TritonConfiguration | None = None,
+    *,
+    is_lone: bool = False,
 ) -> VersionFolder:
     """Look at a version's directory.
 
@@ -248,8 +313,9 @@ def version_folder(
         path: the directory, whose name is the version's number.
         filename: of the graph, or of a directory that holds ``model.onnx``.
         triton: what the model's config.pbtxt says.
+        is_lone: whether it is the model's directory as well, of any name; the number is 1 then.
     """
-    number = int(path.name)
+    number = 1 if is_lone else int(path.name)
     model_path = path / filename
     if os.path.isdir(model_path):  # which takes what cannot be looked at for no directory
         model_path /= MODEL_FILENAME
@@ -257,14 +323,14 @@ def version_folder(
         regular = stat.S_ISREG(model_path.stat().st_mode)
     except PermissionError as exc:
         problem = f"cannot read '{model_path}': {exc.strerror}; make it readable for the server's user"
-        return VersionFolder(number, path, model_path, problem, triton)
+        return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
     except OSError as exc:
         problem = (
             f"unable to find '{model_path}': {exc.strerror}{found_instead(_names_in(model_path.parent), filename)}"
         )
-        return VersionFolder(number, path, model_path, problem, triton)
+        return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
     problem = "" if regular else f"'{model_path}' is not a regular file"
-    return VersionFolder(number, path, model_path, problem, triton)
+    return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
 
 
 def found_instead(names: Collection[str], filename: str = MODEL_FILENAME) -> str:

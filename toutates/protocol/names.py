@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["with_client_names"]
 
-_OUR_PACKAGES: Final = re.compile(r"\btoutates\.((?:inference|grpc\.health\.v1)\.)")
+_OUR_PACKAGES: Final = re.compile(r"\btoutates\.((?:inference|grpc\.health\.v1|grpc\.reflection\.v1)\.)")
 
 
 def with_client_names(text: str) -> str:

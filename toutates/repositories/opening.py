@@ -16,7 +16,7 @@ __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
 
 
 def open_repositories(
-    specifications: Iterable[Specification], *, cache_root: Path | None, cache_size: int
+    specifications: Iterable[Specification], *, cache_root: Path | None, cache_size: int, lone_name: str = ""
 ) -> list[Repository]:
     """The repositories, in the order given. What S3 needs is imported and made only if it is asked for.
 
@@ -24,6 +24,7 @@ def open_repositories(
         specifications: from ``read_specifications``.
         cache_root: directory for what is downloaded; None for the user's.
         cache_size: bytes it may hold.
+        lone_name: of a model whose graph lies alone in a local directory; "" for the directory's name.
 
     Raises:
         ConfigurationError: the cache cannot be written, boto3 is missing or cannot be set up.
@@ -32,7 +33,7 @@ def open_repositories(
     cache = None
     for one in specifications:
         if isinstance(one, Path):
-            repositories.append(LocalRepository(one))
+            repositories.append(LocalRepository(one, lone_name=lone_name))
             continue
         from toutates.repositories.cache.model_cache import ModelCache, default_cache_root
         from toutates.repositories.s3.repository import S3Repository

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 import onnxruntime
 import trio
@@ -28,6 +32,10 @@ from toutates.system.placement import Placement
 __all__ = ["FirstLoad"]
 
 logger = logging.getLogger(__name__)
+
+#: How long the start waits for a directory that another container or a mount puts in place, and how often it looks.
+_LATE_S: Final = 10.0
+_LOOK_S: Final = 0.1
 
 
 class FirstLoad:
@@ -109,8 +117,10 @@ class FirstLoad:
             options.model_repositories,
             cache_root=options.model_cache_dir,
             cache_size=options.model_cache_size,
+            lone_name=options.model_name,
         )
         async with self.waiting.logged():
+            await self._wait_for_directories()
             self.repositories += await trio.to_thread.run_sync(open_them, abandon_on_cancel=True)
             return await look_first(
                 self.repositories,
@@ -122,6 +132,23 @@ class FirstLoad:
                 cpus=self._placement.anywhere,
             )
 
+    async def _wait_for_directories(self) -> None:
+        """Wait, for some seconds, until directories of models are there whose parents are.
+
+        Kubernetes mounts files by links that it makes, and a container beside this one may make the directory, or the
+        link to its own, when it starts. What is not there then, ``look_first`` deals with.
+        """
+        directories = [one for one in self._options.model_repositories if isinstance(one, Path)]
+        told = False
+        with trio.move_on_after(_LATE_S):
+            while late := await trio.to_thread.run_sync(_late, directories, abandon_on_cancel=True):
+                for path in () if told else late:
+                    logger.warning(
+                        "the model repository '%s' is not there yet: waiting for it, %.0f s at most", path, _LATE_S
+                    )
+                told = True
+                await trio.sleep(_LOOK_S)
+
     async def _warn_of_no_models(self, *, may_be_empty: bool) -> None:
         until = "" if may_be_empty else "; the server is not ready until it has one"
         for repository in self.repositories:
@@ -131,3 +158,12 @@ class FirstLoad:
                 advice = ""  # it was listed a moment ago, and what is wrong now is told elsewhere
             advice = f": {advice}" if advice else ""
             logger.warning("the model repository %s has no models%s%s", repository.name, until, advice)
+
+
+def _late(directories: Sequence[Path]) -> list[Path]:
+    """Those that are not there, or are links to nothing, where something may still put them."""
+    return [
+        path
+        for path in directories
+        if not os.path.exists(path) and (os.path.islink(path) or os.path.isdir(os.path.dirname(os.path.abspath(path))))
+    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from toutates.api.rest.handler import RestSettings
 from toutates.api.restrictions import RestrictedProtocol
@@ -13,6 +12,7 @@ from toutates.infer.tracing.configuration import TraceOptions
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.specification import Specification
 from toutates.system.address import Address
+from toutates.system.logs.rendering import LogFormat
 
 __all__ = [
     "DEFAULT_CACHE_SIZE",
@@ -50,6 +50,7 @@ class Options:
 
     Attributes:
         model_repositories: directories and S3 locations, see ``toutates.repositories.specification``.
+        model_name: of a model whose graph lies alone in a repository's directory; "" for the directory's name.
         model_cache_dir: for downloads from S3; None for the user's cache directory.
         model_cache_size: its largest size, bytes.
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
@@ -65,6 +66,7 @@ class Options:
         cpu_pinning: CPUs to pin threads to, ``()`` for all that the process may use; None for no pinning.
         max_buffered_bytes: of all connections together, for slow clients; None for half of the memory.
         restricted_protocols: groups of RPCs that only callers with a secret may use.
+        grpc_reflection: whether server reflection is offered.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None for plaintext.
@@ -75,11 +77,13 @@ class Options:
         debug_endpoints: whether /debug answers to other machines too.
         shutdown_grace_s: seconds that calls under way get after SIGTERM.
         log_level: levels of the log, see ``toutates.system.logs.levels``.
-        log_format: "text" or "json".
+        log_format: "text", "ISO8601" for text with times in UTC, or "json".
         access_log_rate: share of inference requests that get a line in the log, from 0 to 1.
+        warnings: sentences for the log about flags that have no effect.
     """
 
     model_repositories: tuple[Specification, ...]
+    model_name: str = ""
     model_cache_dir: Path | None = None
     model_cache_size: int = DEFAULT_CACHE_SIZE
     load_models: tuple[str, ...] | None = None
@@ -103,6 +107,7 @@ class Options:
     max_buffered_bytes: int | None = None
     limits: Limits = field(default_factory=Limits)
     restricted_protocols: tuple[RestrictedProtocol, ...] = ()
+    grpc_reflection: bool = True
     max_inflight_requests: int | None = None
     grpc_compression: str = ""
     tls: TlsFiles | None = None
@@ -114,8 +119,9 @@ class Options:
     server_id: str = "triton"
     shutdown_grace_s: float = 30.0
     log_level: str = "info"
-    log_format: Literal["text", "json"] = "text"
+    log_format: LogFormat = "text"
     access_log_rate: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     @property
     def tensorrt(self) -> dict[str, str]:

@@ -155,7 +155,7 @@ class Server:
             return await self._run(task_status)
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> int:
-        for warning in worker_warnings(self._placement, gil=gil_enabled()):
+        for warning in (*self._options.warnings, *worker_warnings(self._placement, gil=gil_enabled())):
             logger.warning("%s", warning)
         self._warn_of_gil()
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -104,7 +104,14 @@ class Services:
                 one.observer.sample(Sampling(sink), round(1 / options.access_log_rate))
         plane = DataPlane(self.identity, get_table, readiness, self.control, self.log_control, tracing.settings)
         infer_method = model_infer(infer, WorkerTraces(worker, infer.observer, tracing.settings, tracing.put))
-        methods = build_methods(worker, plane, self.queue, infer_method, options.restricted_protocols)
+        methods = build_methods(
+            worker,
+            plane,
+            self.queue,
+            infer_method,
+            options.restricted_protocols,
+            reflection=options.grpc_reflection,
+        )
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         rest_traces = WorkerTraces(worker, rest_infer.observer, tracing.settings, tracing.put)
         rest = RestHandler(

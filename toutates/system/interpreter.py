@@ -40,7 +40,9 @@ def describe_interpreter() -> str:
 
 
 def watch_gil() -> None:
-    """Note from now on which module switches the GIL on. Call it once, before anything large is imported.
+    """Note from now on which module switches the GIL on. Call it before anything large is imported.
+
+    It wraps ``warnings.showwarning``. Call it again when that has been replaced.
 
     CPython names the module only in a RuntimeWarning. That warning is always shown, also where warnings are off or are
     errors, because it is about the process and not about code. Other warnings are left as they are.

@@ -17,7 +17,7 @@ from toutates.api.dataplane.readiness import Readiness
 from toutates.api.rest.answers import STATUSES, Answer, refusal
 from toutates.api.rest.endpoints import Endpoint, Route, find_route, restriction_answer
 from toutates.api.rest.messages import as_document
-from toutates.api.restrictions import PROTOCOLS
+from toutates.api.restrictions import REST_GROUPS
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.repositories.control.modes import ControlMode
@@ -126,7 +126,7 @@ def test_every_endpoint_is_of_a_category_that_can_be_restricted() -> None:
     others = [f"/v2/{name}" for name in ("logging", "trace/setting", "repository/index", "cudasharedmemory/status")]
     paths = ["/v2", "/v2/health/live", *models, *others]
     routes = [find_route(path) for path in paths]
-    assert {route.endpoint.category for route in routes if route is not None} == set(PROTOCOLS)
+    assert {route.endpoint.category for route in routes if route is not None} == set(REST_GROUPS)
 
 
 def test_a_restriction_lets_those_pass_who_know_the_secret() -> None:

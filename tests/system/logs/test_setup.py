@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import warnings
@@ -51,6 +52,13 @@ def test_what_was_said_is_in_the_log_once_the_block_ends(tmp_path: Path) -> None
     assert lines_of(tmp_path / "log")[1]["port"] == 8001
     assert logs.lost == 0
     assert not any(type(handler).__module__.startswith("toutates") for handler in logging.getLogger().handlers)
+
+
+def test_text_may_have_times_in_utc_until_a_request_changes_them(tmp_path: Path) -> None:
+    with logging_to(tmp_path / "log", log_format="ISO8601") as logs:
+        logger.info("one")
+        assert logs.control.levels.iso8601
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z INFO +models: one$", (tmp_path / "log").read_text())
 
 
 def test_it_is_written_when_the_block_fails_too(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ class Readiness:
     Attributes:
         serving: whether the server is ready.
         exiting: whether the server is shutting down.
-        on_change: called when one of them has changed; None for nobody to call.
+        on_change: functions to call when one of them has changed.
     """
 
     def __init__(self, *, serving: bool) -> None:
         self.serving = serving
         self.exiting = False
-        self.on_change: Callable[[], None] | None = None
+        self.on_change: list[Callable[[], None]] = []
 
     def update(self, *, serving: bool) -> None:
         """Set whether the server is ready. It has no effect while the server is shutting down."""
@@ -35,5 +35,5 @@ class Readiness:
             self._changed()
 
     def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+        for tell in self.on_change:
+            tell()

@@ -59,7 +59,7 @@ class _Watchers:
         self._messages = {serving: health_response(serving=serving).SerializeToString() for serving in (False, True)}
         #: made once, because each of many thousand calls refers to it
         self._forget: Callable[[Call], None] = self._drop
-        readiness.on_change = self._tell_all
+        readiness.on_change.append(self._tell_all)
 
     def add(self, call: Call) -> None:
         """Answer a Watch call with the present state, and with its changes later."""

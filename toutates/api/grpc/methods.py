@@ -11,6 +11,7 @@ from toutates.api.dataplane.plane import DataPlane
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.main_thread import on_main_thread
+from toutates.api.grpc.reflection import reflection_methods
 from toutates.api.grpc.shared_answers import shared_answers
 from toutates.api.grpc.unary import unary, unread
 from toutates.api.restrictions import RestrictedProtocol
@@ -29,6 +30,8 @@ def build_methods(
     queue: ControlQueue,
     model_infer: Method,
     restrictions: Sequence[RestrictedProtocol] = (),
+    *,
+    reflection: bool = True,
 ) -> Mapping[bytes, Method]:
     """All methods as one worker serves them, by path.
 
@@ -38,6 +41,7 @@ def build_methods(
         queue: brings calls to the main thread.
         model_infer: the method of ModelInfer.
         restrictions: RPCs that only callers with a secret may use.
+        reflection: whether server reflection is offered.
     """
     kept = partial(shared_answers, worker=worker, get_table=plane.get_table)
     awaited = partial(on_main_thread, queue, worker)
@@ -72,6 +76,7 @@ def build_methods(
         *(Method(SERVICE + name, unary=handler) for name, handler in handlers.items()),
         _stream_not_offered("ModelStreamInfer", "streaming inference is not offered yet; use ModelInfer"),
         *health_methods(plane, worker.call_soon),
+        *(reflection_methods(plane.readiness, worker.call_soon) if reflection else ()),
     ]
     return method_table(restricted(methods, restrictions))
 

@@ -77,8 +77,8 @@ class OnnxKind:
         ]
         with explained(version.path):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
-        signature = check_graph(first, prepared, first.get_providers(), version.path.parent)
-        labels = read_labels(settings, signature, version.path.parent, configuration.source)
+        signature = check_graph(first, prepared, first.get_providers(), version.model_dir)
+        labels = read_labels(settings, signature, version.model_dir, configuration.source)
         for notice in shortfalls(labels, signature, settings, configuration.source):
             logger.warning("model '%s' version %d: %s", model, version.number, notice)
         others = [
@@ -93,7 +93,7 @@ class OnnxKind:
         ]
         served = self._describe(model, version.number, configuration, signature, sessions, first.get_providers())
         served = replace(served, labels=labels)
-        run_ns = warm_up(sessions, settings, signature, model, version.path.parent)
+        run_ns = warm_up(sessions, settings, signature, model, version.model_dir)
         if all(session.on_cpu for session in sessions):
             cores = usable_cores(self._placement)
             advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)

@@ -71,7 +71,9 @@ def load_configuration(
             notice = (
                 f"'{source}' holds, and not '{triton.source}' beside its directory, which only chooses the versions"
             )
-        return VersionConfiguration(version_folder(folder.path, own.model_filename, triton), own, source, notice=notice)
+        return VersionConfiguration(
+            version_folder(folder.path, own.model_filename, triton, is_lone=folder.is_lone), own, source, notice=notice
+        )
     if triton is not None:
         return _from_triton(folder, triton, backends)
     return VersionConfiguration(folder, ModelSettings(), source)
@@ -80,7 +82,7 @@ def load_configuration(
 def _from_triton(folder: VersionFolder, triton: TritonConfiguration, backends: Sequence[str]) -> VersionConfiguration:
     """The configuration that a config.pbtxt, or a message in its place, gives a version."""
     refuse_unknown_backend(triton.given, backends, triton.source)
-    located = version_folder(folder.path, triton.settings.model_filename, triton)
+    located = version_folder(folder.path, triton.settings.model_filename, triton, is_lone=folder.is_lone)
     return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-__all__ = ["loose_graphs", "near_directory", "near_name", "right_path_for_file", "wrong_root"]
+__all__ = ["graphs", "loose_graphs", "near_directory", "near_name", "right_path_for_file", "wrong_root"]
 
 _GRAPH_SUFFIX: Final = ".onnx"
 #: Directories that are looked into for a repository within.
@@ -28,9 +28,9 @@ def wrong_root(root: Path) -> str:
     directories = list(_directories(root))
     if any(_versions(root / name) for name in directories):
         return ""
-    if _is_number(here.name) and _graphs(root) and len(here.parents) > 1:
+    if _is_number(here.name) and graphs(root) and len(here.parents) > 1:
         return f"is the directory of version {here.name} of the model '{here.parent.name}'; name '{here.parent.parent}'"
-    own = [name for name in directories if _is_number(name) and _graphs(root / name)]
+    own = [name for name in directories if _is_number(name) and graphs(root / name)]
     if own:
         return (
             f"is the directory of one model, whose version {own[0]} lies in it, and not of a model repository; "
@@ -47,7 +47,7 @@ def loose_graphs(root: Path) -> list[str]:
     """What is wrong with graphs that lie in the repository's own directory, a sentence with a remedy for each."""
     here = Path(os.path.abspath(root))
     found = []
-    for graph in _graphs(root):
+    for graph in graphs(root):
         stem = graph.removesuffix(_GRAPH_SUFFIX)
         model = stem if stem not in ("model", "") else "NAME"
         found.append(
@@ -101,7 +101,7 @@ def _versions(model: Path) -> bool:
     return any(map(_is_number, _directories(model)))
 
 
-def _graphs(path: Path) -> list[str]:
+def graphs(path: Path) -> list[str]:
     """Names of the ONNX files in a directory, whether they can be read or not."""
     try:
         return sorted(name for name in os.listdir(path) if name.endswith(_GRAPH_SUFFIX) and not name.startswith("."))

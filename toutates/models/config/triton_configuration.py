@@ -90,15 +90,19 @@ class TritonConfiguration:
         return sorted(numbers)[-policy.latest.num_versions :], []
 
 
-def read_triton_configuration(model_dir: Path) -> TritonConfiguration | None:
+def read_triton_configuration(model_dir: Path, name: str = "") -> TritonConfiguration | None:
     """Read the config.pbtxt of a model's directory; None where there is none.
+
+    Args:
+        model_dir: the directory.
+        name: of the model; "" for the directory's.
 
     Raises:
         ConfigurationError: it cannot be read, or the model cannot be served so; with a line for each problem.
     """
     source = model_dir / PBTXT_NAME
     config = read_pbtxt(source)
-    return None if config is None else triton_configuration(config, model_dir.name, source)
+    return None if config is None else triton_configuration(config, name or model_dir.name, source)
 
 
 def triton_configuration(config: ModelConfig, model: str, source: Path) -> TritonConfiguration:

@@ -1,4 +1,4 @@
-"""gRPC as a worker serves it: unary handlers are called, those of streams get tasks."""
+"""gRPC as a worker serves it: handlers of calls and of single messages are called, those of streams get tasks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
-from toutates.h2grpc.method import Method
+from toutates.h2grpc.method import MessageHandler, Method
 from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.status import GrpcError, Status
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 from toutates.net.grpc.inflation import Inflation
 from toutates.net.grpc.streaming import ServerStream
 from toutates.net.worker import Worker
@@ -33,6 +33,9 @@ __all__ = ["GrpcService"]
 
 #: Streaming calls that get a task before Trio has its turn, in which a task takes 0.1 ms to begin.
 STREAMS_PER_TURN: Final = 16
+#: Answers of a call whose messages are handled one by one that may wait for its window, bytes. As much as one call may
+#: upload before it waits: clients that send some messages before they read the answers are within it.
+MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
 
 
 class GrpcService:
@@ -42,7 +45,7 @@ class GrpcService:
         worker: whose connections these are.
         methods: by ``:path`` (``h2grpc.method_table``); their handlers usually know the worker.
         response_encoding: compression of compressible methods' responses, or "".
-        statuses: the status of each kind of RequestError that handlers of unary calls raise.
+        statuses: the status of each kind of RequestError that handlers raise, except those of streams.
 
     Attributes:
         methods: the table, as given.
@@ -100,17 +103,9 @@ class GrpcService:
             return
         call: Any = event
         try:
-            try:
-                call.head.method.unary(call)
-            except GrpcError as error:
-                call.fail(error.status, error.text, error.metadata)
-            except RequestError as error:
-                call.fail(self._statuses[type(error)], str(error))
-            except MemoryError:  # which comes with every request then: no traceback for each
-                call.fail(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
+            call.head.method.unary(call)
         except Exception as error:
-            self._log_failure(call, error)
-            call.fail(Status.INTERNAL, "internal error")
+            self._fail(call, error)
         call.buffer = b""  # a call that waits, for its batch or its peer, must not keep all that was read with it
 
     def is_wanted(self, event: Event) -> bool:
@@ -127,6 +122,10 @@ class GrpcService:
         elif isinstance(event, StreamOpened):
             self._start_stream(event.call)
         elif isinstance(event, MessageReceived | RequestEnded | CallCancelled):
+            method = event.call.head.method
+            if method is not None and method.message is not None:
+                self._handle_message(event, method.message)
+                return
             stream = self.streams.get(event.call)
             if stream is None:
                 return  # its handler ended while this waited for the connection's turn
@@ -137,6 +136,53 @@ class GrpcService:
                 stream.end_request()
             else:
                 stream.cancel()
+
+    def _handle_message(self, event: MessageReceived | RequestEnded | CallCancelled, handle: MessageHandler) -> None:
+        """Deal with an event of a streaming call whose messages are handled one by one."""
+        call = event.call
+        if not call.open or call.link is None:
+            return
+        if isinstance(event, RequestEnded):
+            call.responder.send_headers(call)
+            call.responder.finish(call)
+        elif isinstance(event, MessageReceived):
+            link = call.link
+            link.connection.message_read(call, len(event.message))
+            try:
+                self._refuse_if_unread(call)
+                handle(call, event.message)
+            except Exception as error:
+                self._fail(call, error)
+
+    def _refuse_if_unread(self, call: Call) -> None:
+        """Refuse a further message of a caller who does not read the answers to those before.
+
+        Nothing else holds it up: messages are handled as they come, and an answer may be many times as long as they.
+
+        Raises:
+            LimitExceeded: too much waits for the call's window, for those of its connection, or for its socket.
+        """
+        limits, link = self._worker.limits, call.link
+        waiting = link.connection.awaits_window
+        if call.outbox_bytes > MAX_UNREAD_BYTES or waiting > limits.max_queued_bytes or link.congested:
+            self._worker.limit_hits["unread_responses"] += 1
+            raise LimitExceeded("unread_responses", "the caller leaves too many answers of this call unread")
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        """End a call with the status of what its handler raised."""
+        try:
+            if isinstance(error, GrpcError):
+                call.fail(error.status, error.text, error.metadata)
+            elif isinstance(error, RequestError):
+                call.fail(self._statuses[type(error)], str(error))
+            elif isinstance(error, MemoryError):  # which comes with every request then: no traceback for each
+                call.fail(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
+            else:
+                self._log_failure(call, error)
+                call.fail(Status.INTERNAL, "internal error")
+        except Exception as mistake:  # an error without a status, or metadata that no header field may have
+            self._log_failure(call, mistake)
+            call.fail(Status.INTERNAL, "internal error")
 
     def _log_failure(self, call: Call, error: Exception) -> None:
         path = call.head.method.path if call.head.method is not None else "?"

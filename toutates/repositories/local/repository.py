@@ -33,28 +33,33 @@ class LocalRepository:
         root: the directory.
         asked_by: the flag or argument that names it, for errors.
         tells_log: whether the log is told of graphs that lie in no model's directory.
+        lone_name: of the model whose graph lies alone in the directory; "" for the directory's own name.
     """
 
-    def __init__(self, root: Path, asked_by: str = "--model-repository", *, tells_log: bool = True) -> None:
+    def __init__(
+        self, root: Path, asked_by: str = "--model-repository", *, tells_log: bool = True, lone_name: str = ""
+    ) -> None:
         self.name = str(root)
         self._root = root
         self._asked_by = asked_by
         self._tells_log = tells_log
+        self._lone_name = lone_name
         #: graphs outside of models that the log has named, so that it is told once
         self._told = Told()
         self._statistics = RepositoryStatistics()
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``. Graphs that lie in no model's directory are said in the log, once."""
-        if only is None and self._tells_log:
-            for problem in self._told.news("loose graphs", loose_graphs(self._root)):
-                logger.warning("%s", problem)
         try:
-            found = [_with_fingerprints(folder) for folder in scan(self._root, only, asked_by=self._asked_by)]
+            folders = scan(self._root, only, asked_by=self._asked_by, lone_name=self._lone_name)
+            found = [_with_fingerprints(folder) for folder in folders]
         except ToutatesError:
             self._statistics = replace(self._statistics, answers=False)
             raise
         self._statistics = RepositoryStatistics(answers=True, listed_s=time.time())
+        if only is None and self._tells_log and not any(folder.is_lone for folder in found):
+            for problem in self._told.news("loose graphs", loose_graphs(self._root)):
+                logger.warning("%s", problem)
         return found
 
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:

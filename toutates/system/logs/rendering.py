@@ -22,7 +22,8 @@ from toutates.system.text import printable
 
 __all__ = ["LogFormat", "LogFormatter", "LogLine"]
 
-LogFormat = Literal["text", "json"]
+#: Forms of the log; ISO8601 is text that begins with times in ISO 8601 and UTC.
+LogFormat = Literal["text", "ISO8601", "json"]
 #: One line before it is rendered. Keys that are always there: time_s, level, area, event; then its fields, and the
 #: traceback under ``exception``.
 LogLine = Mapping[str, Any]
@@ -50,7 +51,7 @@ class LogFormatter:
     """Makes lines out of records of ``logging``, and out of fields.
 
     Args:
-        log_format: text or json.
+        log_format: the form of the lines. Whether text has times in ISO 8601, the levels say.
         levels: returns the levels in force, which set the form of the time in text.
         colours: whether levels and areas are coloured. Text only.
     """

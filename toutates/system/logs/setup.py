@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from toutates.system.interpreter import watch_gil
 from toutates.system.logs.captured import CapturedStream
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.handler import LogHandler
@@ -95,13 +96,13 @@ def start_logs(levels: str, log_format: LogFormat = "text", *, fd: int = STANDAR
 
     Args:
         levels: in the form of ``--log-level``.
-        log_format: text or json.
+        log_format: the form of the lines; LogSettings may change that of the times in text.
         fd: where the log goes.
 
     Raises:
         ValueError: the levels are not of that form.
     """
-    control = LogControl(parse_levels(levels))
+    control = LogControl(replace(parse_levels(levels), iso8601=log_format == "ISO8601"))
     captured = CapturedStream(fd) if log_format == "json" else None
     if captured is not None:
         fd = captured.real
@@ -148,6 +149,7 @@ def _what_python_says() -> Iterator[None]:
     hooks = threading.excepthook, sys.unraisablehook
     threading.excepthook, sys.unraisablehook = of_thread, unraisable
     logging.captureWarnings(True)
+    watch_gil()  # again: what noted the module before has just been replaced
     try:
         yield
     finally:
