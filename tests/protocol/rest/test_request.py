@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.protocol.rest.support import LIMIT, by_form, compact, read, read_cut, refusal, tensor
+from tests.protocol.rest.support import LIMIT, TARGET, by_form, compact, read, read_cut, refusal, tensor
 from toutates.protocol.rest.cutting import cut
 from toutates.protocol.rest.parameters import matching_fields
-from toutates.protocol.rest.request import Target
+from toutates.protocol.rest.request import Target, read_request
 from toutates.system.errors import RequestError
 
 NUMBERS = list(range(1, 17))
@@ -572,3 +573,16 @@ def test_strings_count_against_the_limit() -> None:
 def test_the_message_has_the_model_and_the_version() -> None:
     message = read(simple(), target=Target("m", "3", LIMIT)).message
     assert (message.model_name, message.model_version) == ("m", "3")
+
+
+def test_the_time_of_many_inputs_grows_with_their_number_alone() -> None:
+    def seconds(inputs: int) -> float:
+        body = compact({"inputs": [tensor(f"i{number}", "INT32", [1], [1]) for number in range(inputs)]})
+        times = []
+        for _ in range(3):
+            began = time.thread_time()
+            read_request(body, 0, len(body), len(body), TARGET)
+            times.append(time.thread_time() - began)
+        return min(times)
+
+    assert seconds(1_000) < 30 * seconds(100)

@@ -335,7 +335,7 @@ class _Reading:
                 f"invalid shape for input '{name}': shape {text} contains one or more invalid dimensions"
             )
         message = self._message
-        if any(other.name == name for other in message.inputs):
+        if name in self._names:
             raise InvalidRequest(f"{request_prefix(message.id)}input '{name}' already exists in request")
         self._names.add(name)
         added = message.inputs.add(name=name, datatype=datatype, shape=shape)
