@@ -123,6 +123,7 @@ class Services:
             options.rest,
             options.restricted_protocols,
             self.pages.of(worker),
+            side,
         )
         http = HttpService(worker, rest, side)
         worker.service = ByFirstBytes(grpc, http)

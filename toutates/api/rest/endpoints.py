@@ -49,6 +49,8 @@ class Endpoint:
         function: of the data plane, called on the worker's thread.
         awaited: of the data plane, called on the main thread in place of ``function`` where models are loaded by
             request (``DataPlane.loads_on_request``).
+        grows: whether the answer grows with the number of models. It is then made beside the worker's thread, where
+            models are not named one by one.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Endpoint:
     write: Callable[[Any], Answer] = json_answer
     function: Callable[[DataPlane, Any], Any] | None = None
     awaited: Callable[[DataPlane, Any], Awaitable[Any]] | None = None
+    grows: bool = False
 
 
 _GET: Final = frozenset(("GET",))
@@ -141,6 +144,7 @@ _STATISTICS: Final = Endpoint(
     _named(pb.ModelStatisticsRequest),
     lambda response: json_answer(messages.as_document(response, whole=True)),
     DataPlane.model_statistics,
+    grows=True,
 )
 
 #: In order: the first pattern that fits counts.
@@ -207,6 +211,7 @@ _ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda response: json_answer(messages.model_index(response)),
             DataPlane.repository_index,
             DataPlane.repository_index_on_request,
+            grows=True,
         ),
     ),
     (

@@ -16,6 +16,7 @@ from toutates.api.dataplane.plane import DataPlane
 from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, error_answer, refusal
 from toutates.api.rest.calls import Purpose, RestHttpCall
 from toutates.api.rest.endpoints import Route, find_route, restriction_answer
+from toutates.api.rest.slow_answers import SlowAnswers
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.http1 import Head, Refused
 from toutates.infer.rest.call import Asked, Asks
@@ -24,6 +25,7 @@ from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.net import Worker
 from toutates.net.http1.connection import HttpCall
+from toutates.net.side_thread import SideThread
 from toutates.protocol.rest.lengths import HEADER_LENGTH, check_json_size
 from toutates.protocol.rest.parameters import matching_fields
 from toutates.protocol.rest.request import Target
@@ -67,6 +69,7 @@ class RestHandler:
         settings: of REST.
         restrictions: of gRPC, which hold where REST has none of its own: both are spoken on one port.
         pages: what else is served, by path, for GET.
+        side: the worker's thread for what takes long.
     """
 
     call_class: type[HttpCall] = RestHttpCall
@@ -81,6 +84,7 @@ class RestHandler:
         settings: RestSettings,
         restrictions: Sequence[RestrictedProtocol],
         pages: Mapping[str, Callable[[RestHttpCall], None]],
+        side: SideThread,
     ) -> None:
         self._worker = worker
         self._plane = plane
@@ -90,6 +94,7 @@ class RestHandler:
         self._infer_observed = infer.observing_handler(traces.sampling)
         self._settings = settings
         self._pages = pages
+        self._slow = SlowAnswers(worker, side, plane.get_table)
         self._secrets = {group: one for one in (*restrictions, *settings.restrictions) for group in one.protocols}
 
     # --- for the service ---------------------------------------------------------------------------------------------
@@ -194,7 +199,13 @@ class RestHandler:
             self._queue.put(self._worker, body or b"", partial(self._await, route, call), partial(self.fail, call))
             return
         assert endpoint.function is not None
-        call.reply(*endpoint.write(endpoint.function(self._plane, endpoint.read(route, body))))
+        request = endpoint.read(route, body)
+        answer = partial(endpoint.function, self._plane, request)
+        if endpoint.grows and not route.model:
+            key = endpoint.name, request.SerializeToString()
+            self._slow.answer(call, key, lambda: endpoint.write(answer()))
+        else:
+            call.reply(*endpoint.write(answer()))
 
     async def _await(self, route: Route, call: RestHttpCall, body: bytes) -> Callable[[], None]:
         """On the main thread: read a request, which may hold a whole model, and have it answered."""

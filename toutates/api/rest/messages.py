@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from toutates.protocol import grpc_service_pb2 as pb
@@ -55,26 +57,44 @@ def as_document(message: Message, *, whole: bool = False) -> Document:
             oneofs that are not chosen.
     """
     document: Document = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.is_repeated:
-            if field.message_type is not None and field.message_type.GetOptions().map_entry:
-                inner = field.message_type.fields_by_name["value"]
-                document[field.name] = {str(key): _value(value[key], inner, whole) for key in sorted(value)}
-            else:
-                document[field.name] = [_value(item, field, whole) for item in value]
-        elif not field.has_presence or message.HasField(field.name) or (whole and field.containing_oneof is None):
-            document[field.name] = _value(value, field, whole)
+    for name, optional, read in _fields(message.DESCRIPTOR, whole):
+        if not optional or message.HasField(name):
+            document[name] = read(getattr(message, name))
     return document
 
 
-def _value(value: Any, field: Any, whole: bool) -> Any:
+#: A field of a message: its name; whether it may be left out; and what makes JSON of its value.
+_Field = tuple[str, bool, Callable[[Any], Any]]
+
+
+@cache
+def _fields(descriptor: Descriptor, whole: bool) -> tuple[_Field, ...]:
+    fields: list[_Field] = []
+    for field in descriptor.fields:
+        read = _reader(field, whole)
+        optional = not field.is_repeated and field.has_presence and not (whole and field.containing_oneof is None)
+        fields.append((field.name, optional, read))
+    return tuple(fields)
+
+
+def _reader(field: FieldDescriptor, whole: bool) -> Callable[[Any], Any]:
+    """What makes JSON of the value of a field."""
+    if not field.is_repeated:
+        return _value_reader(field, whole)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        read = _value_reader(field.message_type.fields_by_name["value"], whole)
+        return lambda value: {str(key): read(value[key]) for key in sorted(value)}
+    read = _value_reader(field, whole)
+    return lambda value: [read(item) for item in value]
+
+
+def _value_reader(field: FieldDescriptor, whole: bool) -> Callable[[Any], Any]:
     if field.message_type is not None:
-        return as_document(value, whole=whole)
+        return lambda value: as_document(value, whole=whole)
     if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return value if known is None else known.name
-    return value
+        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        return lambda value: names.get(value, value)
+    return lambda value: value
 
 
 # --- the repository --------------------------------------------------------------------------------------------------
