@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import json
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,36 +21,18 @@ from bench.errors import NoFigure
 from bench.h2load import check_report
 from fuzz.attacks.honest import HonestError, RawClient
 from fuzz.attacks.wire import INFER, framed, infer_message
+from fuzz.soak import rest_clients
 from fuzz.soak.account import Entry
-from fuzz.soak.questions import Question, Questions
+from fuzz.soak.questions import Question
+from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
+from tests.e2e.http import peer_of, post
 
-__all__ = ["Round", "clients"]
+__all__ = ["clients"]
 
-_PATIENCE_S: Final = 30.0
 _OPTIONS: Final = [("grpc.use_local_subchannel_pool", 1)]
 #: Calls under way at once on the connection of the asyncio client.
 _TASKS: Final = 6
 _H2LOAD_REQUESTS: Final = 2_000
-
-
-class Round:
-    """What clients need to know of the round they are in.
-
-    Args:
-        port: of the server.
-        until: when it is over, ``time.monotonic``.
-        rng: of this client alone.
-    """
-
-    def __init__(self, port: int, questions: Questions, until: float, rng: random.Random) -> None:
-        self.port = port
-        self.questions = questions
-        self.until = until
-        self.rng = rng
-
-    def is_over(self) -> bool:
-        """Whether it is."""
-        return time.monotonic() >= self.until
 
 
 def _tensors(question: Question) -> list[Any]:
@@ -63,18 +43,8 @@ def _tensors(question: Question) -> list[Any]:
     return tensors
 
 
-def _judge(entry: Entry, question: Question, answer: Any, error: Any, may_also: str = "") -> None:
-    if error is None:
-        if difference := question.difference(answer):
-            entry.faults.append(difference)
-        else:
-            entry.right += 1
-        return
-    status = str(error.status()).removeprefix("StatusCode.")
-    if status in question.statuses or status == may_also:
-        entry.refused[status] += 1
-    else:
-        entry.faults.append(f"{question.model}: {error}")
+def _status(error: Any) -> str:
+    return "" if error is None else str(error.status()).removeprefix("StatusCode.")
 
 
 def run_sync(around: Round) -> Entry:
@@ -87,7 +57,7 @@ def run_sync(around: Round) -> Entry:
                     break
                 question = around.questions.choose(around.rng)
                 hurried = around.rng.random() < 0.1
-                timeout_s = around.rng.expovariate(1 / 0.003) if hurried else _PATIENCE_S
+                timeout_s = around.rng.expovariate(1 / 0.003) if hurried else PATIENCE_S
                 entry.sent += 1
                 answer: Any = None
                 error: Any = None
@@ -97,15 +67,14 @@ def run_sync(around: Round) -> Entry:
                     )
                 except InferenceServerException as raised:
                     error = raised
-                _judge(entry, question, answer, error, "DEADLINE_EXCEEDED" if hurried else "")
+                judge(entry, question, answer, error, _status(error), "DEADLINE_EXCEEDED" if hurried else "")
                 time.sleep(around.rng.uniform(0, 0.004))
     return entry
 
 
 def run_aio(around: Round) -> Entry:
     """tritonclient with asyncio, in a process of its own: grpcio closes its sockets late, once their loop is gone."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(run_aio_here, around).result()
+    return in_a_process(run_aio_here, around)
 
 
 def run_aio_here(around: Round) -> Entry:
@@ -115,7 +84,7 @@ def run_aio_here(around: Round) -> Entry:
     async def ask(client: Any) -> None:
         question = around.questions.choose(around.rng)
         fate = around.rng.random()
-        timeout_s = around.rng.expovariate(1 / 0.003) if fate < 0.1 else _PATIENCE_S
+        timeout_s = around.rng.expovariate(1 / 0.003) if fate < 0.1 else PATIENCE_S
         entry.sent += 1
         call = asyncio.ensure_future(
             client.infer(question.model, _tensors(question), question.version, client_timeout=timeout_s)
@@ -124,11 +93,11 @@ def run_aio_here(around: Round) -> Entry:
             await asyncio.sleep(around.rng.expovariate(1 / 0.002))
             call.cancel()
         try:
-            _judge(entry, question, await call, None)
+            judge(entry, question, await call, None)
         except asyncio.CancelledError:
             entry.given_up += 1
         except InferenceServerException as error:
-            _judge(entry, question, None, error, "DEADLINE_EXCEEDED" if fate < 0.1 else "")
+            judge(entry, question, None, error, _status(error), "DEADLINE_EXCEEDED" if fate < 0.1 else "")
 
     async def ask_again_and_again(client: Any, calls: int) -> None:
         for number in range(calls):
@@ -169,21 +138,42 @@ def run_raw(around: Round) -> Entry:
 
 def run_h2load(around: Round) -> Entry:
     """h2load on the model "versions": it counts answers and their bytes, which are the right ones together."""
+    client = RawRequest(around.port)
+    fields = ("content-type: application/grpc", "te: trailers")
+    return _load(around, client.body, ["-c", "2", "-m", "8"], fields, INFER, client.answer_bytes)
+
+
+def run_h2load_http1(around: Round) -> Entry:
+    """The same over HTTP/1.1, in JSON."""
+    path = "/v2/models/versions/infer"
+    body = rest_clients.versions_request([[1, 2, 3, 4]])
+    with peer_of(around.port) as peer:
+        answer = peer.ask(post(path, body))
+    expected = [number + rest_clients.VERSIONS_ADDS for number in (1, 2, 3, 4)]
+    if answer.status != 200 or json.loads(answer.body)["outputs"][0]["data"] != expected:
+        raise HonestError(f"versions: expected {expected}, got {answer}")
+    return _load(around, body, ["--h1", "-c", "8"], (), path, len(answer.body))
+
+
+def _load(
+    around: Round, body: bytes, flags: Sequence[str], fields: Sequence[str], path: str, answer_bytes: int
+) -> Entry:
+    """Run h2load again and again; each answer has so many bytes."""
     entry = Entry()
     program = shutil.which("h2load")
     assert program is not None, "h2load is not installed"
-    client = RawRequest(around.port)
     with tempfile.TemporaryDirectory() as scratch:
-        body = Path(scratch) / "body"
-        body.write_bytes(client.body)
-        command = [program, "-n", str(_H2LOAD_REQUESTS), "-c", "2", "-m", "8", "-d", str(body)]
-        command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-        command += [f"http://127.0.0.1:{around.port}{INFER}"]
+        file = Path(scratch) / "body"
+        file.write_bytes(body)
+        command = [program, "-n", str(_H2LOAD_REQUESTS), *flags, "-d", str(file)]
+        for field in fields:
+            command += ["-H", field]
+        command.append(f"http://127.0.0.1:{around.port}{path}")
         while not around.is_over():
             entry.sent += _H2LOAD_REQUESTS
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * _PATIENCE_S, check=False)
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
             try:
-                check_report(ran.stdout, _H2LOAD_REQUESTS, client.answer_bytes)
+                check_report(ran.stdout, _H2LOAD_REQUESTS, answer_bytes)
             except NoFigure as error:
                 # It does not say which of them.
                 entry.faults += [f"h2load: {error}"] * _H2LOAD_REQUESTS
@@ -213,5 +203,9 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "tritonclient, one call at a time": run_sync,
         "tritonclient, asyncio": run_aio,
         "raw HTTP/2": run_raw,
+        "REST: tritonclient.http, JSON, binary, compressed": rest_clients.run_tritonclient,
+        "REST: pipelined bytes": rest_clients.run_pipelined,
+        "REST: clients that leave in the middle of a request": rest_clients.run_rude,
+        "REST: readers of event streams, some of which stop": rest_clients.run_streams,
     }
-    return {**sorts, "h2load": run_h2load} if shutil.which("h2load") else sorts
+    return {**sorts, "h2load": run_h2load, "REST: h2load": run_h2load_http1} if shutil.which("h2load") else sorts

@@ -45,6 +45,8 @@ class Question:
             return f"{self.model}: answered, though it is to be refused"
         for name, expected in self.outputs.items():
             found = answer.as_numpy(name)
+            if found is not None:
+                found = _as_bytes(found)
             if found is None or found.shape != expected.shape or not np.array_equal(found, expected):
                 return f"{self.model} version {self.version!r}, {name}: expected {expected}, got {found}"
         return ""
@@ -149,7 +151,8 @@ def _as_text(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """BYTES as tritonclient gives them."""
+    """BYTES as bytes, where ONNX Runtime and JSON have text."""
     if array.dtype != object:
         return array
-    return np.array([text.encode() for text in array.flat], object).reshape(array.shape)
+    texts = [text.encode() if isinstance(text, str) else text for text in array.flat]
+    return np.array(texts, object).reshape(array.shape)

@@ -17,8 +17,9 @@ from fuzz.attacks.experiment import AttackProcess
 from fuzz.attacks.models import build_repository
 from fuzz.attacks.registry import ATTACKS
 from fuzz.soak.account import Account, Entry, take_sample
-from fuzz.soak.clients import Round, clients
+from fuzz.soak.clients import clients
 from fuzz.soak.questions import MODELS, Questions
+from fuzz.soak.round import Round
 from tests.e2e import stress
 from tests.e2e.process import FRESH, ServerProcess, command, environment, running
 
@@ -42,6 +43,8 @@ _LEFT_OUT: Final = {"shape-pollution", "deaf-reader", "vanished-peer"}
 _ATTACKS: Final = tuple(name for name in ATTACKS if name not in _LEFT_OUT and not ATTACKS[name].on_http)
 #: Between two connections of an attacker, so that honest clients are what the soak is about.
 _ATTACK_PAUSE_S: Final = 0.3
+#: Of each worker, started by the first message that they are for: what decompresses gRPC's, and what is beside REST.
+_LATE_THREADS: Final = 2
 #: How long threads and files of the server may take to be as few as at the start.
 _SETTLE_S: Final = 15.0
 
@@ -146,7 +149,7 @@ class _Soak:
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline and self.server.process.poll() is None:
             now = take_sample(self.server.process.pid, 0.0)
-            if now.files <= before.files and now.threads <= before.threads:
+            if now.files <= before.files and now.threads <= before.threads + self.account.late_threads:
                 return
             time.sleep(0.1)
 
@@ -166,8 +169,9 @@ def soak(plan: Plan, folder: Path) -> Account:
     with running(models, folder, flags, FRESH) as server:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)
         running_soak = _Soak(plan, server, Questions(models, plan.seed), storm, _server_reloads())
-        running_soak.run()
         account = running_soak.account
+        account.late_threads = _LATE_THREADS * plan.workers
+        running_soak.run()
         account.add("tritonclient with callbacks, and clients that drop their connection", _entry_of(storm))
         if server.process.poll() is None and (code := server.stop()):
             account.problems.append(f"the server ended with {code}")
