@@ -25,6 +25,7 @@ from tests.h2grpc.support import (
 )
 from tests.net.running import WIDE, RawClient, running
 from toutates.h2grpc import Call, Limits, Method
+from toutates.net import turns
 
 SLOW = "/test.Echo/Slow"
 SLOW_BLOCK = block(request(SLOW))
@@ -117,6 +118,20 @@ def test_calls_left_over_from_a_turn_that_expire_are_not_begun() -> None:
         expired = [one for one in frames(client, HEADERS, 400) if b"grpc-message" in one.payload]
         assert len(expired) > 300
         assert len(gate.served) < 100
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_the_events_of_large_reads_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toutates.net.turns.CLOSELY_TIMED_BYTES", 0)
+    gate = Gate()
+    with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
+        client.send(slow_calls(turns.EVENTS_AT_ONCE, ("grpc-timeout", "10M")))
+        assert gate.entered.wait(20)
+        server.expire()
+        gate.opened.set()
+        expired = [one for one in frames(client, HEADERS, 12) if b"grpc-message" in one.payload]
+        assert len(expired) > 8
+        assert len(gate.served) < 4
 
 
 @pytest.mark.usefixtures("short_turns")

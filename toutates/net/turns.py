@@ -16,9 +16,10 @@ from toutates.net.transports import Transports
 __all__ = ["Turns"]
 
 #: How long a connection's turn may take; what is left goes on in the next round. The clock is read once per
-#: EVENTS_AT_ONCE events.
+#: EVENTS_AT_ONCE events, and after each where reads are large, and so may be the events.
 TURN_NS: Final = 4_000_000
 EVENTS_AT_ONCE: Final = 16
+CLOSELY_TIMED_BYTES: Final = 65_536
 #: In a round that takes longer than this, reads that are filled become smaller: many connections have much to say.
 CROWDED_ROUND_NS: Final = 16_000_000
 #: How long a round may spend on what earlier rounds left over, for all connections together.
@@ -73,7 +74,7 @@ class Turns:
         transport.received_bytes += size
         events = transport.connection.receive_data(data, now_ns)
         connection = transport.connection  # looked up only now: it may be another one (``Transport.speak``)
-        if len(events) > EVENTS_AT_ONCE or connection.behind:
+        if len(events) > EVENTS_AT_ONCE or connection.behind or (size > CLOSELY_TIMED_BYTES and len(events) > 1):
             self._take_turn(transport, events, now_ns)
         else:
             handle = transport.service.handle
@@ -112,13 +113,14 @@ class Turns:
                 events += connection.go_on(now_ns)  # which may reset what has waited
             events = [event for event in left if transport.service.is_wanted(event)] + events
         until_ns = time.monotonic_ns() + TURN_NS
+        at_once = EVENTS_AT_ONCE if transport.read_bytes <= CLOSELY_TIMED_BYTES else 1
         while True:
             coming = iter(events)
             left_over = len(events)
             while left_over > 0:
-                for event in islice(coming, EVENTS_AT_ONCE):
+                for event in islice(coming, at_once):
                     handle(transport, event)
-                left_over -= EVENTS_AT_ONCE
+                left_over -= at_once
                 if left_over > 0 and time.monotonic_ns() >= until_ns:
                     self._transports.fall_behind(transport, list(coming))
                     return

@@ -340,6 +340,30 @@ def test_numbers_that_json_lacks_are_read_in_large_arrays_too() -> None:
     assert (values[0], values[-1]) == (7, -np.inf)
 
 
+@pytest.mark.parametrize(
+    "number", ["5e-324", "1.5E-310", "-1.7976931348623157e308", "1.2345678901234567e-0300", "1e+299"]
+)
+def test_numbers_near_the_ends_of_a_double_are_read_in_arrays_of_any_length(number: str) -> None:
+    for count in (1, 600, 20_000):
+        text = compact({"inputs": [tensor("x", "FP64", [count], 0)]})
+        document = text.replace(b":0}", f":[{','.join([number] * count)}]}}".encode())
+        assert read_cut(document).contents == [np.full(count, float(number)).tobytes()]
+
+
+def test_a_mistake_beside_a_number_near_the_end_of_a_double_is_told() -> None:
+    document = compact({"inputs": [tensor("x", "FP32", [40_000], [7] * 40_000)]}).replace(b"[7,7", b"[1e-300,true", 1)
+    with pytest.raises(RequestError, match="Unable to parse 'data': attempt to access JSON non-number as double"):
+        read_cut(document)
+
+
+def test_many_rows_of_an_array_that_is_as_deep_as_it_may_be_are_read() -> None:
+    rows = ",".join(["[" * 99 + "1" + "]" * 99] * 4)
+    text = compact({"inputs": [tensor("x", "INT32", [4], 0)]})
+    assert read(text.replace(b":0}", f":[{rows}]}}".encode())).contents == [np.ones(4, np.int32).tobytes()]
+    kind, found = refusal(text.replace(b":0}", f":[[{rows}]]}}".encode()))
+    assert (kind, found.endswith("exceeds maximum allowed limit (100)")) == ("InvalidRequest", True)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 VALUES_OF_NO_TYPE: tuple[Any, ...] = ({}, [], None)
@@ -538,6 +562,12 @@ def test_data_that_is_too_deep_is_refused(depth: int) -> None:
         kind, found = refusal(text)
         assert kind == "InvalidRequest"
         assert found.endswith("JSON nesting depth exceeds maximum allowed limit (100)")
+
+
+def test_a_parameter_that_no_double_holds_is_refused() -> None:
+    kind, found = refusal({"parameters": {"far": 10**400}, **simple()})
+    assert kind == "MalformedMessage"
+    assert found == "parameter 'far': Number too big to be stored in double."
 
 
 def test_binary_data_is_counted() -> None:

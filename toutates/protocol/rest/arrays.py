@@ -41,15 +41,21 @@ __all__ = [
 
 #: Bytes of an array's text that are read at once.
 PIECE_BYTES: Final = 65_536
+#: Shorter arrays take no long time whatever their numbers are.
+_SHORT: Final = 2_048
 
 Array = npt.NDArray[Any]
 #: Called between two pieces by what takes long, where others can have the interpreter meanwhile.
 Pause = Callable[[], None]
 
 _SPACES: Final = bytes.maketrans(b"[]", b"  ")
+#: From here on NumPy is quicker to see whether brackets are in pairs.
+_MANY_BRACKETS: Final = 512
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]"))
 _EMPTY: Final = re.compile(rb"\[\s*\]")
 _SHORT_INFINITY: Final = re.compile(rb"\bInf\b")
+#: Exponents near the ends of what a double holds: ``msgspec`` takes 10 us for such a number, and ``json`` 0.7.
+_FAR_EXPONENT: Final = re.compile(rb"e[+-]?0*[2-9][0-9]{2}")
 
 #: Letters for types of NumPy for which ``struct`` has others.
 _STANDARD: Final = {"l": "q", "L": "Q"}
@@ -218,7 +224,7 @@ class NumberReader:
         Raises:
             Unreadable: it is not an array of so many such elements, or one that only ``read_elements`` takes.
         """
-        if len(text) <= PIECE_BYTES:
+        if len(text) <= PIECE_BYTES and not (len(text) > _SHORT and _has_far_exponents(text)):
             try:
                 return self._pack(*self._decode(_flat(text) if text.startswith(b"[[") else text))
             except (msgspec.DecodeError, struct.error, OverflowError):
@@ -256,6 +262,8 @@ class NumberReader:
         return packed[0] if len(packed) == 1 else b"".join(packed)
 
     def _decode_piece(self, text: bytes) -> list[Any]:
+        if self._check is _as_number and _has_far_exponents(text):
+            return _decode_numbers(text)
         try:
             values: list[Any] = self._decode(text)
         except msgspec.ValidationError:
@@ -263,12 +271,7 @@ class NumberReader:
         except msgspec.DecodeError:
             if self._check is not _as_number:
                 raise Unreadable from None
-            try:  # perhaps it has numbers that JSON has no words for
-                values = json.loads(_SHORT_INFINITY.sub(b"Infinity", text), parse_float=finite_float)
-                for value in values:
-                    _as_number(value)
-            except (ValueError, MalformedMessage, RecursionError):
-                raise Unreadable from None
+            return _decode_numbers(text)  # perhaps it has some that JSON has no words for
         return values
 
     def _type_error(self) -> str:
@@ -292,6 +295,30 @@ class NumberReader:
         return self._pack_many(values, self._datatype)
 
 
+def _decode_numbers(text: bytes) -> list[Any]:
+    """The numbers of an array, by a parser that takes 1 us for any of them.
+
+    Raises:
+        Unreadable: it holds something else.
+    """
+    try:
+        values: list[Any] = json.loads(_SHORT_INFINITY.sub(b"Infinity", text), parse_float=finite_float)
+        for value in values:
+            _as_number(value)
+    except (ValueError, RecursionError):
+        raise Unreadable from None
+    except MalformedMessage as error:
+        raise Unreadable(MalformedMessage(f"Unable to parse 'data': {error}")) from None
+    return values
+
+
+def _has_far_exponents(text: bytes) -> bool:
+    """Whether a number in ``text`` may have one; 0.05 ns a byte where none has an exponent."""
+    return (b"e" in text and _FAR_EXPONENT.search(text) is not None) or (
+        b"E" in text and _FAR_EXPONENT.search(text.lower()) is not None
+    )
+
+
 def struct_format(datatype: Datatype, count: int) -> str:
     """The format under which ``struct`` knows so many elements of a datatype; of BF16 that of the bits."""
     letter = datatype.numpy.char
@@ -310,12 +337,15 @@ def _flat(text: bytes) -> bytes:
     if text.find(b"[", 2) < 0:  # the array within is a flat one, or no array
         return text[1:-1]
     inner = text.translate(None, _NOT_BRACKETS)[1:-1]
-    for _ in range(MAX_DEPTH - 1):
-        if not inner:
-            break
-        inner = inner.replace(b"[]", b"")
-    if inner or _EMPTY.search(text):
-        raise Unreadable
+    if len(inner) > _MANY_BRACKETS:  # of which each round would remove as few as it likes
+        _depth_after(text, 0, last=True)
+    else:
+        for _ in range(MAX_DEPTH - 1):
+            if not inner:
+                break
+            inner = inner.replace(b"[]", b"")
+        if inner or _EMPTY.search(text):
+            raise Unreadable
     return b"[%b]" % text[1:-1].translate(_SPACES)
 
 

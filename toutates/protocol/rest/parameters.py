@@ -84,6 +84,7 @@ def read_any(key: str, value: Any, into: _Parameters) -> None:
 
     Raises:
         InvalidRequest: it is of a type that no parameter has.
+        MalformedMessage: it is an integer that no double holds.
     """
     if isinstance(value, bool):
         into[key].bool_param = value
@@ -92,7 +93,10 @@ def read_any(key: str, value: Any, into: _Parameters) -> None:
     elif type(value) is int and -_MOST - 1 <= value <= _MOST:
         into[key].int64_param = value
     elif isinstance(value, int | float):
-        into[key].double_param = value
+        try:
+            into[key].double_param = float(value)
+        except OverflowError:
+            raise MalformedMessage(f"parameter '{key}': Number too big to be stored in double.") from None
     else:
         raise InvalidRequest(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
