@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -128,8 +130,9 @@ def test_a_client_that_waits_long_for_its_answer_is_not_taken_for_dead() -> None
 
 def test_nobody_is_answered_who_has_left() -> None:
     with serving() as (server, handler):
-        with TextClient(server, request(target="/hold")):
+        with TextClient(server, request(target="/hold")) as client:
             server.until(lambda: handler.held)
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
         server.until(lambda: not server.worker.connections)
         (call,) = handler.held
         assert not call.open

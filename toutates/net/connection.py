@@ -200,6 +200,15 @@ class Service(Protocol):
             event: what ``receive_data``, ``go_on``, or another call of the connection returned.
         """
 
+    def receive_end(self, link: Any) -> list[Any] | None:
+        """The peer sends no more.
+
+        Returns:
+            The events of that, while something is still to be sent; the connection has to end itself when everything
+            is. None where nothing is, or where such a peer has left, as by HTTP/2: it is closed at once.
+        """
+        return None
+
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""
         return True

@@ -37,7 +37,7 @@ class TlsTransport(Transport):
         OSError: the socket or the epoll refused.
     """
 
-    __slots__ = ("_encrypted_bytes", "_engine", "_peer_ended", "ciphertext")
+    __slots__ = ("_encrypted_bytes", "_end_waits", "_engine", "ciphertext")
 
     def __init__(
         self,
@@ -55,8 +55,7 @@ class TlsTransport(Transport):
         self.ciphertext: Buffer = b""
         #: how much of the head of ``unsent`` is in it
         self._encrypted_bytes = 0
-        #: the peer's last data have been received, and its end as well
-        self._peer_ended = False
+        self._end_waits = False
         self.receive = self._receive
 
     @property
@@ -70,6 +69,17 @@ class TlsTransport(Transport):
 
     def _bytes_of_full_read(self) -> int:
         return self.read_bytes >> 1  # a record that is not whole brings nothing, and may be 16 KiB long
+
+    @property
+    def end_waits(self) -> bool:
+        """See ``Transport``."""
+        return self._end_waits
+
+    def end_reading(self) -> None:
+        """See ``Transport``."""
+        self._end_waits = False
+        self.peer_ended = True
+        self._watch(sending=bool(self.unsent or self.ciphertext))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -98,7 +108,7 @@ class TlsTransport(Transport):
             raise BrokenPipeError
         if engine.peer_closed and plaintext:
             # The end comes after this data, as it does without TLS: the socket is writable, so there is a next round.
-            self._peer_ended = True
+            self._end_waits = True
             self._watch(sending=True)
         elif not plaintext and not engine.peer_closed:
             raise BlockingIOError
@@ -154,11 +164,9 @@ class TlsTransport(Transport):
                 all_sent = self._push()
         except OSError:
             return False
-        if self._peer_ended:
-            return False
         if was_congested and not self.congested:
             self.connection.wake_senders()
-        self._watch(sending=not all_sent)
+        self._watch(sending=not all_sent or self._end_waits)
         return not (all_sent and self.closing and engine.over) or self._shut_writing()
 
     def _push_unsent(self) -> bool:

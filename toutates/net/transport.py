@@ -66,6 +66,7 @@ class Transport:
         "opened_ns",
         "paused",
         "peer",
+        "peer_ended",
         "read_bytes",
         "receive",
         "received_bytes",
@@ -108,6 +109,8 @@ class Transport:
         self.dropped = False
         #: whether reading pauses, because the driver has not handled yet what was read
         self.paused = False
+        #: the peer sends no more, and waits for answers: nothing is read
+        self.peer_ended = False
         self._epoll = epoll
         self._max_unsent_bytes = max_unsent_bytes
         self._mask = EPOLLIN
@@ -143,6 +146,16 @@ class Transport:
     def congested(self) -> bool:
         """Whether the peer leaves too many bytes unread for its requests to be read."""
         return self.unsent_bytes > self._max_unsent_bytes
+
+    @property
+    def end_waits(self) -> bool:
+        """Whether the peer's end has been read together with its last data, and is to be dealt with now."""
+        return False
+
+    def end_reading(self) -> None:
+        """The peer sends no more: the socket, which would be ready to be read from now on, is not watched for that."""
+        self.peer_ended = True
+        self._watch(sending=bool(self._mask & EPOLLOUT))
 
     def fit_reads(self, took_ns: int) -> None:
         """Choose the size of the next read by how long it took to handle one that was filled."""
@@ -233,7 +246,7 @@ class Transport:
     def _watch(self, *, sending: bool) -> None:
         """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait."""
         mask = EPOLLOUT if sending else 0
-        if self.closing or not (self.congested or self.paused):
+        if self.closing or not (self.congested or self.paused or self.peer_ended):
             mask |= EPOLLIN
         if mask != self._mask:
             self._mask = mask

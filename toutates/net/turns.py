@@ -51,7 +51,7 @@ class Turns:
         """
         if mask & EPOLLOUT:
             self._send_unsent(transport)
-            if not mask & ~EPOLLOUT or transport.dropped:
+            if not mask & ~EPOLLOUT or transport.dropped or transport.peer_ended:
                 return
         try:
             data = transport.receive(transport.read_bytes)
@@ -61,9 +61,10 @@ class Turns:
             self._closing.tls_failed(transport, fault)
             return
         except OSError:
-            data = b""
-        if not data:
             self._closing.drop(transport)
+            return
+        if not data:
+            self._end_of_peer(transport)
             return
         if transport.closing:
             return
@@ -90,8 +91,21 @@ class Turns:
     def _send_unsent(self, transport: Transport) -> None:
         if not transport.send_unsent():
             self._closing.drop(transport)
+        elif transport.end_waits:
+            self._end_of_peer(transport)
         elif self._leaving:
             self._closing.close_if_drained(transport)
+
+    def _end_of_peer(self, transport: Transport) -> None:
+        """The peer sends no more. It may wait for answers, if its protocol knows that; otherwise it has left."""
+        events = None
+        if not (transport.closing or transport.peer_ended):
+            events = transport.service.receive_end(transport)
+        if events is None:
+            self._closing.drop(transport)
+        else:
+            transport.end_reading()
+            transport.handle_all(events)
 
     def _look_after(self, transport: Transport) -> None:
         """After a read: have the deadlines of its calls watched; close the connection if it is leaving and drained."""

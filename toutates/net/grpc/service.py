@@ -108,6 +108,10 @@ class GrpcService:
             self._fail(call, error)
         call.buffer = b""  # a call that waits, for its batch or its peer, must not keep all that was read with it
 
+    def receive_end(self, link: Any) -> None:
+        """A peer of HTTP/2 that sends no more has left: it could not even take part in flow control."""
+        return
+
     def is_wanted(self, event: Event) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""
         if isinstance(event, Call):

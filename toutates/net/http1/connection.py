@@ -178,6 +178,21 @@ class HttpConnection(Connection):
             return []
         return self._after(self._http.go_on())
 
+    def receive_end(self, *, unsent: bool) -> list[Any] | None:
+        """The peer sends no more. What it has asked for in full is answered; what is not whole is refused.
+
+        Args:
+            unsent: whether the socket has not taken all answers yet.
+
+        Returns:
+            Events; None where nothing is left to be answered or sent.
+        """
+        http = self._http
+        http.receive_end()
+        if self._closed or (http.finished and not (http.has_output or unsent)):
+            return None
+        return self._after([])
+
     def _after(self, calls: list[Any]) -> list[Any]:
         http = self._http
         self._calls_begun += len(calls)

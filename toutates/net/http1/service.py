@@ -107,6 +107,11 @@ class HttpService(Service):
             handler.fail(call, ExecutionFailed("internal error"))
         call.body = b""  # a call that waits must not keep what it was asked with
 
+    def receive_end(self, link: Any) -> list[Any] | None:
+        """The peer sends no more, as ``nc -N`` and scripts do behind their last request: it is answered first."""
+        events: list[Any] | None = link.connection.receive_end(unsent=link.unsent_bytes > 0)
+        return events
+
     def stop(self) -> None:
         """End the other thread."""
         self._side.stop()
