@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toutates.protocol.rest.document import MAX_VALUES, parse_document
+from toutates.protocol.rest.document import (
+    FEW_VALUES,
+    MAX_DEAR_BYTES,
+    MAX_DOCUMENT_BYTES,
+    MAX_VALUES,
+    parse_document,
+)
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
 
 
@@ -108,6 +114,18 @@ def test_a_document_may_have_many_values_but_not_more() -> None:
 def test_commas_in_strings_are_no_values() -> None:
     text = "," * (MAX_VALUES * 2)
     assert parse_document(json.dumps([text]).encode()) == [text]
+
+
+def test_a_long_document_has_few_values_and_plain_letters() -> None:
+    long = "a" * (MAX_DEAR_BYTES + 1)
+    many = json.dumps([long[: MAX_DEAR_BYTES // FEW_VALUES]] * (FEW_VALUES + 1)).encode()
+    for octets in (many, f'["{long}ü"]'.encode(), f'["{long}", Inf]'.encode()):
+        with pytest.raises(InvalidRequest, match="1048576 bytes with more than 256 values"):
+            parse_document(octets)
+        assert parse_document(octets, 2 * MAX_DOCUMENT_BYTES)
+    for text in (long, "Infinity/" + long, ",[" * MAX_DEAR_BYTES):
+        assert parse_document(json.dumps([text]).encode()) == [text]
+    assert parse_document(f'["{long[:-9]}ü"]'.encode())[0].endswith("ü")
 
 
 def test_a_document_that_is_too_deep_or_too_long_is_refused() -> None:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.rest.document import (
+    MAX_DOCUMENT_BYTES,
     as_array,
     as_boolean,
     as_object,
@@ -124,7 +125,7 @@ def load_request(repository: str, model: str, body: bytes) -> pb.RepositoryModel
         RequestError: the body is no such request.
     """
     request = pb.RepositoryModelLoadRequest(repository_name=repository, model_name=model)
-    members = _members(body, len(body))
+    members = _members(body, max(len(body), MAX_DOCUMENT_BYTES + 1))
     parameters = read_member(members, "parameters", as_object) if "parameters" in members else {}
     for key in parameters:
         value = read_member(parameters, key, as_string)
@@ -160,7 +161,7 @@ def unload_request(repository: str, model: str, body: bytes) -> pb.RepositoryMod
 
 def _members(body: bytes, most: int = 1_048_576) -> Mapping[str, Any]:
     """Of the object that a body is; none of an empty body."""
-    document = parse_document(body, max(most, 1)) if body else {}
+    document = parse_document(body, most) if body else {}
     return document if isinstance(document, dict) else {}
 
 

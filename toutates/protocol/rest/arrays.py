@@ -214,36 +214,37 @@ class NumberReader:
         #: of BF16, which are not the integers that ``struct`` takes them for.
         self._pack = struct.Struct(struct_format(datatype, count)).pack
 
-    def read(self, text: bytes, pause: Pause | None = None) -> bytes:
+    def read(self, buffer: bytes, start: int, end: int, pause: Pause | None = None) -> bytes:
         """The bytes of an array.
 
         Args:
-            text: from its first bracket to its last.
+            buffer: holds its text; a bytearray does as well.
+            start, end: of the text, from its first bracket to its last.
             pause: called between two pieces.
 
         Raises:
             Unreadable: it is not an array of so many such elements, or one that only ``read_elements`` takes.
         """
-        if len(text) <= PIECE_BYTES and not (len(text) > _SHORT and _has_far_exponents(text)):
+        text = buffer[start:end] if end - start <= PIECE_BYTES else b""
+        if text and not (len(text) > _SHORT and _has_far_exponents(text)):
             try:
                 return self._pack(*self._decode(_flat(text) if text.startswith(b"[[") else text))
             except (msgspec.DecodeError, struct.error, OverflowError):
                 pass  # with a number that is none of JSON's, or out of the datatype's range
-        return self._read_pieces(text, pause)
+        return self._read_pieces(buffer, start, end, pause)
 
-    def _read_pieces(self, text: bytes, pause: Pause | None) -> bytes:
-        """Read an array from comma to comma."""
+    def _read_pieces(self, buffer: bytes, at: int, end: int, pause: Pause | None) -> bytes:
+        """Read an array from comma to comma, without a copy of all of it."""
         packed: list[bytes] = []
         left = self._count
-        depth = at = 0
-        end = len(text)
+        depth = 0
         while at < end:
-            cut = text.find(b",", at + PIECE_BYTES, end)
+            cut = buffer.find(b",", at + PIECE_BYTES, end)
             if cut < 0:
                 cut = end
             if cut - at > 2 * PIECE_BYTES:
                 raise Unreadable  # blanks, or a number of more digits than anybody needs
-            piece = text[at:cut]
+            piece = buffer[at:cut]
             if b"[" in piece or b"]" in piece:
                 depth = _depth_after(piece, depth, last=cut == end)
                 piece = piece.translate(_SPACES)
@@ -382,8 +383,9 @@ class StringReader:
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def read(self, text: bytes, pause: Pause | None = None) -> bytes:
+    def read(self, buffer: bytes, start: int, end: int, pause: Pause | None = None) -> bytes:
         """The elements of an array as BYTES; see ``NumberReader.read``."""
+        text = buffer[start:end]
         try:
             elements: list[Any] = []
             if text.startswith(b"[["):

@@ -40,8 +40,13 @@ T = TypeVar("T")
 
 #: Values, arrays and objects of one document: up to 1 us each to parse.
 MAX_VALUES: Final = 16_384
-#: Bytes of one document, which may be one long string: 1 ns each.
+#: Bytes of one document whose strings are long and few, such as images in base64: 2 ns each.
 MAX_DOCUMENT_BYTES: Final = 4_194_304
+#: Bytes of one that has more values than FEW_VALUES, other letters than ASCII's, or the word Inf. No other thread has
+#: the interpreter while names are hashed, digits are read, and letters become wide: up to 10 ns for a byte.
+MAX_DEAR_BYTES: Final = 1_048_576
+#: Values of a document that may be longer than that.
+FEW_VALUES: Final = 256
 #: Escape sequences in strings, 50 ns each.
 MAX_ESCAPES: Final = 262_144
 #: Depth of arrays in the data of a tensor; Triton's limit.
@@ -51,6 +56,7 @@ MAX_DEPTH: Final = 100
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)
 _SHORT_INFINITY: Final = re.compile(_STRING + rb"|\bInf\b", re.DOTALL)
+_INFINITY: Final = re.compile(rb"\bInf\b")
 #: Escape sequences of a string: a pair of surrogates, one alone (its group), or any other.
 _ESCAPES: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F])|.)", re.DOTALL
@@ -88,7 +94,7 @@ def parse_document(
 
     Args:
         octets: in UTF-8.
-        most: bytes that it may have.
+        most: bytes that it may have; above MAX_DOCUMENT_BYTES they are of any kind, which takes as long as it takes.
         make_object: makes an object of its members.
 
     Raises:
@@ -97,10 +103,11 @@ def parse_document(
     """
     if not is_parsable(octets, most):
         raise InvalidRequest(
-            f"the request's JSON has more than {MAX_VALUES} values or {most} bytes, tensors of numbers left out; send "
+            f"the request's JSON has more than {MAX_VALUES} values, {most} bytes, or {min(most, MAX_DEAR_BYTES)} bytes "
+            f"with more than {FEW_VALUES} values or with other letters than ASCII's, tensors of numbers left out; send "
             "the others as binary data"
         )
-    if b"Inf" in octets:
+    if _INFINITY.search(octets):
         octets = _SHORT_INFINITY.sub(lambda found: b"Infinity" if found[0] == b"Inf" else found[0], octets)
     try:
         text = octets.decode()
@@ -123,9 +130,14 @@ def is_parsable(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> bool:
     """Whether a document is small enough to be parsed."""
     if len(octets) > most or octets.count(b"\\") > MAX_ESCAPES:
         return False
-    if octets.count(b'"') - octets.count(b'\\"') > 4 * MAX_VALUES:  # two of a name and two of its value
+    values = MAX_VALUES
+    if len(octets) > MAX_DEAR_BYTES and most <= MAX_DOCUMENT_BYTES:
+        if not octets.isascii() or _INFINITY.search(octets):
+            return False
+        values = FEW_VALUES
+    if octets.count(b'"') - octets.count(b'\\"') > 4 * values:  # two of a name and two of its value
         return False
-    return _count(octets) <= MAX_VALUES or _count(_STRINGS.sub(b"", octets)) <= MAX_VALUES
+    return _count(octets) <= values or _count(_STRINGS.sub(b"", octets)) <= values
 
 
 def _count(octets: bytes) -> int:

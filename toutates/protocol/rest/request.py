@@ -21,6 +21,7 @@ from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.rest.arrays import NumberReader, Pause, Reader, Unreadable, read_elements, reader_of
 from toutates.protocol.rest.cutting import Cut, cut_is_plain
 from toutates.protocol.rest.document import (
+    MAX_DOCUMENT_BYTES,
     as_array,
     as_boolean,
     as_string,
@@ -166,7 +167,7 @@ class Form:
         try:
             if self._reader is not None:
                 start, stop = found[3]
-                content = self._reader.read(buffer[start:stop], pause)
+                content = self._reader.read(buffer, start, stop, pause)
                 return content, (0, len(content))
             contents = self._contents(found, buffer, json_end, pause)
         except Unreadable:
@@ -189,7 +190,7 @@ class Form:
                 contents.append(buffer[json_end + source.start : json_end + source.end])
             else:
                 start, stop = found[3][2 * source.array : 2 * source.array + 2]
-                contents.append(source.reader.read(buffer[start:stop], pause))
+                contents.append(source.reader.read(buffer, start, stop, pause))
         return contents
 
 
@@ -224,7 +225,7 @@ def read_request(
     """Read a request.
 
     Args:
-        buffer: holds its body.
+        buffer: holds its body; a bytearray does as well, and is not copied.
         start: where that begins.
         json_end: where its JSON ends.
         end: where it ends.
@@ -246,7 +247,8 @@ def read_request(
         except RequestError as refusal:
             error = refusal
     # Of several mistakes it is for the whole document to tell which one comes first.
-    text = buffer[start:json_end]
+    # Of one that is too long no more is copied than shows that.
+    text = bytes(memoryview(buffer)[start : min(json_end, start + MAX_DOCUMENT_BYTES + 1)])
     if error is not None and not is_parsable(text):
         raise error
     return _Reading(text, target, buffer, json_end, end, None, pause).read()
@@ -392,7 +394,7 @@ class _Reading:
             array = read_member(tensor, "data", as_array)[0]
             reader = reader_of(datatype, count)
             start, stop = self._found[3][2 * array : 2 * array + 2]
-            content = reader.read(self._buffer[start:stop], self._pause)
+            content = reader.read(self._buffer, start, stop, self._pause)
             self._sources.append(_Source(0, 0, array, reader))
         elif count:
             content = read_elements(read_member(tensor, "data", as_array), datatype, count)
