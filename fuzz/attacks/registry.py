@@ -79,6 +79,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     rest_floods.PipelinedInference,
     rest_floods.DeepJson,
     rest_floods.HugeJson,
+    rest_floods.DearJson,
     rest_floods.JsonPollution,
     rest_floods.DearHeads,
     rest_floods.ChunkFlood,

@@ -12,6 +12,7 @@ from fuzz.attacks.peer import Peer
 __all__ = [
     "ChunkFlood",
     "DearHeads",
+    "DearJson",
     "DeepJson",
     "HugeJson",
     "JsonPollution",
@@ -81,6 +82,19 @@ class HugeJson(_Flood):
 
     def prepare(self) -> None:
         self.flood = _post(_infer([1, 1_000_000], "[" + ",".join(["1.2345"] * 1_000_000) + "]"))
+
+
+class DearJson(_Flood):
+    """Names that mean nothing."""
+
+    name = "rest-dear-json"
+    summary = "JSON of 1 MB: 16,000 names, pipelined on 4 connections"
+    limit = "JSON that is no flat data: 16,384 values, 1 MiB; read in a thread that gives way to others"
+    stops = ()
+
+    def prepare(self) -> None:
+        names = {f"k{at}{'b' * 40}": at for at in range(16_000)}
+        self.flood = _post(_infer([1, 1], "[1]", **names))
 
 
 class JsonPollution(Attack):

@@ -119,17 +119,17 @@ def test_commas_in_strings_are_no_values() -> None:
 def test_a_long_document_has_few_values_and_plain_letters() -> None:
     long = "a" * (MAX_DEAR_BYTES + 1)
     many = json.dumps([long[: MAX_DEAR_BYTES // FEW_VALUES]] * (FEW_VALUES + 1)).encode()
-    for octets in (many, f'["{long}ü"]'.encode(), f'["{long}", Inf]'.encode()):
+    for octets in (many, f'["{long}ü"]'.encode()):
         with pytest.raises(InvalidRequest, match="1048576 bytes with more than 256 values"):
             parse_document(octets)
         assert parse_document(octets, 2 * MAX_DOCUMENT_BYTES)
-    for text in (long, "Infinity/" + long, ",[" * MAX_DEAR_BYTES):
+    for text in (long, "Inf/" + long, ",[" * (MAX_DEAR_BYTES - 9)):
         assert parse_document(json.dumps([text]).encode()) == [text]
     assert parse_document(f'["{long[:-9]}ü"]'.encode())[0].endswith("ü")
 
 
 def test_a_document_that_is_too_deep_or_too_long_is_refused() -> None:
-    for text in (b"[" * 10_000, b'{"a":' * 5_000, b'"%b"' % (b"a" * 5_000_000), b"[" * 250_000):
+    for text in (b"[" * 10_000, b'{"a":' * 5_000, b'"%b"' % (b"a" * 3_000_000), b"[" * 250_000):
         with pytest.raises(RequestError):
             parse_document(text)
 

@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 #: Values, arrays and objects of one document: up to 1 us each to parse.
 MAX_VALUES: Final = 16_384
-#: Bytes of one document whose strings are long and few, such as images in base64: 2 ns each.
-MAX_DOCUMENT_BYTES: Final = 4_194_304
-#: Bytes of one that has more values than FEW_VALUES, other letters than ASCII's, or the word Inf. No other thread has
-#: the interpreter while names are hashed, digits are read, and letters become wide: up to 10 ns for a byte.
+#: Bytes of one document whose strings are long and few, such as images in base64: up to 8 ns each.
+MAX_DOCUMENT_BYTES: Final = 2_097_152
+#: Bytes of one that has more values than FEW_VALUES, or other letters than ASCII's. No other thread has the interpreter
+#: while names are hashed, digits are read, and letters become wide: up to 12 ns for a byte.
 MAX_DEAR_BYTES: Final = 1_048_576
 #: Values of a document that may be longer than that.
 FEW_VALUES: Final = 256
@@ -56,7 +56,8 @@ MAX_DEPTH: Final = 100
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)
 _SHORT_INFINITY: Final = re.compile(_STRING + rb"|\bInf\b", re.DOTALL)
-_INFINITY: Final = re.compile(rb"\bInf\b")
+#: The same word, found fifty times as fast as by a pattern that does not begin with it.
+_INFINITY: Final = re.compile(rb"Inf(?<!\wInf)\b")
 #: Escape sequences of a string: a pair of surrogates, one alone (its group), or any other.
 _ESCAPES: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F])|.)", re.DOTALL
@@ -132,7 +133,7 @@ def is_parsable(octets: bytes, most: int = MAX_DOCUMENT_BYTES) -> bool:
         return False
     values = MAX_VALUES
     if len(octets) > MAX_DEAR_BYTES and most <= MAX_DOCUMENT_BYTES:
-        if not octets.isascii() or _INFINITY.search(octets):
+        if not octets.isascii():
             return False
         values = FEW_VALUES
     if octets.count(b'"') - octets.count(b'\\"') > 4 * values:  # two of a name and two of its value

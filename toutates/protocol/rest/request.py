@@ -238,6 +238,8 @@ def read_request(
     """
     check_json_size(json_end - start, target.max_input_bytes)
     error: RequestError | None = None
+    if found is not None and len(found[0]) > LARGE_JSON_BYTES and not is_parsable(found[0]):
+        found = None  # what is left when the arrays are cut is too large; nobody is to search through it
     if found is not None and cut_is_plain(found):
         try:
             skeleton = _skeleton(buffer, start, json_end, found)
