@@ -195,6 +195,24 @@ def test_large_bodies_are_not_copied_to_their_head() -> None:
         assert len(connection.take_output()) == pieces
 
 
+def test_an_answer_in_parts_is_not_copied_even_while_it_waits() -> None:
+    connection = Connection(Limits())
+    parts = [bytes(100_000), b"end"]
+    first, second, head = connection.receive(request() + request() + request("HEAD"))
+    second.respond_in_parts(FIELDS, parts, 100_003)
+    head.respond_in_parts(FIELDS, parts, 100_003)
+    assert connection.take_output() == []
+    assert connection.held_bytes > 100_003
+    first.respond(200)
+    sent = connection.take_output()
+    assert [id(piece) for piece in sent[2:4]] == [id(part) for part in parts]
+    field = b"content-length: 100003\r\n\r\n"
+    assert bytes(sent[1]).endswith(field)
+    assert bytes(sent[4]).endswith(field)
+    assert len(sent) == 5
+    assert connection.held_bytes == 0
+
+
 def test_an_answer_of_unknown_length_comes_in_chunks_and_compressed() -> None:
     def stream(one: Request) -> None:
         one.begin(200, FIELDS, compress=True)

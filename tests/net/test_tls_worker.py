@@ -36,8 +36,8 @@ from tests.h2grpc.support import (
 from tests.net.running import PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from toutates.h2grpc import Call, Limits, Method
-from toutates.net import ServerStream
-from toutates.net.tls_transport import CHUNK_BYTES, TlsTransport
+from toutates.net import ServerStream, tls_transport
+from toutates.net.tls_transport import CHUNK_BYTES, MOST_CHUNKS, TlsTransport
 from toutates.net.transport import Transport
 
 LARGE = bytes(range(250)) * 100_000
@@ -192,7 +192,11 @@ def test_closed_connections_leave_nothing_to_the_garbage_collector(tls: ssl.SSLC
 # --- backpressure ----------------------------------------------------------------------------------------------------
 
 
-def test_a_large_answer_is_encrypted_as_its_reader_takes_it_and_arrives_whole(tls: ssl.SSLContext) -> None:
+@pytest.mark.parametrize("chunks", [2, MOST_CHUNKS])
+def test_a_large_answer_is_encrypted_as_its_reader_takes_it_and_arrives_whole(
+    tls: ssl.SSLContext, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_transport, "MOST_CHUNKS", chunks)
     with (
         running(None, Method("/test.Large/Get", unary=lambda call: call.reply(LARGE)), tls=tls) as server,
         raw_client_of(server, WIDE, receive_buffer=SMALL_BUFFER) as client,

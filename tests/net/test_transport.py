@@ -1,4 +1,4 @@
-"""How much a connection is read at once."""
+"""How much a connection is read, and sent, at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from toutates.h2grpc import Limits
 from toutates.net import GrpcService, Worker
+from toutates.net import transport as module
 from toutates.net.transport import LARGE_READ_BYTES, READ_BYTES, READ_NS, SMALL_READ_BYTES, Transport
 
 
@@ -48,3 +49,19 @@ def test_reads_that_are_full_are_timed_whatever_their_size(transport: Transport)
     for took_ns in (READ_NS * 10, READ_NS * 10, 0, 0, 0):
         assert transport.timed_bytes == transport.read_bytes
         transport.fit_reads(took_ns)
+
+
+def test_a_turn_to_send_ends_also_where_the_peer_takes_everything(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BUFFERS", 1)
+    monkeypatch.setattr(module, "MOST_SENT_BYTES", 2_000)
+    for _ in range(5):
+        transport.unsent.append(memoryview(bytes(1_000)))
+        transport.unsent_bytes += 1_000
+    left = []
+    for _ in range(4):
+        assert transport.send_unsent()
+        left.append(transport.unsent_bytes)
+        assert bool(transport._mask & module.EPOLLOUT) is bool(transport.unsent)
+    assert left == [3_000, 1_000, 0, 0]

@@ -12,7 +12,7 @@ shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -25,6 +25,7 @@ __all__ = [
     "PROTOCOLS",
     "REST_GROUPS",
     "RestrictedProtocol",
+    "by_group",
     "parse_restrictions",
     "without_secret",
 ]
@@ -120,6 +121,15 @@ def parse_restrictions(texts: Sequence[str], flag: str = FLAG) -> tuple[Restrict
             seen.add(protocol)
         restrictions.append(restriction)
     return tuple(restrictions)
+
+
+def by_group(
+    grpc: Iterable[RestrictedProtocol], rest: Iterable[RestrictedProtocol]
+) -> Mapping[str, RestrictedProtocol]:
+    """What restricts each group over REST. What is gRPC's holds where REST has none of its own: both are spoken on one
+    port.
+    """
+    return {group: one for one in (*grpc, *rest) for group in one.protocols}
 
 
 def _parse(text: str, flag: str) -> RestrictedProtocol:

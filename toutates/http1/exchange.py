@@ -81,6 +81,20 @@ class Request:
         """
         self._answers.write_whole(self, fields, pieces, length)
 
+    def respond_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:
+        """Give the whole answer to a request that succeeded, without copying its body, whatever it waits for.
+
+        Args:
+            fields: as for ``respond``.
+            parts: of the body; many requests may be answered with the same ones.
+            length: bytes of all of them.
+        """
+        self._answers.write(self, self._answers.head_of(self, 200, fields + b"content-length: %d\r\n" % length))
+        if self.head.method != "HEAD":
+            for part in parts:
+                self._answers.write(self, part)
+        self._answers.end(self)
+
     def refuse(self, refusal: Refused) -> None:
         """Answer with an error."""
         fields, body = self._answers.write_refusal(refusal)

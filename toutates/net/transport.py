@@ -30,6 +30,9 @@ SMALL_READ_BYTES: Final = 4_096
 READ_NS: Final = 4_000_000
 #: Buffers per sendmsg call; Linux takes 1,024.
 MAX_BUFFERS: Final = 512
+#: Bytes after which a connection's turn to send is over, because a peer that reads as fast as we send would have no end
+#: of them. The rest waits for EPOLLOUT, which comes in the next round.
+MOST_SENT_BYTES: Final = 4_194_304
 
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
@@ -220,7 +223,8 @@ class Transport:
         """Give the kernel what it takes; the rest waits for EPOLLOUT, for this connection only."""
         unsent = self.unsent
         was_congested = self.congested
-        while unsent:
+        until = self.sent_bytes + MOST_SENT_BYTES
+        while unsent and self.sent_bytes < until:
             try:
                 sent = self.sock.sendmsg(list(islice(unsent, MAX_BUFFERS)))
             except BlockingIOError:

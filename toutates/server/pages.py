@@ -1,4 +1,6 @@
-"""/metrics and the server's health on the ports of the workers, as they are on the address of the HTTP side."""
+"""What the ports of the workers serve over HTTP/1.1 beside REST: /metrics and the server's health, as they are on the
+address of the HTTP side, and the pages of ``openapi``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from toutates.api.rest.answers import refusal
 from toutates.api.rest.calls import RestHttpCall
 from toutates.net import Worker
 from toutates.observe.view import ServerView
+from toutates.server.openapi import OpenApiPages
 from toutates.system.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,21 +30,24 @@ class Pages:
     Args:
         view: of the server.
         queue: brings requests to the main thread.
+        openapi: /openapi.json and /docs.
     """
 
-    def __init__(self, view: ServerView, queue: ControlQueue) -> None:
+    def __init__(self, view: ServerView, queue: ControlQueue, openapi: OpenApiPages) -> None:
         self._view = view
         self._queue = queue
+        self._openapi = openapi
         #: made for the first request, on the main thread
         self._texts: MetricsTexts | None = None
 
     def of(self, worker: Worker) -> Mapping[str, Callable[[RestHttpCall], None]]:
-        """What answers GET, by path."""
+        """What answers GET and HEAD, by path."""
         view = self._view
         return {
             "/metrics": partial(self._metrics, worker),
             "/health/live": _health("live", lambda: "" if view.is_live() else "the server is shutting down"),
             "/health/ready": _health("ready", view.unready_reason),
+            **self._openapi.of(worker),
         }
 
     def _metrics(self, worker: Worker, call: RestHttpCall) -> None:

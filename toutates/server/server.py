@@ -29,6 +29,7 @@ import trio
 
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import ServerIdentity
+from toutates.api.restrictions import by_group
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
@@ -40,6 +41,7 @@ from toutates.server.certificates import ServerCertificate
 from toutates.server.listeners import Listeners, open_listeners
 from toutates.server.loading import FirstLoad
 from toutates.server.monitoring import Monitoring
+from toutates.server.openapi import OpenApiPages
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.pages import Pages
 from toutates.server.readiness import ServerReadiness
@@ -230,6 +232,9 @@ class Server:
         assert self.view is not None
         async with trio.open_nursery() as changes:
             queue = await changes.start(self._change_models, control)
+            rest = self._options.rest
+            secrets = by_group(self._options.restricted_protocols, rest.restrictions)
+            openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, queue)
             services = Services(
                 options=self._options,
                 identity=self._identity,
@@ -239,7 +244,8 @@ class Server:
                 queue=queue,
                 log_control=self._logs.control,
                 tracing=self._tracing,
-                pages=Pages(self.view, queue),
+                secrets=secrets,
+                pages=Pages(self.view, queue, openapi),
                 access_log=self._access_log,
             )
             self.workers.make(services, self._certificate.contexts, ready=not readiness.models_reason())

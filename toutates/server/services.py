@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toutates.api.control_queue import ControlQueue
@@ -12,6 +13,7 @@ from toutates.api.grpc.methods import build_methods
 from toutates.api.grpc.statuses import STATUSES
 from toutates.api.rest.handler import RestHandler
 from toutates.api.rest.inference import RestTransport
+from toutates.api.restrictions import RestrictedProtocol
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Sampling
 from toutates.infer.parameter_notices import ParameterNotices
@@ -63,6 +65,7 @@ class Services:
         queue: brings calls of workers to the main thread.
         log_control: what the log shows.
         tracing: of the server.
+        secrets: by group, what REST's endpoints want of a request.
         pages: what else than REST is served over HTTP/1.1.
         access_log: takes a share of the requests; None for none.
         parameter_notices: says which parameters of requests have no effect.
@@ -76,6 +79,7 @@ class Services:
     queue: ControlQueue
     log_control: LogControl
     tracing: Tracing
+    secrets: Mapping[str, RestrictedProtocol]
     pages: Pages
     access_log: AccessLog | None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
@@ -121,7 +125,7 @@ class Services:
             rest_infer,
             rest_traces,
             options.rest,
-            options.restricted_protocols,
+            self.secrets,
             self.pages.of(worker),
             side,
         )

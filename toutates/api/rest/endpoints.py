@@ -15,7 +15,7 @@ from toutates.api.rest.answers import EMPTY, Answer, error_answer, json_answer
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import Unavailable
 
-__all__ = ["Endpoint", "Route", "find_route", "restriction_answer"]
+__all__ = ["ENDPOINTS", "Endpoint", "Route", "find_route", "paths_of", "restriction_answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,12 @@ def _named(message: Callable[..., Any]) -> Callable[[Route, bytes | None], Any]:
     return lambda route, body: message(name=route.model, version=route.version)
 
 
-_MODEL: Final = r"/v2/models/(?P<model>[^/]+)"
-_VERSION: Final = _MODEL + r"(?:/versions/(?P<version>[0-9]+))?"
-_REPOSITORY: Final = r"/v2/repository(?:/(?P<repository>[^/]+))?"
-_SYSTEM: Final = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
-_CUDA: Final = r"/v2/cudasharedmemory(?:/region/(?P<region>[^/]+))?"
+# Templates of paths. {name} stands for what a path names, [...] for what may be left out.
+_MODEL: Final = "/v2/models/{model}"
+_VERSION: Final = _MODEL + "[/versions/{version}]"
+_REPOSITORY: Final = "/v2/repository[/{repository}]"
+_SYSTEM: Final = "/v2/systemsharedmemory[/region/{region}]"
+_CUDA: Final = "/v2/cudasharedmemory[/region/{region}]"
 
 _STATISTICS: Final = Endpoint(
     "statistics",
@@ -147,8 +148,8 @@ _STATISTICS: Final = Endpoint(
     grows=True,
 )
 
-#: In order: the first pattern that fits counts.
-_ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
+#: By the template of its paths. In order: the first one that fits counts.
+ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
     (_VERSION + "/infer", Endpoint("infer", "inference", _POST)),
     (
         "/v2/health/live",
@@ -215,15 +216,15 @@ _ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
         ),
     ),
     (
-        _REPOSITORY + "/models/(?P<model>[^/]+)/load",
+        _REPOSITORY + "/models/{model}/load",
         Endpoint("load", "model-repository", _POST, _load, _nothing, _refuse, DataPlane.load),
     ),
     (
-        _REPOSITORY + "/models/(?P<model>[^/]+)/unload",
+        _REPOSITORY + "/models/{model}/unload",
         Endpoint("unload", "model-repository", _POST, _unload, _nothing, _refuse, DataPlane.unload),
     ),
     (
-        rf"(?:{_MODEL}|/v2)/trace/setting",
+        "/v2[/models/{model}]/trace/setting",
         Endpoint(
             "trace",
             "trace",
@@ -312,7 +313,23 @@ _ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
     ),
 )
 
-_PATTERNS: Final = tuple((re.compile(pattern), endpoint) for pattern, endpoint in _ENDPOINTS)
+#: What a template's names stand for, where that is not any text without a slash.
+_NAMED: Final = {"version": "[0-9]+"}
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    text = template.replace("[", "(?:").replace("]", ")?")
+    return re.compile(re.sub(r"{(\w+)}", lambda name: f"(?P<{name[1]}>{_NAMED.get(name[1], '[^/]+')})", text))
+
+
+_PATTERNS: Final = tuple((_pattern(template), endpoint) for template, endpoint in ENDPOINTS)
+
+
+def paths_of(template: str) -> list[str]:
+    """A template without the part that may be left out, and with it."""
+    before, bracket, rest = template.partition("[")
+    inner, _, after = rest.partition("]")
+    return [before + after, before + inner + after] if bracket else [template]
 
 
 def find_route(path: str) -> Route | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -36,6 +36,7 @@ __all__ = ["RestHandler", "RestSettings"]
 #: Bytes of a body that is neither an inference nor a model: it has a name or two. So has one that is not looked at.
 MAX_BODY: Final = 65_536
 
+_GETS: Final = ("GET", "HEAD")
 _ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
 _PLAIN: Final = re.compile(r"[1-9][0-9]{0,8}")
 _LENGTH_FIELD: Final = HEADER_LENGTH.lower()
@@ -67,8 +68,8 @@ class RestHandler:
         infer: answers inferences.
         traces: of ``infer``. A caller whose ``traceparent`` says that it records the trace has its requests traced.
         settings: of REST.
-        restrictions: of gRPC, which hold where REST has none of its own: both are spoken on one port.
-        pages: what else is served, by path, for GET.
+        secrets: by group, what its endpoints want of a request.
+        pages: what else is served, by path, for GET and HEAD.
         side: the worker's thread for what takes long.
     """
 
@@ -82,7 +83,7 @@ class RestHandler:
         infer: RestInferService,
         traces: WorkerTraces,
         settings: RestSettings,
-        restrictions: Sequence[RestrictedProtocol],
+        secrets: Mapping[str, RestrictedProtocol],
         pages: Mapping[str, Callable[[RestHttpCall], None]],
         side: SideThread,
     ) -> None:
@@ -95,7 +96,7 @@ class RestHandler:
         self._settings = settings
         self._pages = pages
         self._slow = SlowAnswers(worker, side, plane.get_table)
-        self._secrets = {group: one for one in (*restrictions, *settings.restrictions) for group in one.protocols}
+        self._secrets = secrets
 
     # --- for the service ---------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class RestHandler:
         """
         if head.path in self._pages:
             page = self._pages[head.path]
-            return self._admit_answer(head, METHOD_NOT_ALLOWED) if head.method != "GET" else _admit(head, page)
+            return _admit(head, page) if head.method in _GETS else self._admit_answer(head, METHOD_NOT_ALLOWED)
         route = find_route(head.path)
         if route is None:
             return self._admit_answer(head, NOT_FOUND)

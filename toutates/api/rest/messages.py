@@ -31,6 +31,7 @@ __all__ = [
     "load_request",
     "log_request",
     "log_settings",
+    "may_be_left_out",
     "model_index",
     "ready_only",
     "system_regions",
@@ -73,9 +74,13 @@ def _fields(descriptor: Descriptor, whole: bool) -> tuple[_Field, ...]:
     fields: list[_Field] = []
     for field in descriptor.fields:
         read = _reader(field, whole)
-        optional = not field.is_repeated and field.has_presence and not (whole and field.containing_oneof is None)
-        fields.append((field.name, optional, read))
+        fields.append((field.name, may_be_left_out(field, whole), read))
     return tuple(fields)
+
+
+def may_be_left_out(field: FieldDescriptor, whole: bool) -> bool:
+    """Whether ``as_document`` leaves out a field that is not set; ``whole`` as there."""
+    return not field.is_repeated and field.has_presence and not (whole and field.containing_oneof is None)
 
 
 def _reader(field: FieldDescriptor, whole: bool) -> Callable[[Any], Any]:

@@ -70,6 +70,12 @@ class HttpCall(Request):
             self.respond_in_pieces(fields, pieces, length)  # type: ignore[arg-type]
             self.connection.written(bulky=length >= BULKY_BYTES)
 
+    def reply_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:
+        """Answer a request that succeeded; arguments as for ``respond_in_parts``."""
+        if self.open:
+            self.respond_in_parts(fields, parts, length)
+            self.connection.written(bulky=length >= BULKY_BYTES)
+
     def reply_in_chunks(self, status: int, fields: bytes, pieces: Sequence[bytes]) -> None:
         """Answer with a chunk for each piece."""
         if self.open:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 
-__all__ = ["Page", "load_page"]
+__all__ = ["Page", "load_page", "make_page"]
 
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -29,9 +29,20 @@ def load_page(name: str, data: Mapping[str, str] | None = None) -> Page:
         name: of its file.
         data: by NAME, the text to put in place of ``__NAME__``; it must not end the element that it stands in.
     """
-    text = (files(__package__) / name).read_text(encoding="utf-8")
+    return make_page((files(__package__) / name).read_text(encoding="utf-8"), data)
+
+
+def make_page(text: str, data: Mapping[str, str] | None = None, *, own_files: bool = False) -> Page:
+    """A page of its text.
+
+    Args:
+        text: HTML.
+        data: as for ``load_page``.
+        own_files: whether scripts and styles may also come from files of the same server.
+    """
     # Scripts and styles are allowed by their hashes. ``data`` is put in afterwards: a script in it would not run.
-    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    own = ["'self'"] if own_files else []
+    hashes: dict[str, list[str]] = {"script": [*own], "style": [*own]}
     for kind, content in _INLINE.findall(text):
         hashes[kind].append(f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'")
     for key, value in (data or {}).items():

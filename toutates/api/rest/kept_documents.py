@@ -1,0 +1,165 @@
+"""Documents that are made on the main thread when they are first asked for, and kept for all workers.
+
+A worker answers with one that is there. Where none still holds, the worker's first caller has it made, and those after
+it wait with it, until that begins: a document is never older than the request for it. Whoever has a document already,
+by its ETag, is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Final, Protocol
+
+import trio
+
+from toutates.api.control_queue import ControlQueue
+from toutates.api.rest.answers import refusal
+from toutates.api.rest.calls import RestHttpCall
+from toutates.net import Worker
+from toutates.system.errors import RequestError
+
+__all__ = ["Document", "DocumentPage", "DocumentSource", "make_document"]
+
+#: Bytes of a part of a document, or more: joining that many takes less than a millisecond.
+PART_BYTES: Final = 262_144
+#: Callers answered at once; the next ones follow once others have had their turn.
+ANSWERED_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as it is sent.
+
+    Attributes:
+        fields: header fields, which hold for 304 as well.
+        kind: the field that says what the body is.
+        etag: with its quotation marks.
+        parts: the body.
+        size: its bytes.
+    """
+
+    fields: bytes
+    kind: bytes
+    etag: str
+    parts: tuple[bytes, ...]
+    size: int
+
+
+class DocumentSource(Protocol):
+    """What has a document."""
+
+    def current(self) -> Document | None:
+        """The document, if it has been made and still holds. May be called in any thread."""
+        ...
+
+    async def make(self) -> Document:
+        """Make the document. Called on the main thread, by many at a time."""
+        ...
+
+
+async def make_document(pieces: Iterator[bytes], media_type: str, fields: bytes = b"") -> Document:
+    """Make a document of its pieces, with others running in between.
+
+    Args:
+        pieces: of the body.
+        media_type: of the body.
+        fields: header fields beside those that all documents have.
+    """
+    digest = sha256()
+    parts: list[bytes] = []
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= PART_BYTES:
+            parts.append(b"".join(waiting))
+            digest.update(parts[-1])
+            waiting, size = [], 0
+        # Trio asks the kernel for news here, without the GIL: a worker that waits for it gets it.
+        await trio.lowlevel.checkpoint()
+    parts.append(b"".join(waiting))
+    digest.update(parts[-1])
+    etag = f'"{digest.hexdigest()[:32]}"'
+    # Browsers and proxies may keep it, and ask each time whether it still holds.
+    common = f"etag: {etag}\r\ncache-control: no-cache\r\nx-content-type-options: nosniff\r\n"
+    return Document(
+        common.encode() + b"cross-origin-resource-policy: same-origin\r\n" + fields,
+        f"content-type: {media_type}\r\n".encode(),
+        etag,
+        tuple(parts),
+        sum(map(len, parts)),
+    )
+
+
+@dataclass(slots=True)
+class DocumentPage:
+    """Answers GET and HEAD for a document. Used by one worker.
+
+    Args:
+        worker: it.
+        queue: brings requests to the main thread.
+        source: has the document.
+    """
+
+    worker: Worker
+    queue: ControlQueue
+    source: DocumentSource
+    #: calls for which making the document has not begun; the main thread sets it to None then
+    _waiting: list[RestHttpCall] | None = None
+
+    def __call__(self, call: RestHttpCall) -> None:
+        """Answer a request.
+
+        Raises:
+            Unavailable: the server is exiting.
+        """
+        document = self.source.current()
+        if document is not None:
+            _answer(call, document)
+            return
+        waiting = self._waiting
+        if waiting is not None:
+            waiting.append(call)
+            return
+        self._waiting = calls = [call]
+        try:
+            self.queue.put(self.worker, b"", partial(self._make, calls), partial(self._fail, calls))
+        except RequestError:
+            self._waiting = None
+            raise
+
+    async def _make(self, calls: list[RestHttpCall], _: bytes) -> Callable[[], None]:
+        self._let_go_of(calls)
+        return partial(self._answer_some, calls, await self.source.make())
+
+    def _let_go_of(self, calls: list[RestHttpCall]) -> None:
+        if self._waiting is calls:
+            self._waiting = None
+
+    def _answer_some(self, calls: list[RestHttpCall], document: Document) -> None:
+        for call in calls[:ANSWERED_AT_ONCE]:
+            _answer(call, document)
+        if rest := calls[ANSWERED_AT_ONCE:]:
+            self.worker.call_soon(partial(self._answer_some, rest, document))
+
+    def _fail(self, calls: list[RestHttpCall], error: RequestError) -> None:
+        self._let_go_of(calls)
+        for call in calls:
+            call.reply(*refusal(error))
+
+
+def _answer(call: RestHttpCall, document: Document) -> None:
+    if _has(call.head.fields.get("if-none-match", ""), document.etag):
+        call.reply(304, document.fields, b"")
+    else:
+        call.reply_in_parts(document.fields + document.kind, document.parts, document.size)
+
+
+def _has(known: str, etag: str) -> bool:
+    """Whether If-None-Match names a document (RFC 9110 section 13.1.2)."""
+    tags = [tag.strip().removeprefix("W/") for tag in known.split(",")]
+    return etag in tags or tags == ["*"]
