@@ -18,7 +18,6 @@ from toutates.api.rest.endpoints import restriction_answer
 from toutates.api.rest.kept_documents import Document, DocumentPage, DocumentSource, make_document
 from toutates.api.rest.openapi.document import DocumentWriter
 from toutates.api.restrictions import RestrictedProtocol
-from toutates.http1 import encode_fields
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.observe.status.page import Page, make_page
@@ -59,9 +58,9 @@ class OpenApiPages:
         queue: ControlQueue,
     ) -> None:
         self._queue = queue
-        guards = {one.header: one for group in MODELS_GROUPS if (one := secrets.get(group)) is not None}
         self._guards = [secrets[group] for group in MODELS_GROUPS if group in secrets]
-        vary = encode_fields({"vary": ", ".join(guards)}) if guards else b""
+        headers = sorted({one.header for one in self._guards})
+        vary = {"vary": ", ".join(headers)} if headers else {}
         writer = DocumentWriter(secrets, max_input_bytes)
         self._whole = _OpenApi(writer, get_table, vary)
         self._without_models = _OpenApi(writer, lambda: None, vary)
@@ -99,7 +98,9 @@ class _OpenApi:
         fields: header fields.
     """
 
-    def __init__(self, writer: DocumentWriter, get_table: Callable[[], ModelTable | None], fields: bytes) -> None:
+    def __init__(
+        self, writer: DocumentWriter, get_table: Callable[[], ModelTable | None], fields: Mapping[str, str]
+    ) -> None:
         self._writer = writer
         self._get_table = get_table
         self._fields = fields
@@ -141,7 +142,7 @@ class _File(_Fixed):
 
     async def make(self) -> Document:
         content = await trio.Path(self._path).read_bytes()
-        self._made = await make_document(iter((content,)), self._media_type)
+        self._made = await make_document([content], self._media_type)
         return self._made
 
 
@@ -153,8 +154,8 @@ class _HtmlPage(_Fixed):
         self._page = page
 
     async def make(self) -> Document:
-        fields = encode_fields({"content-security-policy": self._page.policy, "referrer-policy": "no-referrer"})
-        self._made = await make_document(iter((self._page.html,)), "text/html; charset=utf-8", fields)
+        fields = {"content-security-policy": self._page.policy, "referrer-policy": "no-referrer"}
+        self._made = await make_document([self._page.html], "text/html; charset=utf-8", fields)
         return self._made
 
 

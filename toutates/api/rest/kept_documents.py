@@ -7,10 +7,11 @@ by its ETag, is told so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import trio
@@ -18,6 +19,7 @@ import trio
 from toutates.api.control_queue import ControlQueue
 from toutates.api.rest.answers import refusal
 from toutates.api.rest.calls import RestHttpCall
+from toutates.http1 import encode_fields
 from toutates.net import Worker
 from toutates.system.errors import RequestError
 
@@ -60,7 +62,9 @@ class DocumentSource(Protocol):
         ...
 
 
-async def make_document(pieces: Iterator[bytes], media_type: str, fields: bytes = b"") -> Document:
+async def make_document(
+    pieces: Iterable[bytes], media_type: str, fields: Mapping[str, str] = MappingProxyType({})
+) -> Document:
     """Make a document of its pieces, with others running in between.
 
     Args:
@@ -85,10 +89,15 @@ async def make_document(pieces: Iterator[bytes], media_type: str, fields: bytes 
     digest.update(parts[-1])
     etag = f'"{digest.hexdigest()[:32]}"'
     # Browsers and proxies may keep it, and ask each time whether it still holds.
-    common = f"etag: {etag}\r\ncache-control: no-cache\r\nx-content-type-options: nosniff\r\n"
+    common = {
+        "etag": etag,
+        "cache-control": "no-cache",
+        "x-content-type-options": "nosniff",
+        "cross-origin-resource-policy": "same-origin",
+    }
     return Document(
-        common.encode() + b"cross-origin-resource-policy: same-origin\r\n" + fields,
-        f"content-type: {media_type}\r\n".encode(),
+        encode_fields({**common, **fields}),
+        encode_fields({"content-type": media_type}),
         etag,
         tuple(parts),
         sum(map(len, parts)),
