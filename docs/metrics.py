@@ -92,7 +92,7 @@ def page() -> str:
 
 def _row(spec: MetricSpec) -> str:
     labels = ", ".join(f"`{label}`" for label in spec.labels)
-    text = spec.help if spec.presence is not Presence.GPUS else f"{spec.help} Only {spec.presence.value}."
+    text = spec.help if spec.presence not in (Presence.GPUS, Presence.PROCESSES) else f"{spec.help} Only {spec.presence.value}."
     return f"| `{spec.name}` | {spec.kind.value} | {spec.unit} | {labels} | {text} | {spec.action} |"
 
 

@@ -68,6 +68,8 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-load-thread-count", "5", "parallel_loads", 5),
     ("--executor-cpus", "5", "executor_cpus", 5),
     ("--cpu-pinning", f"{CPU},{CPU}-{CPU}", "cpu_pinning", (CPU,)),
+    ("--reuse-port", "true", "reuse_port", True),
+    ("--processes", "3", "processes", 3),
     ("--max-concurrent-connections", "6", "max_concurrent_connections", 6),
     ("--max-concurrent-streams", "8", "limits", Limits(max_concurrent_streams=8)),
     ("--max-frame-size", "16384", "limits", Limits(max_frame_size=16_384)),

@@ -45,6 +45,8 @@ EFFECTS: Final[list[tuple[str, str, object]]] = [
     ("--grpc-address=127.0.0.1", "grpc_addr", Address("127.0.0.1", 8001)),
     ("--grpc-address=::1 --grpc-port=0", "grpc_addr", Address("::1", 0)),
     ("--grpc-address=[::1]", "grpc_addr", Address("::1", 8001)),
+    ("--reuse-grpc-port=true", "reuse_port", True),
+    ("--reuse-grpc-port=false --reuse-http-port=1", "reuse_port", True),
     ("--http-port=9000", "http_addr", Address("0.0.0.0", 9000)),
     ("--http-address=127.0.0.1", "http_addr", Address("127.0.0.1", 8000)),
     ("--http-address=::1 --http-port=0", "http_addr", Address("::1", 0)),

@@ -149,16 +149,17 @@ def test_a_scrape_has_what_the_catalogue_has_in_both_formats(models: Path) -> No
         scraper = Scraper(inside, gpus)
         some_traffic(inside)
         scrape = scraper()
-        kinds = {name: "gauge" if one.kind is Kind.INFO else one.kind.value for name, one in CATALOGUE.items()}
+        shown = {name: one for name, one in CATALOGUE.items() if one.presence is not Presence.PROCESSES}
+        kinds = {name: "gauge" if one.kind is Kind.INFO else one.kind.value for name, one in shown.items()}
         assert scrape.types == kinds
-        for name, spec in CATALOGUE.items():
+        for name, spec in shown.items():
             of_histogram = {"le"} if spec.kind is Kind.HISTOGRAM else set()
             sample = f"{name}_bucket" if of_histogram else name
             assert scrape.labels[sample] == {*spec.labels, *of_histogram}
             help_line = f"# HELP {name} {spec.help}\n"
             assert scrape.text.count(help_line) == 1
         families = list(PARSERS[Format.OPENMETRICS](scraper.text(Format.OPENMETRICS)))
-        assert len({one.name for one in families}) == len(families) == len(CATALOGUE)
+        assert len({one.name for one in families}) == len(families) == len(shown)
         assert all(math.isfinite(value) for value in scrape.values.values())
 
     assert serve(models, visit) == 0
@@ -169,7 +170,8 @@ def test_without_a_gpu_only_its_metrics_are_missing(models: Path) -> None:
         scraper = Scraper(inside, GpuGauges(None))
         wait_until(lambda: all(worker.cpu_clock is not None for worker in inside.workers))
         # Nobody has asked for anything yet, and everything begins with 0.
-        expected = {name for name, spec in CATALOGUE.items() if spec.presence is not Presence.GPUS}
+        elsewhere = (Presence.GPUS, Presence.PROCESSES)
+        expected = {name for name, spec in CATALOGUE.items() if spec.presence not in elsewhere}
         assert set(scraper().types) == expected
 
     assert serve(models, visit) == 0

@@ -51,3 +51,14 @@ def test_all_addresses_of_ipv6_take_ipv4_too() -> None:
     with socket.create_connection(("127.0.0.1", sockets[0].getsockname()[1])):
         pass
     close(sockets)
+
+
+def test_a_port_can_be_shared_with_others_who_share_it() -> None:
+    (first,) = bind(Address("127.0.0.1", 0), "--addr", shared=True)
+    address = Address(*first.getsockname())
+    first.listen()
+    (second,) = bind(address, "--addr", shared=True)
+    second.listen()
+    close([first, second])
+    with socket.create_server(("127.0.0.1", 0)) as alone, pytest.raises(ConfigurationError):
+        bind(Address(*alone.getsockname()), "--addr", shared=True)

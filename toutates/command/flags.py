@@ -30,6 +30,7 @@ from toutates.command.values import (
     seconds_or_never,
     share,
     whole,
+    whole_or_auto,
 )
 from toutates.h2grpc import Allowance
 from toutates.infer.tracing.configuration import LEVEL_NAMES
@@ -198,6 +199,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     ),
     "CPUs and threads": (
         Flag(
+            "processes",
+            "N",
+            "serve with N processes on the same ports, each of which loads all models; auto for one per CPU",
+            "1",
+            whole_or_auto,
+        ),
+        Flag(
             "processing-cores",
             "N",
             "start N worker threads, which read, batch and answer requests",
@@ -216,6 +224,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     ),
     "gRPC": (
         Flag("grpc-addr", "ADDR", "serve gRPC on this HOST:PORT", "0.0.0.0:8001", address),
+        Flag(
+            "reuse-port",
+            "BOOL",
+            "share the ports of gRPC and HTTP with other servers of the same user that do so too",
+            "false",
+            boolean,
+            bare="true",
+        ),
         Flag(
             "limit",
             "NAME=VALUE",

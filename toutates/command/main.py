@@ -27,7 +27,7 @@ from toutates.system.interpreter import watch_gil
 from toutates.system.logs.levels import LogLevels
 from toutates.system.standard_streams import standard_streams
 
-__all__ = ["main", "parse_options", "tritonserver"]
+__all__ = ["main", "parse_options", "prepare_onnxruntime", "tritonserver"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,14 +81,24 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 def _serve(options: Options) -> int:
     watch_gil()  # before the extension modules below
-    _prepare_onnxruntime()
+    if options.processes != 1:
+        return _serve_with_processes(options)
+    prepare_onnxruntime()
     from toutates.server.server import run
 
     with standard_streams():
         return run(options)
 
 
-def _prepare_onnxruntime() -> None:
+def _serve_with_processes(options: Options) -> int:
+    """Serve with several processes. This one, their parent, needs no ONNX Runtime."""
+    from toutates.server.processes.parent import run_parent
+
+    with standard_streams():
+        return run_parent(options)
+
+
+def prepare_onnxruntime() -> None:
     """Import ONNX Runtime. It takes a while, so --help and wrong command lines do without it."""
     # ONNX Runtime's builds for Linux report models and runs to Microsoft, in threads of their own, unless told not to.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -183,7 +193,7 @@ def _check(arguments: list[str]) -> int:
         execution_providers=settings["execution-providers"],
         custom_op_libraries=settings["custom-op-libraries"] or (),
     )
-    _prepare_onnxruntime()
+    prepare_onnxruntime()
     from toutates.command.check import check
 
     try:
@@ -226,7 +236,7 @@ def _config(arguments: list[str]) -> int:
     parsed = parser.parse_args(arguments)
     model_dir = Path(parsed.model_dir)
     libraries = settings_of(parsed)["custom-op-libraries"] or ()
-    _prepare_onnxruntime()
+    prepare_onnxruntime()
     from toutates.command.config import effective_configuration, require_model_dir
 
     require_model_dir(model_dir)

@@ -55,6 +55,7 @@ class Translation:
         for name, texts in given.items():
             self._take(TRITON_FLAGS[name], texts)
         self._read_addresses(_metrics_host(given))
+        self._read_sharing()
         self._read_log_level()
         self._read_tls()
         self._read_traces()
@@ -103,6 +104,11 @@ class Translation:
                 host = metrics_host if about == "metrics" else self._last(parts[0], _ANY_HOST)
                 address = Address(host.strip("[]"), self._last(parts[1], port))
                 self._put(setting, [str(address)], *given)
+
+    def _read_sharing(self) -> None:
+        given = self._given("reuse-grpc-port", "reuse-http-port")
+        if given:
+            self._put("reuse-port", ["true" if any(self._last(name, False) for name in given) else "false"], *given)
 
     def _read_log_level(self) -> None:
         given = self._given("log-verbose", "log-info", "log-warning")

@@ -36,6 +36,7 @@ __all__ = [
     "seconds_or_never",
     "share",
     "whole",
+    "whole_or_auto",
 ]
 
 Reader = Callable[[str], Any]
@@ -58,6 +59,11 @@ def whole(least: int, most: int = 10**18, said: str = "") -> Reader:
 
 #: Reads a whole number from 1 up.
 positive: Final = whole(1, said="1 up")
+
+
+def whole_or_auto(text: str) -> int:
+    """A whole number from 1 up; 0 for "auto"."""
+    return 0 if text == "auto" else int(positive(text))
 
 
 def choice(*words: str, also: Mapping[str, str] = {}) -> Reader:

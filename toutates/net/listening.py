@@ -11,7 +11,9 @@ from toutates.system.errors import ConfigurationError
 __all__ = ["bind"]
 
 
-def bind(address: Address, flag: str, *, sockets: int = 1, otherwise: str = "") -> list[socket.socket]:
+def bind(
+    address: Address, flag: str, *, sockets: int = 1, shared: bool = False, otherwise: str = ""
+) -> list[socket.socket]:
     """Sockets that share an address, bound, non-blocking, and not listening yet.
 
     Several share their port with SO_REUSEPORT, and the kernel spreads connections among them. Where the address is of
@@ -21,6 +23,7 @@ def bind(address: Address, flag: str, *, sockets: int = 1, otherwise: str = "") 
         address: whose port may be 0; the system then chooses one, the same for all of them.
         flag: that gives the address, for errors.
         sockets: how many.
+        shared: whether sockets of others may share the port too, as long as they are of the same user.
         otherwise: what else than another address would do, to end the remedy of an error.
 
     Raises:
@@ -31,7 +34,7 @@ def bind(address: Address, flag: str, *, sockets: int = 1, otherwise: str = "") 
             family, kind, protocol, _, target = socket.getaddrinfo(
                 address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            if sockets > 1 and address.port:
+            if sockets > 1 and address.port and not shared:
                 # Otherwise SO_REUSEPORT would share the port with another server of the same user, in silence.
                 with socket.socket(family, kind, protocol) as alone:
                     alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +43,7 @@ def bind(address: Address, flag: str, *, sockets: int = 1, otherwise: str = "") 
             for _ in range(sockets):
                 listener = opened.enter_context(socket.socket(family, kind, protocol))
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if sockets > 1:
+                if sockets > 1 or shared:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -217,6 +217,14 @@ class Worker:
         """Connections open now."""
         return len(self.transports.open)
 
+    @property
+    def cpu_seconds(self) -> float | None:
+        """CPU time of the worker's thread; None before it begins and after its end."""
+        try:
+            return None if self.cpu_clock is None else time.clock_gettime(self.cpu_clock)
+        except OSError:
+            return None
+
     def connection_states(self, most: int) -> list[ConnectionState]:
         """The states of the open connections, of at most ``most``. Called on the worker's thread."""
         now_ns = time.monotonic_ns()

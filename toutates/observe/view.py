@@ -2,17 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from toutates.api.dataplane.plane import ServerIdentity
-from toutates.infer.service import InferService
+from toutates.infer.counters import InferCounters
+from toutates.infer.observing import FirstSteps
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
-from toutates.net import Worker
-from toutates.repositories.interface import Repository
+from toutates.net.housekeeping import Traffic
+from toutates.net.schedule import Lateness
+from toutates.repositories.interface import RepositoryStatistics
 
-__all__ = ["ServerView"]
+__all__ = ["ProcessState", "ServerView", "WatchedInfer", "WatchedObserver", "WatchedRepository", "WatchedWorker"]
+
+
+class WatchedWorker(Protocol):
+    """What is watched of a worker: a ``net.Worker``, or the copy of one in another process."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def connections(self) -> int: ...
+    @property
+    def traffic(self) -> Traffic: ...
+    @property
+    def limit_hits(self) -> dict[str, int]: ...
+    @property
+    def lateness(self) -> Lateness: ...
+    @property
+    def cpu_seconds(self) -> float | None: ...
+
+
+class WatchedObserver(Protocol):
+    """What is watched of an ``infer.observing.Observer``."""
+
+    @property
+    def seen(self) -> int: ...
+    @property
+    def steps(self) -> Mapping[str, FirstSteps]: ...
+
+
+class WatchedInfer(Protocol):
+    """What is watched of an ``InferService``."""
+
+    @property
+    def counters(self) -> InferCounters: ...
+    @property
+    def observer(self) -> WatchedObserver: ...
+
+
+class WatchedRepository(Protocol):
+    """What is watched of a ``Repository``."""
+
+    @property
+    def name(self) -> str: ...
+
+    def statistics(self) -> RepositoryStatistics: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One of the server's processes, where there are several.
+
+    Attributes:
+        name: "parent", or the process's number.
+        pid: None while it has none.
+        serves: whether it serves and answers; of the parent, whether it runs.
+        restarts: how often it was started again.
+    """
+
+    name: str
+    pid: int | None
+    serves: bool
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,19 +96,21 @@ class ServerView:
         traces: returns how many requests had their spans sent, and how many had them lost.
         is_live: returns whether the server answers; False once it shuts down.
         unready_reason: returns why it is not ready, a sentence without a full stop; "" if it is ready.
+        processes: returns the server's processes, where there are several.
     """
 
     identity: ServerIdentity
     started_s: float
-    workers: Sequence[Worker]
-    infer: Sequence[InferService]
+    workers: Sequence[WatchedWorker]
+    infer: Sequence[WatchedInfer]
     get_table: Callable[[], ModelTable]
-    repositories: Sequence[Repository]
+    repositories: Sequence[WatchedRepository]
     loading: LoadCounters
     dropped_log_lines: Callable[[], int]
     traces: Callable[[], tuple[int, int]]
     is_live: Callable[[], bool]
     unready_reason: Callable[[], str]
+    processes: Callable[[], Sequence[ProcessState]] = tuple
 
     def is_ready(self) -> bool:
         """Whether the server is ready, as ServerReady answers."""

@@ -11,9 +11,9 @@ from typing import Final
 from toutates.net.listening import bind
 from toutates.server.options import Options
 
-__all__ = ["Listeners", "open_listeners"]
+__all__ = ["OR_OFF", "Listeners", "open_listeners"]
 
-_OR_OFF: Final = ", or write 'off' to do without"
+OR_OFF: Final = ", or write 'off' to do without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,17 @@ def open_listeners(options: Options, workers: int) -> Iterator[Listeners]:
         ConfigurationError: an address is in use, or not of this machine.
     """
     with ExitStack() as opened:
-        grpc = bind(options.grpc_addr, "--grpc-addr", sockets=workers)
+        shared = options.reuse_port
+        grpc = bind(options.grpc_addr, "--grpc-addr", sockets=workers, shared=shared)
         for listener in grpc:
             opened.enter_context(closing(listener))
         http: list[socket.socket] = []
         if options.http_addr is not None:
-            http = bind(options.http_addr, "--http-addr", sockets=workers, otherwise=_OR_OFF)
+            http = bind(options.http_addr, "--http-addr", sockets=workers, shared=shared, otherwise=OR_OFF)
         for listener in http:
             opened.enter_context(closing(listener))
         monitoring = None
         if options.metrics_addr is not None:
-            [monitoring] = bind(options.metrics_addr, "--metrics-addr", otherwise=_OR_OFF)
+            [monitoring] = bind(options.metrics_addr, "--metrics-addr", otherwise=OR_OFF)
             opened.enter_context(closing(monitoring))
         yield Listeners(tuple(grpc), tuple(http), monitoring)

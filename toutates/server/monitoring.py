@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from toutates.observe.debug.debug_dump import dump, this_run
 from toutates.observe.view import ServerView
 from toutates.system.address import Address
+from toutates.system.logs.recent import RecentWarning
 from toutates.system.logs.setup import Logs
 from toutates.system.placement import Placement
 
@@ -32,7 +34,12 @@ class Monitoring:
         self._dumping = False
 
     def serving(
-        self, listener: socket.socket | None, placement: Placement, *, debug_for_all: bool
+        self,
+        listener: socket.socket | None,
+        placement: Placement,
+        *,
+        debug_for_all: bool,
+        more_warnings: Callable[[], Iterable[RecentWarning]] = tuple,
     ) -> AbstractAsyncContextManager[None]:
         """Serve metrics, probes, the status page and /debug for as long as the block lasts.
 
@@ -40,6 +47,7 @@ class Monitoring:
             listener: of the HTTP side; None where it is off.
             placement: where its thread runs.
             debug_for_all: whether /debug answers to other machines too.
+            more_warnings: the last ones of other logs.
         """
         if listener is None:
             return nullcontext()
@@ -53,11 +61,14 @@ class Monitoring:
         page = f"http://{Address('localhost' if host in ('0.0.0.0', '::') else host, port)}/"
         logger.info("status page on %s, metrics on %smetrics", page, page)
 
+        def warnings() -> list[RecentWarning]:
+            return sorted((*self._logs.recent.latest(), *more_warnings()), key=lambda one: one.time_s)
+
         def make() -> Site:
             return make_site(
                 self._view,
                 Exposition(self._view),
-                self._logs.recent.latest,
+                warnings,
                 [self._main],
                 debug_for_all=debug_for_all,
             )

@@ -60,6 +60,7 @@ class Options:
         strict_readiness: whether a model that cannot be served makes the server not ready.
         exit_on_error: whether a model that cannot be served at the start ends the server.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
+        processes: number of processes that serve on the same ports; 0 for one per CPU.
         processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
         executor_cpus: number of CPUs that executors share when pinned; without pinning, that workers leave free.
@@ -71,6 +72,7 @@ class Options:
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None for plaintext.
         tracing: where traces go, and what is traced.
+        reuse_port: whether other servers of the same user may listen on the ports of gRPC and REST too.
         http_addr: address of REST; None for none but that of gRPC, which serves REST too.
         rest: of REST.
         metrics_addr: address of the HTTP side; None for none.
@@ -99,6 +101,7 @@ class Options:
     ort_intra_threads: int = 1
     ort_inter_threads: int = 1
     grpc_addr: Address = Address("0.0.0.0", 8001)
+    processes: int = 1
     processing_cores: int | None = None
     parallel_loads: int = 1
     executor_cpus: int = 1
@@ -112,6 +115,7 @@ class Options:
     grpc_compression: str = ""
     tls: TlsFiles | None = None
     tracing: TraceOptions = field(default_factory=TraceOptions)
+    reuse_port: bool = False
     http_addr: Address | None = Address("0.0.0.0", 8000)
     rest: RestSettings = field(default_factory=RestSettings)
     metrics_addr: Address | None = Address("0.0.0.0", 9090)

@@ -4,7 +4,7 @@ address of the HTTP side, and the pages of ``openapi``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -31,12 +31,21 @@ class Pages:
         view: of the server.
         queue: brings requests to the main thread.
         openapi: /openapi.json and /docs.
+        metrics: where there are other processes, returns the media type and the text of /metrics of all, for an Accept
+            field.
     """
 
-    def __init__(self, view: ServerView, queue: ControlQueue, openapi: OpenApiPages) -> None:
+    def __init__(
+        self,
+        view: ServerView,
+        queue: ControlQueue,
+        openapi: OpenApiPages,
+        metrics: Callable[[str], Awaitable[tuple[str, bytes]]] | None = None,
+    ) -> None:
         self._view = view
         self._queue = queue
         self._openapi = openapi
+        self._metrics_of_all = metrics
         #: made for the first request, on the main thread
         self._texts: MetricsTexts | None = None
 
@@ -54,6 +63,9 @@ class Pages:
         self._queue.put(worker, b"", partial(self._text, call), partial(_fail, call))
 
     async def _text(self, call: RestHttpCall, _: bytes) -> Callable[[], None]:
+        accept = call.head.fields.get("accept", "")
+        if self._metrics_of_all is not None:
+            return _metrics_answer(call, *await self._metrics_of_all(accept))
         if self._texts is None:
             # Here, because a server that nobody asks for metrics needs none of it.
             from toutates.observe.metrics.exposition import Exposition
@@ -62,8 +74,11 @@ class Pages:
             metrics = Exposition(self._view)
             self._queue.nursery.start_soon(metrics.run)
             self._texts = MetricsTexts(metrics)
-        content_type, text = await self._texts.get(call.head.fields.get("accept", ""))
-        return partial(call.reply, 200, f"content-type: {content_type}\r\nvary: accept\r\n".encode(), text)
+        return _metrics_answer(call, *await self._texts.get(accept))
+
+
+def _metrics_answer(call: RestHttpCall, content_type: str, text: bytes) -> Callable[[], None]:
+    return partial(call.reply, 200, f"content-type: {content_type}\r\nvary: accept\r\n".encode(), text)
 
 
 def _health(state: str, problem: Callable[[], str]) -> Callable[[RestHttpCall], None]:

@@ -25,6 +25,8 @@ class ServerReadiness:
         waiting: what the start is waiting for.
         shutdown: of the server.
         tell_workers: called with whether the server is ready, after each change.
+        others: why other processes keep the server from being ready, where there are any; "" if they do not.
+        report: takes the models' reason after each change, in place of the log.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class ServerReadiness:
         waiting: Waiting,
         shutdown: Shutdown,
         tell_workers: Callable[[bool], None],
+        others: Callable[[], str] = lambda: "",
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self._strict = strict
         self._manager = manager
@@ -42,6 +46,8 @@ class ServerReadiness:
         self._waiting = waiting
         self._shutdown = shutdown
         self._tell_workers = tell_workers
+        self._others = others
+        self._report = report
         #: the reason that the log has
         self._logged = ""
 
@@ -49,7 +55,7 @@ class ServerReadiness:
         """Why the server is not ready, a sentence without a full stop; "" if it is, as ServerReady says."""
         if self._shutdown.begun.is_set():
             return "the server is shutting down"
-        return str(self._waiting) or self.models_reason()
+        return str(self._waiting) or self.models_reason() or self._others()
 
     def models_reason(self) -> str:
         """Why the models and their repositories keep the server from being ready; "" if they do not."""
@@ -65,10 +71,12 @@ class ServerReadiness:
     def changed(self) -> None:
         """The table of models, or what is known of the repositories, has changed."""
         reason = self.models_reason()
-        if bool(reason) is not bool(self._logged):
+        if self._report is not None:
+            self._report(reason)
+        elif bool(reason) is not bool(self._logged):
             if reason:
                 logger.warning("the server is not ready any more: %s", reason)
             else:
                 logger.info("the server is ready")
         self._logged = reason
-        self._tell_workers(not reason)
+        self._tell_workers(not (reason or self._others()))

@@ -23,12 +23,16 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import onnxruntime
 import trio
 
 from toutates.api.control_queue import ControlQueue
-from toutates.api.dataplane.plane import ServerIdentity
+from toutates.api.dataplane.everywhere import Everywhere
+from toutates.api.dataplane.plane import DataPlane, ServerIdentity
+from toutates.api.dataplane.readiness import Readiness
 from toutates.api.restrictions import by_group
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
@@ -45,17 +49,21 @@ from toutates.server.openapi import OpenApiPages
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.pages import Pages
 from toutates.server.readiness import ServerReadiness
+from toutates.server.running import run_logged
 from toutates.server.services import Services
 from toutates.server.shutdown import Shutdown
 from toutates.server.thread_plan import plan_threads
 from toutates.server.tracing import Tracing
 from toutates.server.workers import Workers
-from toutates.system.errors import ConfigurationError
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.placement import running_on, worker_warnings
 from toutates.system.topology import allowed_cpus
 from toutates.system.version import package_version
+
+if TYPE_CHECKING:
+    # A server of one process needs none of it.
+    from toutates.server.processes.member import Member
 
 __all__ = ["Server", "run"]
 
@@ -69,33 +77,7 @@ def run(options: Options) -> int:
         ConfigurationError: the options or the repository cannot be used.
     """
     with start_logs(options.log_level, options.log_format) as logs:
-        try:
-            return trio.run(Server(options, logs).run)
-        except BaseExceptionGroup as group:
-            configuration, rest = group.split(ConfigurationError)
-            if rest is None and configuration is not None:
-                raise _first(configuration) from None
-            _log_failure(group)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            _log_failure(error)
-    return EXIT_FAILURE
-
-
-def _log_failure(error: BaseException) -> None:
-    """Log an unexpected error with its traceback, in the form of the log and not of Python."""
-    if not isinstance(error, Exception):  # such as a group with a KeyboardInterrupt
-        raise error
-    logger.critical("the server failed, and ends", exc_info=error)
-
-
-def _first(group: BaseExceptionGroup[ConfigurationError]) -> ConfigurationError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, ConfigurationError)
-    return error
+        return run_logged(lambda: Server(options, logs).run)
 
 
 class Server:
@@ -104,6 +86,7 @@ class Server:
     Args:
         options: its settings.
         logs: of the process; None where somebody else takes care of the log.
+        member: the parent's side, where this is one of several processes.
 
     Attributes:
         shutdown: ends the server.
@@ -118,8 +101,9 @@ class Server:
             pinned, OpenTelemetry is missing, or there are more workers than requests may be in flight.
     """
 
-    def __init__(self, options: Options, logs: Logs | None = None) -> None:
+    def __init__(self, options: Options, logs: Logs | None = None, member: Member | None = None) -> None:
         self._options = options
+        self._member = member
         self._logs = logs or Logs.without_output(options.log_level)
         self._placement = plan_threads(options)
         self._logs.place(self._placement.manager)
@@ -171,6 +155,9 @@ class Server:
                 with trio.open_signal_receiver(*handled) as signals:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._handle_signals, signals, nursery)
+                        if self._member is not None:
+                            handle = partial(self._handle_signal, nursery)
+                            await nursery.start(self._member.run, self.shutdown, handle)
                         async with self._tracing.exporting(self._placement):
                             await self._serve(listeners, task_status)
                         nursery.cancel_scope.cancel()
@@ -180,18 +167,21 @@ class Server:
 
     async def _handle_signals(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         async for number in signals:
-            if number == signal.SIGUSR2:
-                if self._monitoring is not None:
-                    nursery.start_soon(self._monitoring.log_dump)
-            elif number == signal.SIGHUP:
-                if self._certificate.reload():
-                    self.workers.use_tls(self._certificate.contexts)
-            elif number == signal.SIGUSR1:
-                self._logs.control.toggle_debug()
-            else:
-                how = "stopping now" if self.shutdown.begun.is_set() else "stopping"
-                logger.info("%s: %s", signal.Signals(number).name, how)
-                self.stop()
+            self._handle_signal(nursery, number)
+
+    def _handle_signal(self, nursery: trio.Nursery, number: int) -> None:
+        if number == signal.SIGUSR2:
+            if self._monitoring is not None:
+                nursery.start_soon(self._monitoring.log_dump)
+        elif number == signal.SIGHUP:
+            if self._certificate.reload():
+                self.workers.use_tls(self._certificate.contexts)
+        elif number == signal.SIGUSR1:
+            self._logs.control.toggle_debug()
+        else:
+            how = "stopping now" if self.shutdown.begun.is_set() else "stopping"
+            logger.info("%s: %s", signal.Signals(number).name, how)
+            self.stop()
 
     async def _serve(self, listeners: Listeners, task_status: trio.TaskStatus[None]) -> None:
         """Load the models, and serve them until the shutdown has ended."""
@@ -206,8 +196,11 @@ class Server:
                 self._first_load.waiting,
                 self.shutdown,
                 self.workers.show_readiness,
+                *(() if self._member is None else (self._member.reason, self._member.tell_state)),
             )
             self.view = self._make_view(manager, readiness)
+            if self._member is not None:
+                self._member.watch(self.view, readiness.changed)
             self._monitoring = Monitoring(self.view, self._logs)
             watched = self._monitoring.serving(
                 listeners.monitoring, self._placement, debug_for_all=self._options.debug_endpoints
@@ -232,6 +225,10 @@ class Server:
         assert self.view is not None
         async with trio.open_nursery() as changes:
             queue = await changes.start(self._change_models, control)
+            member = self._member
+            if member is not None and not await self._join(member, manager, control, readiness):
+                changes.cancel_scope.cancel()
+                return
             rest = self._options.rest
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
             openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, queue)
@@ -245,25 +242,47 @@ class Server:
                 log_control=self._logs.control,
                 tracing=self._tracing,
                 secrets=secrets,
-                pages=Pages(self.view, queue, openapi),
+                pages=Pages(self.view, queue, openapi, None if member is None else member.metrics),
                 access_log=self._access_log,
+                everywhere=None if member is None else Everywhere(member.carry),
             )
-            self.workers.make(services, self._certificate.contexts, ready=not readiness.models_reason())
+            is_ready = not readiness.models_reason() and (member is None or not member.reason())
+            self.workers.make(services, self._certificate.contexts, ready=is_ready)
             # Most of what is in memory now stays: the garbage collector need not visit it again. Versions that are
             # unloaded later are freed without the collector (``SuperTensor.free``).
             gc.collect()
             gc.freeze()
             async with trio.open_nursery() as serving:
                 await serving.start(self.workers.run, listeners.grpc, listeners.http)
-                self._announce(readiness.begin())
+                unready_reason = readiness.begin()
+                if member is None:
+                    self._announce(unready_reason)
+                else:
+                    member.tell_serving()
+                    readiness.changed()  # what the parent has said since the workers were made
                 task_status.started()
             changes.cancel_scope.cancel()
+
+    async def _join(
+        self, member: Member, manager: ModelManager, control: ModelControl, readiness: ServerReadiness
+    ) -> bool:
+        """Be as the other processes are, and wait until all may serve; returns whether to go on."""
+        plane = DataPlane(
+            self._identity,
+            lambda: manager.table,
+            Readiness(serving=True),
+            control,
+            self._logs.control,
+            self._tracing.settings,
+        )
+        return await member.join(manager.table, readiness.models_reason(), plane.local_calls(member.number), control)
 
     async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlQueue]) -> None:
         """Run what changes models while they are served, until the shutdown begins."""
         async with trio.open_nursery() as nursery:
             queue = ControlQueue(nursery)
-            nursery.start_soon(control.poll_for_ever)
+            if self._member is None or self._options.model_control_mode != "poll":
+                nursery.start_soon(control.poll_for_ever)  # else the parent says when, to all at the same time
             task_status.started(queue)
             await self.shutdown.begun.wait()
             control.stop()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toutates.api.control_queue import ControlQueue
+from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.inference import GrpcTransport, model_infer
@@ -68,6 +69,7 @@ class Services:
         secrets: by group, what REST's endpoints want of a request.
         pages: what else than REST is served over HTTP/1.1.
         access_log: takes a share of the requests; None for none.
+        everywhere: has calls carried out in all processes of the server; None where there is but one.
         parameter_notices: says which parameters of requests have no effect.
     """
 
@@ -82,6 +84,7 @@ class Services:
     secrets: Mapping[str, RestrictedProtocol]
     pages: Pages
     access_log: AccessLog | None
+    everywhere: Everywhere | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
     def attach(self, worker: Worker, number: int, *, ready: bool) -> WorkerServices:
@@ -106,7 +109,9 @@ class Services:
             sink = self.access_log.sink()
             for one in (infer, rest_infer):
                 one.observer.sample(Sampling(sink), round(1 / options.access_log_rate))
-        plane = DataPlane(self.identity, get_table, readiness, self.control, self.log_control, tracing.settings)
+        plane = DataPlane(
+            self.identity, get_table, readiness, self.control, self.log_control, tracing.settings, self.everywhere
+        )
         infer_method = model_infer(infer, WorkerTraces(worker, infer.observer, tracing.settings, tracing.put))
         methods = build_methods(
             worker,

@@ -32,7 +32,7 @@ def ask(plane: DataPlane, path: str, body: bytes | None = None) -> Answer | Awai
     assert ("GET" if body is None else "POST") in endpoint.methods
     try:
         request = endpoint.read(route, body)
-        if endpoint.awaited is not None and plane.loads_on_request:
+        if endpoint.awaited is not None and endpoint.waits(plane):
             return _await(endpoint, endpoint.awaited(plane, request))
         assert endpoint.function is not None
         return endpoint.write(endpoint.function(plane, request))

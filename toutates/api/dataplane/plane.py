@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from toutates.api.dataplane.everywhere import Everywhere, LocalCalls, all_statistics, whole_index
 from toutates.api.dataplane.log_settings import log_settings
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.dataplane.repository_control import load_model, unload_model
@@ -68,6 +69,7 @@ class DataPlane:
         control: loads and unloads models.
         log_control: has the levels of the log.
         trace_settings: the trace settings of the server.
+        everywhere: has calls carried out in all processes of the server; None where there is but one.
 
     Attributes:
         get_table: returns the model table. Most answers stay the same as long as it returns the same table.
@@ -82,6 +84,7 @@ class DataPlane:
         control: ModelControl,
         log_control: LogControl,
         trace_settings: TraceSettings,
+        everywhere: Everywhere | None = None,
     ) -> None:
         self.get_table = get_table
         self.readiness = readiness
@@ -89,6 +92,7 @@ class DataPlane:
         self._control = control
         self._log_control = log_control
         self._trace_settings = trace_settings
+        self._everywhere = everywhere
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -179,7 +183,9 @@ class DataPlane:
 
     async def repository_index_on_request(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Answer RepositoryIndex if models are loaded by request: those that were never loaded are listed too."""
-        if request.repository_name or request.ready:
+        if self._everywhere is not None:
+            return whole_index(await self._everywhere.ask("RepositoryIndex", request, pb.RepositoryIndexResponse))
+        if not self.loads_on_request or request.repository_name or request.ready:
             return repository_index(self.get_table(), request)
         names = await self._control.names()
         return repository_index(self.get_table(), request, names)
@@ -187,14 +193,64 @@ class DataPlane:
     async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         """Answer RepositoryModelLoad once the model is served."""
         self.refuse_unless_loads_on_request()
+        if self._everywhere is not None:
+            about = f"model {request.model_name.strip()}"
+            whole, response = bool(request.parameters), pb.RepositoryModelLoadResponse
+            return await self._everywhere.change("RepositoryModelLoad", request, response, about, whole=whole)
         await load_model(self._control, request)
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         """Answer RepositoryModelUnload once the model gets no more requests."""
         self.refuse_unless_loads_on_request()
+        if self._everywhere is not None:
+            about = f"model {request.model_name.strip()}"
+            return await self._everywhere.change(
+                "RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse, about
+            )
         await unload_model(self._control, request)
         return pb.RepositoryModelUnloadResponse()
+
+    # --- where there are several processes ---------------------------------------------------------------------------
+
+    @property
+    def asks_others(self) -> bool:
+        """Whether what follows, and what loads and lists models, is to be called in place of the plain functions."""
+        return self._everywhere is not None
+
+    async def statistics_of_all(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Answer ModelStatistics with the sum of all processes."""
+        assert self._everywhere is not None
+        parts = await self._everywhere.ask("ModelStatistics", request, pb.ModelStatisticsResponse)
+        return all_statistics([part for _, part in parts])
+
+    async def log_settings_of_all(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        """Answer LogSettings for all processes."""
+        assert self._everywhere is not None
+        if not request.settings:
+            return self.log_settings(request)
+        return await self._everywhere.change("LogSettings", request, pb.LogSettingsResponse, "log", whole=False)
+
+    async def trace_setting_of_all(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        """Answer TraceSetting for all processes."""
+        assert self._everywhere is not None
+        if not request.settings:
+            return self.trace_setting(request)
+        return await self._everywhere.change("TraceSetting", request, pb.TraceSettingResponse, "traces", whole=False)
+
+    def local_calls(self, process: int) -> LocalCalls:
+        """What carries out in this process what another one was asked for; of a plane without ``everywhere``."""
+        return LocalCalls(
+            process,
+            {
+                "ModelStatistics": (pb.ModelStatisticsRequest, self.model_statistics),
+                "RepositoryIndex": (pb.RepositoryIndexRequest, self.repository_index_on_request),
+                "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self.load),
+                "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self.unload),
+                "LogSettings": (pb.LogSettingsRequest, self.log_settings),
+                "TraceSetting": (pb.TraceSettingRequest, self.trace_setting),
+            },
+        )
 
 
 def health_response(*, serving: bool) -> HealthCheckResponse:

@@ -54,16 +54,28 @@ def build_methods(
         "ModelReady": unary(pb.ModelReadyRequest, plane.model_ready),
         "ModelMetadata": kept(pb.ModelMetadataRequest, plane.model_metadata, _name_and_version),
         "ModelConfig": kept(pb.ModelConfigRequest, plane.model_config, _name_and_version),
-        "ModelStatistics": kept(pb.ModelStatisticsRequest, plane.model_statistics, _name_and_version, changes=True),
+        "ModelStatistics": (
+            awaited(pb.ModelStatisticsRequest, plane.statistics_of_all)
+            if plane.asks_others
+            else kept(pb.ModelStatisticsRequest, plane.model_statistics, _name_and_version, changes=True)
+        ),
         "RepositoryIndex": (
             awaited(pb.RepositoryIndexRequest, plane.repository_index_on_request)
-            if plane.loads_on_request
+            if plane.loads_on_request or plane.asks_others
             else kept(pb.RepositoryIndexRequest, plane.repository_index, _repository_and_ready)
         ),
         "RepositoryModelLoad": loads(pb.RepositoryModelLoadRequest, plane.load, large=True),
         "RepositoryModelUnload": loads(pb.RepositoryModelUnloadRequest, plane.unload),
-        "LogSettings": unary(pb.LogSettingsRequest, plane.log_settings),
-        "TraceSetting": unary(pb.TraceSettingRequest, plane.trace_setting),
+        "LogSettings": (
+            awaited(pb.LogSettingsRequest, plane.log_settings_of_all)
+            if plane.asks_others
+            else unary(pb.LogSettingsRequest, plane.log_settings)
+        ),
+        "TraceSetting": (
+            awaited(pb.TraceSettingRequest, plane.trace_setting_of_all)
+            if plane.asks_others
+            else unary(pb.TraceSettingRequest, plane.trace_setting)
+        ),
         "SystemSharedMemoryStatus": unread(pb.SystemSharedMemoryStatusRequest, system),
         "SystemSharedMemoryRegister": unread(pb.SystemSharedMemoryRegisterRequest, system),
         "SystemSharedMemoryUnregister": unread(pb.SystemSharedMemoryUnregisterRequest, system),

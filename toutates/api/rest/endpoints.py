@@ -47,8 +47,9 @@ class Endpoint:
         read: from the route and the body, None for a GET, to the request message. Raises RequestError.
         write: from the response message to the answer.
         function: of the data plane, called on the worker's thread.
-        awaited: of the data plane, called on the main thread in place of ``function`` where models are loaded by
-            request (``DataPlane.loads_on_request``).
+        awaited: of the data plane, called on the main thread in place of ``function`` where ``waits`` says so.
+        waits: whether the data plane's answer has to be awaited; as it stands, where models are loaded by request or
+            other processes have to be asked.
         grows: whether the answer grows with the number of models. It is then made beside the worker's thread, where
             models are not named one by one.
     """
@@ -60,6 +61,7 @@ class Endpoint:
     write: Callable[[Any], Answer] = json_answer
     function: Callable[[DataPlane, Any], Any] | None = None
     awaited: Callable[[DataPlane, Any], Awaitable[Any]] | None = None
+    waits: Callable[[DataPlane], bool] = lambda plane: plane.loads_on_request or plane.asks_others
     grows: bool = False
 
 
@@ -138,6 +140,11 @@ _REPOSITORY: Final = "/v2/repository[/{repository}]"
 _SYSTEM: Final = "/v2/systemsharedmemory[/region/{region}]"
 _CUDA: Final = "/v2/cudasharedmemory[/region/{region}]"
 
+
+def _asks_others(plane: DataPlane) -> bool:
+    return plane.asks_others
+
+
 _STATISTICS: Final = Endpoint(
     "statistics",
     "statistics",
@@ -145,6 +152,8 @@ _STATISTICS: Final = Endpoint(
     _named(pb.ModelStatisticsRequest),
     lambda response: json_answer(messages.as_document(response, whole=True)),
     DataPlane.model_statistics,
+    DataPlane.statistics_of_all,
+    _asks_others,
     grows=True,
 )
 
@@ -232,6 +241,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda route, body: messages.trace_request(route.model, body),
             lambda response: json_answer(messages.trace_settings(response)),
             DataPlane.trace_setting,
+            DataPlane.trace_setting_of_all,
+            _asks_others,
         ),
     ),
     (
@@ -243,6 +254,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda route, body: messages.log_request(body),
             lambda response: json_answer(messages.log_settings(response)),
             DataPlane.log_settings,
+            DataPlane.log_settings_of_all,
+            _asks_others,
         ),
     ),
     (

@@ -122,7 +122,7 @@ class RestHandler:
             return self._admit_answer(head, METHOD_NOT_ALLOWED)
         if endpoint.name in _ASKS:
             return self._admit_inference(head, route)
-        if endpoint.awaited is not None and endpoint.name != "index":
+        if endpoint.name in ("load", "unload"):
             try:
                 self._plane.refuse_unless_loads_on_request()
             except RequestError as error:
@@ -196,7 +196,7 @@ class RestHandler:
         """Answer a request that is no inference."""
         endpoint = route.endpoint
         body = None if call.head.method == "GET" else bytes(call.body)
-        if endpoint.awaited is not None and self._plane.loads_on_request:
+        if endpoint.awaited is not None and endpoint.waits(self._plane):
             self._queue.put(self._worker, body or b"", partial(self._await, route, call), partial(self.fail, call))
             return
         assert endpoint.function is not None
@@ -212,8 +212,9 @@ class RestHandler:
         """On the main thread: read a request, which may hold a whole model, and have it answered."""
         endpoint = route.endpoint
         assert endpoint.awaited is not None
-        request = await trio.to_thread.run_sync(endpoint.read, route, body)
-        del body
+        given = None if call.head.method == "GET" else body
+        request = await trio.to_thread.run_sync(endpoint.read, route, given)
+        del body, given
         answer = endpoint.write(await endpoint.awaited(self._plane, request))
         return partial(call.reply, *answer)
 

@@ -59,7 +59,7 @@ async def dump(view: ServerView, runs: Sequence[TrioRun]) -> str:
         view: of the server.
         runs: Trio runs other than those of the workers.
     """
-    workers = list(view.workers)
+    workers = [worker for worker in view.workers if isinstance(worker, Worker)]  # and not those of other processes
     answers: list[list[str] | None] = [None] * (len(runs) + len(workers))
     async with trio.open_nursery() as nursery:
         for index, run in enumerate(runs):

@@ -19,13 +19,13 @@ from typing import Final
 from prometheus_client import ProcessCollector
 
 from toutates.models.table import UNLOADED, ModelState, ModelTable
-from toutates.net import Worker
 from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.families import Family, Named
 from toutates.observe.metrics.gpu import GpuGauges
 from toutates.observe.metrics.host import HostGauges
 from toutates.observe.metrics.model_families import ModelSnapshot, executor_families, original_families, triton_families
 from toutates.observe.metrics.snapshot import Retired, VersionSnapshot, read_version
+from toutates.observe.processes.resources import ProcessMetrics
 from toutates.observe.view import ServerView
 from toutates.system.interpreter import gil_enabled
 
@@ -56,6 +56,7 @@ class ServerCollector:
         self._clock = clock
         self._retired = Retired()
         self._process = ProcessCollector(registry=None)
+        self._processes = ProcessMetrics(view.processes) if view.processes() else None
         self._info = (view.identity.version, platform.python_version())
         self._plan_hits = 0
         self.render_s = 0.0
@@ -89,6 +90,11 @@ class ServerCollector:
                 yield Family(CATALOGUE[name], series)
         yield from self._host.collect()
         yield from self._gpus.collect()
+        if self._processes is not None:
+            for name, series in self._processes.collect():
+                if series:
+                    yield Family(CATALOGUE[name], series)
+            return
         for metric in self._process.collect():
             yield Family(CATALOGUE[metric.samples[0].name], [((), metric.samples[0].value)])
 
@@ -129,7 +135,7 @@ class ServerCollector:
         yield "toutates_limit_hits_total", [((limit,), count) for limit, count in hits.items()]
         yield (
             "toutates_worker_cpu_seconds_total",
-            [((number,), seconds) for number, worker in workers if (seconds := _cpu_seconds(worker)) is not None],
+            [((number,), seconds) for number, worker in workers if (seconds := worker.cpu_seconds) is not None],
         )
         yield (
             "toutates_worker_loop_lag_seconds",
@@ -166,11 +172,3 @@ class ServerCollector:
         caches = {one.cache for one in repositories if one.cache is not None}
         yield "toutates_cache_bytes", [((), sum(used for _, used, _ in caches))]
         yield "toutates_cache_capacity_bytes", [((), sum(bound for _, _, bound in caches))]
-
-
-def _cpu_seconds(worker: Worker) -> float | None:
-    """CPU time of a worker's thread; None before it begins and after its end."""
-    try:
-        return time.clock_gettime(worker.cpu_clock) if worker.cpu_clock is not None else None
-    except OSError:
-        return None

@@ -10,9 +10,9 @@ from typing import Final
 
 from toutates.engine.counters import BUCKET_NS, BUCKETS, BatchCounters, Durations, WorkerCounters
 from toutates.infer.observing import FirstSteps
-from toutates.infer.service import InferService
 from toutates.observe.metrics.families import Distribution, Named, Series, bucket_bounds
 from toutates.observe.metrics.snapshot import Counts, VersionSnapshot
+from toutates.observe.view import WatchedInfer
 
 __all__ = ["ModelSnapshot", "executor_families", "original_families", "triton_families"]
 
@@ -72,7 +72,7 @@ _MODEL_GAUGES: Final[Mapping[str, Callable[[Sequence[VersionSnapshot]], int]]] =
 }
 
 
-def original_families(models: Sequence[ModelSnapshot], infer: Sequence[InferService]) -> Iterator[Named]:
+def original_families(models: Sequence[ModelSnapshot], infer: Sequence[WatchedInfer]) -> Iterator[Named]:
     """The metrics of the original Toutates.
 
     Args:
@@ -90,7 +90,7 @@ def original_families(models: Sequence[ModelSnapshot], infer: Sequence[InferServ
     yield "loaded_models", [((), len(models))]
 
 
-def _outcomes_without_model(infer: Sequence[InferService]) -> list[Series]:
+def _outcomes_without_model(infer: Sequence[WatchedInfer]) -> list[Series]:
     """Outcomes of requests that came to no model."""
     counters = [one.counters for one in infer]
     return [
@@ -100,7 +100,7 @@ def _outcomes_without_model(infer: Sequence[InferService]) -> list[Series]:
     ]
 
 
-def _first_step(infer: Sequence[InferService], model: str, choose: Callable[[FirstSteps], Durations]) -> Distribution:
+def _first_step(infer: Sequence[WatchedInfer], model: str, choose: Callable[[FirstSteps], Durations]) -> Distribution:
     buckets, total_ns = [0] * BUCKETS, 0
     for one in infer:
         steps = one.observer.steps.get(model)

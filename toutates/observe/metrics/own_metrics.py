@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from toutates.observe.metrics.spec import Kind, MetricSpec, of_models
+from toutates.observe.metrics.spec import Kind, MetricSpec, Presence, of_models
 
 __all__ = ["OWN", "PROCESS"]
 
 _VERSION: Final = ("model", "version")
 _WORKER: Final = ("worker",)
+_PROCESS: Final = ("process",)
 
 OWN: Final = (
     MetricSpec(
@@ -355,6 +356,43 @@ OWN: Final = (
         "It grows with the number of models. A text is used again for 50 times as long: above 0.3 s, scrapes every "
         "15 s "
         "see some values twice.",
+    ),
+    MetricSpec(
+        "toutates_process_up",
+        Kind.GAUGE,
+        _PROCESS,
+        "0 or 1",
+        "Whether the process serves and answers its parent.",
+        "0: it starts, has died and is started again, or hangs; the log says which. The others serve meanwhile.",
+        Presence.PROCESSES,
+    ),
+    MetricSpec(
+        "toutates_process_restarts_total",
+        Kind.COUNTER,
+        _PROCESS,
+        "starts",
+        "How often the process was started again after it had died.",
+        "Rising: the log says what killed it. SIGKILL that nobody sent is a want of memory: use fewer processes.",
+        Presence.PROCESSES,
+    ),
+    MetricSpec(
+        "toutates_process_cpu_seconds_total",
+        Kind.COUNTER,
+        _PROCESS,
+        "s",
+        "CPU time of the process; it begins at 0 when the process is started again.",
+        "Near 1 per second on Python with a GIL: the process is the bottleneck; spread the connections, or add "
+        "processes.",
+        Presence.PROCESSES,
+    ),
+    MetricSpec(
+        "toutates_process_resident_memory_bytes",
+        Kind.GAUGE,
+        _PROCESS,
+        "bytes",
+        "Resident memory of the process; pages that processes share count in each.",
+        "One that grows alone: look at the connections that it has, by `toutates_connections`.",
+        Presence.PROCESSES,
     ),
 )
 

@@ -23,6 +23,7 @@ class Presence(Enum):
     ALWAYS = "always"
     MODELS = "as long as a model is loaded"
     GPUS = "where NVML finds a GPU"
+    PROCESSES = "with several processes (`--processes`)"
 
 
 @dataclass(frozen=True, slots=True)

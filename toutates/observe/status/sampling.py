@@ -7,12 +7,10 @@ version. It reads plain numbers, and takes each version's lock once, for constan
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import trio
@@ -20,6 +18,7 @@ import trio
 from toutates.engine.counters import BUCKET_NS, BUCKETS, size_bucket
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.models.table import ServedVersion
+from toutates.observe.processes.resources import CpuSum, cpu_seconds, resident_bytes
 from toutates.observe.status.history import NOTHING, Series
 from toutates.observe.view import ServerView
 
@@ -235,8 +234,8 @@ class Sampler:
         requests, failures, p50, p99, waiting, busy: the server's history, a value per sample: per second, milliseconds,
             requests, and executors.
         long: the same with a value per LONG_STEP samples: their mean, for ``p99`` the largest.
-        memory_bytes: resident memory of the process.
-        cpu_load: CPUs that the process used; NOTHING until it is known.
+        memory_bytes: resident memory of the process, or of all of them.
+        cpu_load: CPUs that the process used, or all of them; NOTHING until it is known.
         versions: the last sample of every version that is loaded.
         workers: the last sample of every worker.
         total: the difference of all versions in the last sample.
@@ -253,6 +252,7 @@ class Sampler:
         self.memory_bytes = 0
         self.cpu_load = NOTHING
         self._process_cpu_s = time.process_time()
+        self._cpu_sum = CpuSum()
         self.versions: dict[ServedVersion, VersionSample] = {}
         self.workers: list[WorkerSample] = []
         self.total = _Counts()
@@ -357,17 +357,22 @@ class Sampler:
         self._infer_errors = errors
 
     def _sample_process(self, interval_s: float) -> None:
-        used_s = time.process_time()
+        pids = [one.pid for one in self._view.processes() if one.pid is not None]
+        if pids:
+            used_s = self._cpu_sum.update({pid: cpu_seconds(pid) for pid in pids})
+            self.memory_bytes = sum(map(resident_bytes, pids))
+        else:
+            used_s = time.process_time()
+            self.memory_bytes = resident_bytes()
         self.cpu_load = (used_s - self._process_cpu_s) / interval_s
         self._process_cpu_s = used_s
-        self.memory_bytes = _resident_bytes()
 
     def _sample_workers(self, interval_s: float) -> None:
         self.workers = []
         received = sent = 0
         for worker in list(self._view.workers):
             before_s = self._cpu_s.get(worker.name)
-            now_s = self._cpu_s[worker.name] = _cpu_s(worker.cpu_clock)
+            now_s = self._cpu_s[worker.name] = worker.cpu_seconds
             load = NOTHING if before_s is None or now_s is None else (now_s - before_s) / interval_s
             traffic = worker.traffic
             received += traffic.received_bytes
@@ -383,19 +388,3 @@ class Sampler:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _resident_bytes() -> int:
-    """Resident memory of this process, bytes; 0 where /proc does not have it."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _cpu_s(clock: int | None) -> float | None:
-    """CPU seconds of a thread by its clock; None before it begins and after its end."""
-    try:
-        return None if clock is None else time.clock_gettime(clock)
-    except OSError:
-        return None

@@ -116,6 +116,10 @@ class Status:
             "live": view.is_live(),
             "ready": not unready_reason(view),
             "loading": not table.complete or not view.workers,
+            "processes": [
+                {"name": one.name, "pid": one.pid, "serves": one.serves, "restarts": one.restarts}
+                for one in list(view.processes())[:MAX_WORKERS]
+            ],
         }
 
     def _now(self) -> dict[str, float]:

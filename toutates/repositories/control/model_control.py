@@ -170,10 +170,14 @@ class ModelControl:
         """Poll again and again; in the other modes, until every repository has answered once. No failure ends it."""
         while self._mode == "poll" or self._late:
             await trio.sleep(self._poll_s)
-            try:
-                await (self.poll() if self._mode == "poll" else self.catch_up())
-            except Exception:
-                logger.exception("a poll of the model repositories failed; the next one comes as usual")
+            await self.poll_once()
+
+    async def poll_once(self) -> None:
+        """Poll; in the other modes, ask the repositories that have not answered. It does not fail."""
+        try:
+            await (self.poll() if self._mode == "poll" else self.catch_up())
+        except Exception:
+            logger.exception("a poll of the model repositories failed; the next one comes as usual")
 
     async def poll(self) -> None:
         """Look for changes, and load or unload what has changed and is the same in a second look."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.levels import area_of, level_name
@@ -25,6 +25,9 @@ class LogHandler(logging.Handler):
         recent: gets warnings, errors and critical lines.
         put: takes lines.
         wake: called when there will be something to ``flush_repeats``.
+
+    Attributes:
+        known: while it is set, only warnings and errors are written whose text it does not have.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class LogHandler(logging.Handler):
         wake: Callable[[], None],
     ) -> None:
         super().__init__()
+        self.known: Collection[str] | None = None
         self._control = control
         self._lines = formatter
         self._recent = recent
@@ -45,6 +49,10 @@ class LogHandler(logging.Handler):
     def handle(self, record: logging.LogRecord) -> bool:
         """Do as ``logging.Handler`` does, without its lock: each part has a lock of its own or needs none."""
         if not self._control.levels.shows(area_of(record.name), record.levelno):
+            return False
+        if self.known is not None and (
+            record.levelno < logging.WARNING or printable(_event(record), MAX_CHARACTERS) in self.known
+        ):
             return False
         if not self._repeats.admit(record, time.monotonic_ns()):
             return False

@@ -62,11 +62,12 @@ class LogOutput:
         tell_loss: makes the line that says how many lines were lost, and why.
 
     Attributes:
+        fd: as given.
         lost: number of lost lines since the start.
     """
 
     def __init__(self, fd: int, tell_loss: Callable[[int, str], str]) -> None:
-        self._fd = fd
+        self.fd = self._fd = fd
         self._tell_loss = tell_loss
         #: guards the next seven; reentrant, because a finalizer may log at any time
         self._changed = Condition()

@@ -3,6 +3,8 @@
     2026-11-21 12:00:00.123 INFO    server: triton: toutates 0.1.0 on CPython ... serving gRPC on 0.0.0.0:8001
     {"timestamp": "2026-11-21T11:00:00.123456Z", "level": "info", "area": "server", "event": "triton: toutates ..."}
 
+Where there are several processes, a line carries the number of its own: ``server[1]:``, or ``"process": 1``.
+
 Parts of a line may come from a client: model names, reasons of connections that ended, texts of errors. So that they
 cannot begin a new line or move a terminal's cursor, what cannot be printed is escaped; what is long is cut. A traceback
 has lines of its own, which are indented in text.
@@ -54,12 +56,20 @@ class LogFormatter:
         log_format: the form of the lines. Whether text has times in ISO 8601, the levels say.
         levels: returns the levels in force, which set the form of the time in text.
         colours: whether levels and areas are coloured. Text only.
+        process: number of the process, which each line then carries; None where there is but one.
     """
 
-    def __init__(self, log_format: LogFormat, levels: Callable[[], LogLevels], *, colours: bool = False) -> None:
+    def __init__(
+        self,
+        log_format: LogFormat,
+        levels: Callable[[], LogLevels],
+        *,
+        colours: bool = False,
+        process: int | None = None,
+    ) -> None:
         self.log_format: LogFormat = log_format
         self._render: Callable[[LogLine, str | None], str] = (
-            _as_json if log_format == "json" else _Text(levels, colours)
+            _Json(process) if log_format == "json" else _Text(levels, colours, process)
         )
 
     def of_record(self, record: logging.LogRecord) -> str:
@@ -117,24 +127,32 @@ def _cleaned(line: LogLine) -> LogLine:
     return cleaned
 
 
-def _as_json(line: LogLine, said: str | None) -> str:
-    stamp = datetime.fromtimestamp(line["time_s"], UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return json.dumps({"timestamp": stamp, **{key: value for key, value in line.items() if key != "time_s"}}) + "\n"
+class _Json:
+    """Renders JSON: an object per line, with the process where there are several."""
+
+    def __init__(self, process: int | None) -> None:
+        self._process = {} if process is None else {"process": process}
+
+    def __call__(self, line: LogLine, said: str | None) -> str:
+        stamp = datetime.fromtimestamp(line["time_s"], UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        fields = {key: value for key, value in line.items() if key != "time_s"}
+        return json.dumps({"timestamp": stamp, **self._process, **fields}) + "\n"
 
 
 class _Text:
     """Renders text: one line, and the traceback below it; without fields whose values are part of ``said``."""
 
-    def __init__(self, levels: Callable[[], LogLevels], colours: bool) -> None:
+    def __init__(self, levels: Callable[[], LogLevels], colours: bool, process: int | None) -> None:
         self._levels = levels
         self._colours = colours
+        self._process = "" if process is None else f"[{process}]"
 
     def __call__(self, line: LogLine, said: str | None) -> str:
         level, area = line["level"], line["area"]
-        level_text, area_text = f"{level.upper():<7}", area
+        level_text, area_text = f"{level.upper():<7}", area + self._process
         if self._colours:
             level_text = f"{_COLOURS.get(level, '')}{level_text}{_RESET}"
-            area_text = f"{_DIM}{area}{_RESET}"
+            area_text = f"{_DIM}{area_text}{_RESET}"
         parts = [f"{self._time(line['time_s'])} {level_text} {area_text}: {line['event']}"]
         for key, value in line.items():
             if key not in _OWN_KEYS and (said is None or str(value) not in said):

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -41,6 +41,7 @@ class Logs:
         output: the thread that writes; None where the log belongs to somebody else, as in a test.
         formatter: makes its lines; None likewise.
         handler: takes records from ``logging``; None likewise.
+        has_tables: whether ``show`` writes; not so in a process whose tables another one has shown.
     """
 
     control: LogControl
@@ -48,6 +49,7 @@ class Logs:
     output: LogOutput | None = None
     formatter: LogFormatter | None = None
     handler: LogHandler | None = None
+    has_tables: bool = True
 
     @classmethod
     def without_output(cls, levels: str) -> Logs:
@@ -66,6 +68,8 @@ class Logs:
             table: lines for people.
             records: the same as fields; each has the key ``event``.
         """
+        if not self.has_tables:
+            return
         if self.output is None or self.formatter is None:
             print(table, flush=True)
             return
@@ -75,6 +79,11 @@ class Logs:
         else:
             table += "\n"
         self.output.put(table, STANDARD_OUTPUT)
+
+    def only_news(self, known: Collection[str] | None) -> None:
+        """Write only warnings and errors that are not in ``known``, until this is called with None."""
+        if self.handler is not None:
+            self.handler.known = None if known is None else frozenset(known)
 
     def write(self, area: str, text: str) -> None:
         """Write all lines of a text that somebody has asked for, whatever the levels and however often."""
@@ -91,13 +100,16 @@ class Logs:
 
 
 @contextmanager
-def start_logs(levels: str, log_format: LogFormat = "text", *, fd: int = STANDARD_ERROR) -> Iterator[Logs]:
+def start_logs(
+    levels: str, log_format: LogFormat = "text", *, fd: int = STANDARD_ERROR, process: int | None = None
+) -> Iterator[Logs]:
     """Set up the log of the process for the block, at whose end the rest of the lines is written.
 
     Args:
         levels: in the form of ``--log-level``.
         log_format: the form of the lines; LogSettings may change that of the times in text.
         fd: where the log goes.
+        process: number of this process, which its lines carry; None where there is but one.
 
     Raises:
         ValueError: the levels are not of that form.
@@ -107,7 +119,7 @@ def start_logs(levels: str, log_format: LogFormat = "text", *, fd: int = STANDAR
     if captured is not None:
         fd = captured.real
     recent = RecentWarnings()
-    formatter = LogFormatter(log_format, lambda: control.levels, colours=_takes_colours(fd))
+    formatter = LogFormatter(log_format, lambda: control.levels, colours=_takes_colours(fd), process=process)
 
     def tell_loss(lines: int, why: str) -> str:
         text = f"{lines} lines of the log were lost: {why}"

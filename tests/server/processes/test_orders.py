@@ -1,0 +1,112 @@
+"""Calls that all processes carry out, and what one that starts later does again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import trio
+import trio.testing
+
+from toutates.api.dataplane.everywhere import Order, Outcome
+from toutates.server.processes.orders import Orders, Worker
+
+
+def order(call: str, request: bytes, about: str, *, whole: bool = True) -> Order:
+    return Order(call, request, changes=True, about=about, whole=whole)
+
+
+def worker(process: int, done: list[str], fails: Iterable[str] = ()) -> Worker:
+    async def work(one: Order) -> Outcome:
+        await trio.lowlevel.checkpoint()
+        said = f"{one.call} {one.request[:10].decode()}"
+        done.append(said)
+        return Outcome(process, error="InvalidRequest", text="no") if said in fails else Outcome(process, b"ok")
+
+    return work
+
+
+def test_changes_of_one_thing_are_made_in_one_order_everywhere() -> None:
+    async def main() -> None:
+        orders = Orders()
+        seen: list[list[str]] = [[], []]
+        workers = [worker(number, done) for number, done in enumerate(seen)]
+
+        async def carry(number: int) -> None:
+            outcomes = await orders.carry(order("load", str(number).encode(), "model a"), lambda: workers)
+            assert [one.process for one in outcomes] == [0, 1]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(carry, number)
+        assert seen[0] == seen[1]
+        assert sorted(seen[0]) == [f"load {number}" for number in range(5)]
+
+    trio.run(main)
+
+
+def test_a_process_that_starts_later_does_what_counts_of_what_was_done() -> None:
+    async def main() -> None:
+        orders = Orders()
+        all_workers: Callable[[], list[Worker]] = lambda: [worker(0, [])]  # noqa: E731
+        large = b"x" * 1_000_000
+        orders.remember(order("load", b"a", "model a"))
+        orders.remember(order("load", b"b", "model b"))
+        for one in (
+            order("unload", b"b", "model b"),
+            order("load", large, "model c"),
+            order("load", b"c", "model c", whole=False),
+            order("log", b"1", "log", whole=False),
+            order("log", b"2", "log", whole=False),
+            order("log", b"1", "log", whole=False),
+        ):
+            await orders.carry(one, all_workers)
+        await orders.carry(Order("index", b""), all_workers)
+        done: list[str] = []
+        joined: list[str] = []
+        work = worker(1, done, fails=["unload b"])
+        problems = await orders.catch_up(work, lambda: joined.append(done[-1]))
+        assert done == ["load a", "unload b", "load xxxxxxxxxx", "load c", "log 2", "log 1"]
+        assert joined == ["log 1"]
+        assert [(about, one.text) for about, one in problems] == [("model b", "no")]
+
+    trio.run(main)
+
+
+def test_a_process_joins_only_when_nothing_is_under_way() -> None:
+    async def main() -> None:
+        orders = Orders()
+        may_end = trio.Event()
+
+        async def slow(one: Order) -> Outcome:
+            await may_end.wait()
+            return Outcome(0)
+
+        done: list[str] = []
+        joined: list[bool] = []
+
+        async def join() -> None:
+            await orders.catch_up(worker(1, done), lambda: joined.append(True))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(orders.carry, order("load", b"a", "model a"), lambda: [slow])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(join)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not joined
+            may_end.set()
+        assert done == ["load a"]
+        assert joined == [True]
+
+    trio.run(main)
+
+
+def test_a_change_that_fails_everywhere_is_not_done_again() -> None:
+    async def main() -> None:
+        orders = Orders()
+        outcomes = await orders.carry(order("load", b"a", "model a"), lambda: [worker(0, [], fails=["load a"])])
+        assert [one.error for one in outcomes] == ["InvalidRequest"]
+        done: list[str] = []
+        await orders.catch_up(worker(1, done), lambda: None)
+        assert not done
+
+    trio.run(main)

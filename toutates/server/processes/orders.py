@@ -1,0 +1,159 @@
+"""Calls that are carried out in all processes, and what of them has to be done again in a process that starts later.
+
+Changes of the same thing are made one after the other, so that every process ends with the same. What all processes
+have been told since the start is kept: of a model what was said last of it as a whole, and what came after. Requests
+with the files of a model may have gigabytes; those are kept in files that have no name.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import IO, Any, Final
+
+import trio
+
+from toutates.api.dataplane.everywhere import Order, Outcome
+
+__all__ = ["Orders", "Worker"]
+
+#: Bytes of a request that stays in memory.
+_SMALL: Final = 2**16
+#: Requests that are kept of one thing that is never said as a whole, such as the levels of the log. Beyond it the
+#: oldest is forgotten.
+_MOST: Final = 256
+
+#: Carries an order out in one process; does not raise.
+Worker = Callable[[Order], Awaitable[Outcome]]
+
+
+class _Kept:
+    """An order that is to be done again in a process that starts later.
+
+    Attributes:
+        number: its place among all.
+        about, is_whole: as ``Order`` has them.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.number = 0
+        self.about, self.is_whole = order.about, order.whole
+        self._file: IO[bytes] | None = None
+        self._order = order
+        if len(order.request) > _SMALL:
+            # It has no name, and is gone once it is closed.
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+            weakref.finalize(self, self._file.close)
+            self._file.write(order.request)
+            self._order = Order(order.call, b"", order.changes, order.about, order.whole)
+
+    def order(self) -> Order:
+        if self._file is None:
+            return self._order
+        self._file.seek(0)
+        order = self._order
+        return Order(order.call, self._file.read(), order.changes, order.about, order.whole)
+
+    def is_like(self, other: _Kept) -> bool:
+        """Whether the two are the same, of those that are kept in memory."""
+        mine, its = self._order, other._order
+        return self._file is None and other._file is None and (mine.call, mine.request) == (its.call, its.request)
+
+
+class Orders:
+    """Carries orders out. Used in one Trio run."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, tuple[trio.Lock, int]] = {}
+        self._kept: dict[str, list[_Kept]] = {}
+        self._number = 0
+        self._under_way = 0
+        self._idle = trio.Event()
+        self._idle.set()
+
+    async def carry(self, order: Order, workers: Callable[[], Iterable[Worker]]) -> list[Outcome]:
+        """Carry an order out in all processes at once; returns what has become of it in each.
+
+        Args:
+            order: it.
+            workers: returns those that serve, when it is the order's turn.
+        """
+        if not order.changes:
+            return await _in_all(order, workers())
+        async with self._turn(order.about):
+            self._under_way += 1
+            self._idle = trio.Event() if self._idle.is_set() else self._idle
+            try:
+                outcomes = await _in_all(order, workers())
+                if any(not one.error for one in outcomes):
+                    # In a thread: it may write a file.
+                    self._keep(await trio.to_thread.run_sync(_Kept, order))
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._idle.set()
+        return outcomes
+
+    def remember(self, order: Order) -> None:
+        """Keep what is done already, for processes to come."""
+        self._keep(_Kept(order))
+
+    async def catch_up(self, work: Worker, on_done: Callable[[], None]) -> list[tuple[str, Outcome]]:
+        """Do again, in a process that starts, what the others were told; returns what failed.
+
+        Args:
+            work: carries orders out in that process.
+            on_done: called when nothing is left, and nothing is under way: from then on ``carry`` has to include it.
+
+        Returns:
+            What the orders that failed are about, and their outcomes.
+        """
+        done = 0
+        problems: list[tuple[str, Outcome]] = []
+        while True:
+            left = sorted(
+                (one for kept in self._kept.values() for one in kept if one.number > done), key=lambda one: one.number
+            )
+            for kept in left:
+                outcome = await work(kept.order())
+                if outcome.error:
+                    problems.append((kept.about, outcome))
+                done = kept.number
+            if not left and not self._under_way:
+                on_done()
+                return problems
+            await self._idle.wait()
+
+    def _keep(self, last: _Kept) -> None:
+        self._number += 1
+        last.number = self._number
+        before = () if last.is_whole else self._kept.get(last.about, ())
+        self._kept[last.about] = [*(one for one in before if not one.is_like(last)), last][-_MOST:]
+
+    @asynccontextmanager
+    async def _turn(self, about: str) -> Any:
+        lock, waiting = self._turns.get(about, (trio.Lock(), 0))
+        self._turns[about] = lock, waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._turns[about]
+            if waiting == 1:
+                del self._turns[about]
+            else:
+                self._turns[about] = lock, waiting - 1
+
+
+async def _in_all(order: Order, workers: Iterable[Worker]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+
+    async def ask(work: Worker) -> None:
+        outcomes.append(await work(order))
+
+    async with trio.open_nursery() as nursery:
+        for work in workers:
+            nursery.start_soon(ask, work)
+    return sorted(outcomes, key=lambda one: one.process)
