@@ -229,7 +229,7 @@ class Process:
             except NoAnswer:
                 if self.serves and not self.silent:
                     logger.warning(
-                        "process %d (pid %d) has not answered for %.0f s: its connections may hang",
+                        "process %d (pid %s) has not answered for %.0f s: its connections may hang",
                         self.number,
                         self.pid,
                         SILENT_S,
