@@ -23,7 +23,7 @@ class KnownPlan:
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_cache, "MAX_PLANS", MAX)
-    monkeypatch.setattr(plan_cache, "MAX_LENGTHS", MAX)
+    monkeypatch.setattr(plan_cache, "MAX_LAYOUTS", MAX)
 
 
 def plan() -> Any:

@@ -155,6 +155,7 @@ class EchoHandler:
     def admit(self, head: Head) -> int:
         if head.path == "/nothing":
             raise Refused(404, "nothing here")
+        head.purpose = self
         return 1_048_576
 
     def handle(self, call: HttpCall) -> None:

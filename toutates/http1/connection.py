@@ -58,22 +58,25 @@ class Connection:
         make_request: makes a request of its head, its body and the connection's answers.
 
     Attributes:
+        answers: to the requests so far.
         behind: whether ``go_on`` has something to do at once.
+        latest: the head of the last request, if all that has come is read and another plain request may follow.
     """
 
     def __init__(
         self,
         limits: Limits,
         admit: Callable[[Head], int] | None = None,
-        common: Callable[[], bytes] = bytes,
+        common: Callable[[], bytes] | None = None,
         write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
         make_request: Callable[[Head, bytes | bytearray, Answers], Request] = Request,
     ) -> None:
         self._limits = limits
         self._admit = admit or (lambda head: limits.max_body_size)
-        self._answers = Answers(common, write_refusal)
+        self.answers = Answers(common, write_refusal)
         self._make_request = make_request
         self._heads: dict[bytes, Head] = {}
+        self.latest: Head | None = None
         #: what came; read up to ``_at``, and looked through for a head's end up to ``_seen``
         self._data = b""
         self._at = 0
@@ -94,8 +97,24 @@ class Connection:
     # --- from the peer -----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Request]:
-        """Take what the peer has sent. Returns the requests that are whole now; each wants an answer."""
-        if self._answers.complete:
+        """Take what the peer has sent. Returns the requests that are whole now; each wants an answer.
+
+        One request, in one piece, with the same head as the last one, is what nearly always comes: 0.6 us.
+        """
+        answers = self.answers
+        latest = self.latest
+        if (
+            latest is not None
+            and len(data) == latest.whole_size
+            and data.startswith(latest.octets)
+            and not answers.complete
+            and len(answers.queue) < self._limits.max_pipelined
+        ):
+            request = self._make_request(latest, data[-latest.body_size :] if latest.body_size else b"", answers)
+            answers.queue.append(request)
+            return [request]
+        self.latest = None
+        if answers.complete:
             return []
         if self._data:
             self._cut_off()
@@ -115,7 +134,7 @@ class Connection:
         self.behind = self._paused = False
         try:
             for _ in range(STEPS):
-                if self._answers.complete:
+                if self.answers.complete:
                     return found
                 head = self._head
                 if not (self._read_head(found) if head is None else self._read_body(head, found)):
@@ -147,11 +166,12 @@ class Connection:
     def lose(self) -> None:
         """Read nothing more, and send only what ``take_output`` gives: the client is gone, or is to go."""
         self._stop_reading()
-        self._answers.drop()
+        self.answers.drop()
 
     def drain(self) -> None:
         """End the connection when what has been read of requests is answered; what waits to be read is dropped."""
         self._draining = True
+        self.latest = None
         if self._head is None and self.receiving is not Receiving.HEAD:
             self._stop_reading()
 
@@ -159,19 +179,19 @@ class Connection:
 
     def take_output(self) -> list[Buffer]:
         """The bytes to send to the peer, in pieces; the connection forgets them."""
-        return self._answers.take()
+        return self.answers.take()
 
     @property
     def has_output(self) -> bool:
         """Whether ``take_output`` would return anything."""
-        return self._answers.has_output
+        return bool(self.answers.out)
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def receiving(self) -> Receiving:
         """What the connection waits for from its peer."""
-        if self._answers.complete:
+        if self.answers.complete:
             return Receiving.ENDED
         if self.behind or self._paused:
             return Receiving.PAUSED
@@ -182,37 +202,41 @@ class Connection:
     @property
     def unanswered(self) -> int:
         """Requests whose answers are not complete, or wait for others."""
-        return len(self._answers)
+        return len(self.answers.queue)
 
     @property
     def finished(self) -> bool:
         """Whether nothing is read any more and every answer is complete."""
-        return self._answers.complete and not self._answers
+        return self.answers.complete and not self.answers.queue
 
     @property
     def held_bytes(self) -> int:
         """Bytes that the peer makes us hold: of requests that are not whole, and of answers that are not sent."""
         inflated = len(self._inflater.body) if self._inflater is not None else 0
-        return len(self._data) + len(self._body) + inflated + self._answers.size
+        return len(self._data) + len(self._body) + inflated + self.answers.size
 
     def _read_known(self, data: bytes, found: list[Request]) -> int:
         """Read the requests at the beginning of ``data`` whose heads are remembered and plain; 1 us each.
 
         Returns where the rest begins. Nothing else has been received that was not read.
         """
-        heads, answers, make_request = self._heads, self._answers, self._make_request
+        heads, answers, make_request = self._heads, self.answers, self._make_request
+        queue = answers.queue
+        head: Head | None = None
         at, size = 0, len(data)
-        room = self._limits.max_pipelined - len(answers)
+        room = self._limits.max_pipelined - len(queue)
         while at < size and room > 0:
             end = data.find(_END_OF_HEAD, at) + len(_END_OF_HEAD)
             head = heads.get(data[at:end])
             if head is None or not head.plain or end + head.body_size > size:
-                break
+                return at
             at = end + head.body_size
             request = make_request(head, data[end:at], answers)
-            answers.add(request)
+            queue.append(request)
             found.append(request)
             room -= 1
+        if at == size:
+            self.latest = head
         return at
 
     def _cut_off(self) -> None:
@@ -241,7 +265,7 @@ class Connection:
         at = self._at
         if at == len(data):
             return False
-        if len(self._answers) >= limits.max_pipelined:
+        if len(self.answers.queue) >= limits.max_pipelined:
             self._paused = True
             return False
         most = at + limits.max_head_size
@@ -259,7 +283,7 @@ class Connection:
         if head is None:
             check_start(data, at, at, end)
             head = self._learn(octets)
-        if head.expects_continue and self._answers:
+        if head.expects_continue and self.answers.queue:
             self._paused = True  # the answers before this one come first
             return False
         self._at = self._seen = end
@@ -285,6 +309,8 @@ class Connection:
             if len(self._heads) >= limits.remembered_heads:
                 del self._heads[next(iter(self._heads))]
             self._heads[octets] = head
+            head.octets = octets
+            head.whole_size = len(octets) + head.body_size
         return head
 
     def _begin(self, head: Head, found: list[Request]) -> None:
@@ -293,7 +319,7 @@ class Connection:
             if head.body_size:
                 self._head = head
                 raise head.refusal  # nobody wants to read what follows
-            self._answer_refusal(Request(head, b"", self._answers), head.refusal)
+            self._answer_refusal(Request(head, b"", self.answers), head.refusal)
         elif not head.body_size:
             self._complete(head, b"", found)
         else:
@@ -301,7 +327,7 @@ class Connection:
             self._chunks = ChunkReader(self._limits) if head.body_size == CHUNKED else None
             self._inflater = Inflater(head.coding, head.max_body_size) if head.coding else None
             if head.expects_continue:
-                self._answers.interim(CONTINUE)
+                self.answers.interim(CONTINUE)
 
     def _read_body(self, head: Head, found: list[Request]) -> bool:
         """Read a piece of a body. Returns False where that needs more bytes."""
@@ -348,8 +374,8 @@ class Connection:
     def _complete(self, head: Head, body: bytes | bytearray, found: list[Request]) -> None:
         """Add a request that is whole to ``found``."""
         self._forget_body()
-        request = self._make_request(head, body, self._answers)
-        self._answers.add(request)
+        request = self._make_request(head, body, self.answers)
+        self.answers.queue.append(request)
         found.append(request)
         if self._draining or not head.keep_alive:
             self._stop_reading()
@@ -358,19 +384,20 @@ class Connection:
 
     def _refuse(self, refusal: Refused) -> None:
         """Answer what is being read with an error, and read nothing any more."""
-        request = Request(self._head or _UNREAD, b"", self._answers)
+        request = Request(self._head or _UNREAD, b"", self.answers)
         self._stop_reading()
         self._answer_refusal(request, refusal)
 
     def _answer_refusal(self, request: Request, refusal: Refused) -> None:
-        self._answers.add(request)
+        self.answers.queue.append(request)
         if self._draining or not request.head.keep_alive:
             self._stop_reading()
         request.refuse(refusal)
 
     def _stop_reading(self) -> None:
-        self._answers.complete = True
+        self.answers.complete = True
         self.behind = False
+        self.latest = None
         self._data = b""
         self._at = self._seen = 0
         self._forget_body()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from toutates.http1.coding import Deflater
 from toutates.http1.head import Head
@@ -33,16 +33,19 @@ class Request:
     Attributes:
         head: the request line and the fields.
         body: decompressed.
+        responder: the answers of the connection.
         open: whether the answer is not complete, and can still reach the client.
+        context: for whoever answers it; None until that sets it.
     """
 
-    __slots__ = ("_answers", "_chunked", "_deflater", "_silent", "body", "head", "held", "open")
+    __slots__ = ("_chunked", "_deflater", "_silent", "body", "context", "head", "held", "open", "responder")
 
-    def __init__(self, head: Head, body: bytes | bytearray, answers: Answers) -> None:
+    def __init__(self, head: Head, body: bytes | bytearray, responder: Answers) -> None:
         self.head = head
         self.body = body
-        self._answers = answers
+        self.responder = responder
         self.open = True
+        self.context: Any = None
         #: what waits for the answers before this one; None for nothing
         self.held: list[Buffer] | None = None
 
@@ -61,25 +64,15 @@ class Request:
                 body = Deflater(self.head.answer_coding).finish(body)
                 fields += b"content-encoding: %b\r\n" % self.head.answer_coding.encode("ascii")
         framing = b"" if has_no_body(status) else b"content-length: %d\r\n" % len(body)
-        head = self._answers.head_of(self, status, fields + framing)
+        head = self.responder.head_of(self, status, fields + framing)
         if self.head.method == "HEAD" or not framing:
             body = b""
         if len(body) > JOINED_BYTES:
-            self._answers.write(self, head)
-            self._answers.write(self, body)
+            self.responder.write(self, head)
+            self.responder.write(self, body)
         else:
-            self._answers.write(self, head + body)
-        self._answers.end(self)
-
-    def respond_in_pieces(self, fields: bytes, pieces: Sequence[Buffer], length: int) -> None:
-        """Give the whole answer to a request that succeeded and is no HEAD, without joining its body.
-
-        Args:
-            fields: as for ``respond``.
-            pieces: of the body; they must not change until they are sent.
-            length: bytes of all of them.
-        """
-        self._answers.write_whole(self, fields, pieces, length)
+            self.responder.write(self, head + body)
+        self.responder.end(self)
 
     def respond_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:
         """Give the whole answer to a request that succeeded, without copying its body, whatever it waits for.
@@ -89,15 +82,16 @@ class Request:
             parts: of the body; many requests may be answered with the same ones.
             length: bytes of all of them.
         """
-        self._answers.write(self, self._answers.head_of(self, 200, fields + b"content-length: %d\r\n" % length))
+        self.responder.write(self, self.responder.head_of(self, 200, fields + b"content-length: %d\r\n" % length))
         if self.head.method != "HEAD":
             for part in parts:
-                self._answers.write(self, part)
-        self._answers.end(self)
+                self.responder.write(self, part)
+        self.responder.bulky = self.responder.bulky or length > JOINED_BYTES
+        self.responder.end(self)
 
     def refuse(self, refusal: Refused) -> None:
         """Answer with an error."""
-        fields, body = self._answers.write_refusal(refusal)
+        fields, body = self.responder.write_refusal(refusal)
         self.respond(refusal.status, fields + refusal.fields, body)
 
     def begin(self, status: int, fields: bytes = b"", *, compress: bool = False) -> None:
@@ -111,11 +105,11 @@ class Request:
                 fields += b"content-encoding: %b\r\n" % self.head.answer_coding.encode("ascii")
                 self._deflater = Deflater(self.head.answer_coding)
         if self.head.http_1_0:  # which knows no chunks: the end of the connection ends the body
-            self._answers.close_after(self)
+            self.responder.close_after(self)
         elif not has_no_body(status):
             self._chunked = True
             fields += b"transfer-encoding: chunked\r\n"
-        self._answers.write(self, self._answers.head_of(self, status, fields))
+        self.responder.write(self, self.responder.head_of(self, status, fields))
 
     def send(self, piece: bytes) -> None:
         """The next piece of the body."""
@@ -128,108 +122,118 @@ class Request:
         if self._deflater is not None:
             self._send(self._deflater.finish())
         if self._chunked and not self._silent:
-            self._answers.write(self, LAST_CHUNK)
-        self._answers.end(self)
+            self.responder.write(self, LAST_CHUNK)
+        self.responder.end(self)
 
     def _send(self, piece: bytes) -> None:
         if piece and not self._silent:
-            self._answers.write(self, chunk(piece) if self._chunked else piece)
+            self.responder.write(self, chunk(piece) if self._chunked else piece)
 
 
 class Answers:
     """The answers of one connection.
 
     Args:
-        common: gives the fields that every answer has, of ``encode_fields``.
+        common: gives the fields that every answer has, of ``encode_fields``; None for none.
         write_refusal: gives the fields and the body of a refusal.
 
     Attributes:
+        queue: requests whose answers are not complete, or wait for others.
+        out: what is to be sent, in pieces.
+        bulky: whether it is worth sending piece by piece instead of joined.
         complete: whether no further requests come, so that the last answer ends the connection.
-        size: bytes to send.
+        dirty: the driver's list, to which ``link`` is appended when there is something to send.
+        link: the driver's own object for the connection.
+        owner: the driver's connection, which calls belong to; None for none.
     """
 
-    __slots__ = ("_common", "_out", "_queue", "complete", "size", "write_refusal")
+    __slots__ = ("_common", "bulky", "complete", "dirty", "link", "out", "owner", "queue", "write_refusal")
 
     def __init__(
-        self, common: Callable[[], bytes], write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text
+        self,
+        common: Callable[[], bytes] | None,
+        write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
     ) -> None:
         self._common = common
         self.write_refusal = write_refusal
-        self._queue: deque[Request] = deque()
-        self._out: list[Buffer] = []
+        self.queue: deque[Request] = deque()
+        self.out: list[Buffer] = []
+        self.bulky = False
         self.complete = False
-        self.size = 0
+        self.dirty: list[Any] | deque[Any] = deque(maxlen=0)
+        self.link: Any = None
+        self.owner: Any = None
 
-    def __len__(self) -> int:
-        """Requests whose answers are not complete, or wait for others."""
-        return len(self._queue)
+    def reply(self, request: Request, parts: Sequence[Buffer], length: int) -> None:
+        """Give the whole answer to a request that succeeded and is no HEAD. Does nothing once it is no longer open.
 
-    def add(self, request: Request) -> None:
-        """Add a request, which is to be answered after those before it."""
-        self._queue.append(request)
-
-    def close_after(self, request: Request) -> None:
-        """The connection ends with the answer to ``request``; later requests get none."""
-        while self._queue[-1] is not request:
-            self._queue.pop().open = False
-        self.complete = True
-
-    def drop(self) -> None:
-        """The client gets no answer any more, but for what ``take`` gives."""
-        for request in self._queue:
-            request.open = False
-            request.held = None
-        self._queue.clear()
-        self.complete = True
-
-    def head_of(self, request: Request, status: int, fields: bytes) -> bytes:
-        """The head of an answer, up to and with its empty line."""
-        return b"".join((status_line(status), self._common(), fields, self._end_of_head(request)))
-
-    def _end_of_head(self, request: Request) -> bytes:
-        if self.complete and self._queue[-1] is request:
-            return b"connection: close\r\n\r\n"
-        return b"connection: keep-alive\r\n\r\n" if request.head.http_1_0 else b"\r\n"
-
-    def write(self, request: Request, data: bytes) -> None:
-        """A piece of an answer; what is written behind the last answer's end is dropped."""
+        Args:
+            request: of this connection.
+            parts: first the head without its empty line, as HTTP/1.1 has it; then that line and the body. They must not
+                change until they are sent.
+            length: about how many bytes these are.
+        """
         if not request.open:
             return
-        self.size += len(data)
-        if self._queue[0] is request:
-            self._out.append(data)
-        else:
-            self._hold(request, data)
-
-    def _hold(self, request: Request, data: bytes) -> None:
-        """Keep a piece until the answers before this one are complete."""
-        if request.held is None:
-            request.held = []
-        request.held.append(data)
-
-    def write_whole(self, request: Request, fields: bytes, pieces: Sequence[Buffer], length: int) -> None:
-        """A whole answer with status 200, whose body of ``length`` bytes is in pieces."""
-        if not request.open:
+        queue = self.queue
+        if queue[0] is not request or self.complete or request.head.http_1_0 or self._common is not None:
+            self._reply_the_long_way(request, parts)
             return
-        end = b"\r\n" if not (self.complete or request.head.http_1_0) else self._end_of_head(request)
-        head = b"HTTP/1.1 200 OK\r\n%b%bcontent-length: %d\r\n%b" % (self._common(), fields, length, end)
-        self.size += len(head) + length
-        queue = self._queue
-        if queue[0] is not request:
-            self._hold(request, b"".join((head, *pieces)))  # a piece may be a small part of something large
-            request.open = False
-            return
-        self._out.append(head)
-        self._out += pieces
+        out = self.out
+        if not out:
+            self.dirty.append(self.link)
+        out += parts
+        if length > JOINED_BYTES:
+            self.bulky = True
         request.open = False
         queue.popleft()
         if queue:
             self._release()
 
+    def _reply_the_long_way(self, request: Request, parts: Sequence[Buffer]) -> None:
+        common = b"" if self._common is None else self._common()
+        # Joined: it may wait, and a part may be a small piece of something large.
+        self.write(request, b"".join((parts[0], common, self._connection_field(request), *parts[1:])))
+        self.end(request)
+
+    def close_after(self, request: Request) -> None:
+        """The connection ends with the answer to ``request``; later requests get none."""
+        while self.queue[-1] is not request:
+            self.queue.pop().open = False
+        self.complete = True
+
+    def drop(self) -> None:
+        """The client gets no answer any more, but for what ``take`` gives."""
+        for request in self.queue:
+            request.open = False
+            request.held = None
+        self.queue.clear()
+        self.complete = True
+
+    def head_of(self, request: Request, status: int, fields: bytes) -> bytes:
+        """The head of an answer, up to and with its empty line."""
+        common = b"" if self._common is None else self._common()
+        return b"".join((status_line(status), common, fields, self._connection_field(request), b"\r\n"))
+
+    def _connection_field(self, request: Request) -> bytes:
+        if self.complete and self.queue[-1] is request:
+            return b"connection: close\r\n"
+        return b"connection: keep-alive\r\n" if request.head.http_1_0 else b""
+
+    def write(self, request: Request, data: bytes) -> None:
+        """A piece of an answer; what is written behind the last answer's end is dropped."""
+        if not request.open:
+            return
+        if self.queue[0] is request:
+            self._send([data])
+            return
+        if request.held is None:
+            request.held = []
+        request.held.append(data)
+
     def interim(self, data: bytes) -> None:
         """Send an interim response, such as 100 Continue, while no answer is being sent."""
-        self.size += len(data)
-        self._out.append(data)
+        self._send([data])
 
     def end(self, request: Request) -> None:
         """Note that an answer is complete; the next ones may be sent then."""
@@ -238,26 +242,29 @@ class Answers:
 
     def _release(self) -> None:
         """Send what has waited for answers that are complete."""
-        queue = self._queue
+        queue = self.queue
         while queue:
             first = queue[0]
             if first.held is not None:
-                self._out += first.held
+                self._send(first.held)
                 first.held = None
             if first.open:
                 return
             queue.popleft()
 
+    def _send(self, pieces: list[Buffer]) -> None:
+        if not self.out:
+            self.dirty.append(self.link)
+        self.out += pieces
+
     @property
-    def has_output(self) -> bool:
-        """Whether ``take`` would return anything."""
-        return bool(self._out)
+    def size(self) -> int:
+        """Bytes to send, those of answers that wait included."""
+        held = [piece for request in self.queue if request.held is not None for piece in request.held]
+        return sum(map(len, self.out)) + sum(map(len, held))
 
     def take(self) -> list[Buffer]:
         """Remove and return what is to be sent, in pieces."""
-        out, self._out = self._out, []
-        self.size = 0
-        if self._queue:
-            held = [request.held for request in self._queue if request.held is not None]
-            self.size = sum(len(piece) for pieces in held for piece in pieces)
+        out, self.out = self.out, []
+        self.bulky = False
         return out

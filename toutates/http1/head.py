@@ -50,6 +50,8 @@ class Head:
         refusal: why the request gets no further, whatever its body; set by the connection.
         plain: whether the body is as it came and of known size, nothing is to be said before it comes, and the
             connection goes on after it; set by the connection.
+        octets: all of it, up to and with the empty line; b"" if it is not remembered. Set by the connection.
+        whole_size: bytes of a plain request with this head; set by the connection.
         purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
     """
 
@@ -64,12 +66,14 @@ class Head:
         "max_body_size",
         "method",
         "names",
+        "octets",
         "path",
         "plain",
         "purpose",
         "query",
         "refusal",
         "target",
+        "whole_size",
     )
 
     def __init__(
@@ -104,6 +108,8 @@ class Head:
         self.refusal: Refused | None = None
         self.names = names
         self.plain = False
+        self.octets = b""
+        self.whole_size = 0
         self.purpose: Any = None
 
 

@@ -16,11 +16,10 @@ of ``plan.MAX_LAYOUT_BYTES``.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from toutates.engine.servable import Way
 from toutates.infer.plan import Plan
-from toutates.infer.scanning import Layout
 
 __all__ = ["PlanCache"]
 
@@ -28,8 +27,8 @@ __all__ = ["PlanCache"]
 MAX_PLANS: Final = 1_024
 #: Plans with longer keys are not remembered: names and shapes need a few hundred bytes.
 MAX_KEY_BYTES: Final = 4_096
-#: Lengths of messages for which the last layout is remembered.
-MAX_LENGTHS: Final = 1_024
+#: Keys, such as lengths of messages, for which the last layout is remembered.
+MAX_LAYOUTS: Final = 1_024
 
 
 class PlanCache:
@@ -37,14 +36,15 @@ class PlanCache:
 
     Attributes:
         recent: the recent plans, by the constant bytes of their requests; always the same dict object.
-        latest: layout, plan and way of the last request, by length of the message; always the same dict object.
+        latest: layout, plan and way of the last request, by length of the message, or by what else a service finds
+            them; always the same dict object. A layout has the type of the service's.
     """
 
     __slots__ = ("_earlier", "_probation", "latest", "recent")
 
     def __init__(self) -> None:
         self.recent: dict[bytes, Plan] = {}
-        self.latest: dict[int, tuple[Layout, Plan, Way]] = {}
+        self.latest: dict[int | bytes, tuple[Any, Any, Way]] = {}
         self._earlier: dict[bytes, Plan] = {}
         self._probation: dict[bytes, Plan] = {}
 
@@ -65,11 +65,11 @@ class PlanCache:
             del self._probation[next(iter(self._probation))]
         self._probation[key] = plan
 
-    def remember_layout(self, length: int, layout: Layout, plan: Plan, writer: Way) -> None:
-        """Note the layout, plan and way of the last message of ``length`` bytes."""
-        if len(self.latest) >= MAX_LENGTHS:
+    def remember_layout(self, key: int | bytes, layout: Any, plan: Plan, writer: Way) -> None:
+        """Note the layout, plan and way of the last request of a length, or another key of ``latest``."""
+        if len(self.latest) >= MAX_LAYOUTS:
             self.latest.clear()
-        self.latest[length] = (layout, plan, writer)
+        self.latest[key] = (layout, plan, writer)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -15,7 +15,7 @@ import trio
 
 from toutates.h2grpc.stream import NEVER, Buffer
 
-__all__ = ["Connection", "Deadlines", "Exchange", "Service"]
+__all__ = ["NO_DEADLINES", "Connection", "Deadlines", "Exchange", "Service"]
 
 
 class Deadlines(Protocol):
@@ -76,7 +76,7 @@ class Connection(Protocol):
     @property
     def deadlines(self) -> Deadlines:
         """When ``expire`` may have something to do."""
-        return _NO_DEADLINES
+        return NO_DEADLINES
 
     def expire(self, now_ns: int) -> list[Any]:
         """Fail the requests whose deadline has passed."""
@@ -158,7 +158,7 @@ class Connection(Protocol):
         return
 
 
-_NO_DEADLINES: Final = _NoDeadlines()
+NO_DEADLINES: Final = _NoDeadlines()
 
 
 class Exchange(Protocol):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toutates.http1 import Deflater
-from toutates.infer.rest.call import Asked, Asks
+from toutates.infer.rest.call import Asks
 from toutates.net.http1.connection import HttpCall
 from toutates.protocol.rest.generate import server_sent_event
-from toutates.protocol.rest.response import InferResponse
+from toutates.protocol.rest.response import InferResponse, head_of
 
 __all__ = ["Purpose", "RestHttpCall"]
 
@@ -23,15 +23,13 @@ _EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a request is for, by its head (``Head.purpose``).
+    """What a request that is no inference is for, by its head (``Head.purpose``).
 
     Attributes:
         handle: answers it.
-        asked: of an inference; None for other requests.
     """
 
     handle: Callable[[Any], None]
-    asked: Asked | None = None
 
 
 class RestHttpCall(HttpCall):
@@ -39,20 +37,9 @@ class RestHttpCall(HttpCall):
 
     __slots__ = ()
 
-    @property
-    def asked(self) -> Asked:
-        """What an inference asks for."""
-        asked: Asked = self.head.purpose.asked
-        return asked
-
-    @property
-    def is_coded(self) -> bool:
-        """Whether the answer is to be compressed."""
-        return bool(self.head.answer_coding) and self.asked.asks is Asks.INFER
-
     def coded(self, response: InferResponse) -> InferResponse:
         """The answer as it is sent, compressed where the client asks for it."""
-        if not self.head.answer_coding or response.length < MIN_COMPRESSED or not self.is_coded:
+        if response.length < MIN_COMPRESSED or not self.head.purpose.is_coded:
             return response
         coding = self.head.answer_coding
         body = Deflater(coding).finish(b"".join(response.pieces))
@@ -60,9 +47,10 @@ class RestHttpCall(HttpCall):
 
     def answer(self, response: InferResponse) -> None:
         """Answer an inference that succeeded. Does nothing once the request is no longer open."""
-        asks = self.asked.asks
+        asks = self.head.purpose.asks
         if asks is Asks.INFER:
-            self.reply_in_pieces(response.fields, response.pieces, response.length)
+            head = head_of(response.fields, response.length)
+            self.responder.reply(self, (head, b"\r\n", *response.pieces), response.length)
         elif asks is Asks.GENERATE:
             self.reply_in_chunks(200, _JSON, [b"".join(response.pieces)])
         else:

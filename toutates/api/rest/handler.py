@@ -130,10 +130,6 @@ class RestHandler:
             return _admit(head, partial(self._ask, route), self._worker.limits.max_message_size)
         return _admit(head, partial(self._ask, route), MAX_BODY)
 
-    def handle(self, call: RestHttpCall) -> None:
-        """Answer a request as its head asks for it."""
-        call.head.purpose.handle(call)
-
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
         """Answer a request with an error."""
         call.reply(*refusal(error))
@@ -168,15 +164,22 @@ class RestHandler:
             forwarded = matching_fields(settings.forwarded, fields)
         most = settings.max_input_bytes
         target = Target(route.model, route.version, most, forwarded)
-        key = repr((route.model, route.version, forwarded)).encode()
+        is_coded = bool(head.answer_coding) and asks is Asks.INFER
         field = head.fields.get(_LENGTH_FIELD)
-        asked = Asked(target, key, field, asks, int(field) if field is not None and _PLAIN.fullmatch(field) else 0)
-        if asked.json_field is None:
+        if field is None:
             try:
                 check_json_size(head.body_size, most)
             except RequestError as error:
                 raise Refused(400, str(error)) from None
-        head.purpose = Purpose(self._handler_for(head), asked)
+        head.purpose = Asked(
+            handle=self._handler_for(head),
+            target=target,
+            key=repr((route.model, route.version, forwarded, asks.name, is_coded)).encode(),
+            json_field=field,
+            json_size=int(field) if field is not None and _PLAIN.fullmatch(field) else 0,
+            asks=asks,
+            is_coded=is_coded,
+        )
         if head.coding:
             return min(limits.max_decompressed_size, limits.max_message_size)
         return limits.max_message_size

@@ -44,7 +44,7 @@ class RestAnswers(Answers):
         """Answer a request whose rows were all in one batch."""
         call: Any = context[0]
         plan: Any = context[1]
-        if not plan.quick or plan.response_shapes is not outputs.row_shapes or call.is_coded:
+        if not plan.quick or plan.response_shapes is not outputs.row_shapes:
             return super()._write(context, outputs, first, rows)
         data, row_bytes = outputs.data, outputs.row_bytes
         contents: list[Any] = []
@@ -60,7 +60,7 @@ class RestAnswers(Answers):
         call: Any = context[0]
         plan: Any = context[1]
         try:
-            write, raws, size = self._writing(plan, context[2], contents, row_shapes, coded=call.is_coded)
+            write, raws, size = self._writing(plan, context[2], contents, row_shapes)
             if size > LARGE_CONTENTS:
                 # Copied: two threads must not take views of one buffer (``Outputs.with_views``).
                 self._write_aside(context, partial(write, [bytes(raw) for raw in raws]), size)
@@ -77,8 +77,6 @@ class RestAnswers(Answers):
         identifier: bytes,
         contents: list[list[Any]],
         row_shapes: tuple[tuple[int, ...], ...],
-        *,
-        coded: bool,
     ) -> tuple[Callable[[list[Buffer], Any], InferResponse], list[Buffer], int]:
         """What writes a response, the contents that it is to be given, and how many bytes of them are more than copied.
 
@@ -104,7 +102,7 @@ class RestAnswers(Answers):
             response = plan.response_for(tensors, sizes, row_shapes)
             if plan.request.classes:
                 plan.response = None  # values have to become classes each time
-        size = sum(map(len, raws)) if coded else sum([len(raws[index]) for index in response.texts])
+        size = sum(map(len, raws)) if plan.coded else sum([len(raws[index]) for index in response.texts])
         return partial(response.write, identifier), raws, size
 
     def _write_aside(self, context: RequestContext, write: Callable[[Any], InferResponse], size: int) -> None:

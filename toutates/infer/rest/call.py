@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -27,31 +28,45 @@ class Asks(Enum):
     STREAM = "all answers, as server-sent events"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the head of a request says. It is made once for all requests with the same head.
 
     Attributes:
+        handle: answers the request.
         target: what the request is for.
-        key: of the target, different for different ones.
+        key: of the target and of the answer's form, different for different ones.
         json_field: the value of the field Inference-Header-Content-Length; None without one.
         json_size: the number that it is, where it is plainly one above 0; else 0.
         asks: what for, and how.
+        is_coded: whether the answer is to be compressed.
     """
 
+    handle: Callable[[Any], None]
     target: Target
     key: bytes
-    json_field: str | None = None
-    asks: Asks = Asks.INFER
-    json_size: int = 0
+    json_field: str | None
+    json_size: int
+    asks: Asks
+    is_coded: bool
+
+
+class RestHead(Protocol):
+    """The head of requests.
+
+    Attributes:
+        purpose: what it says.
+    """
+
+    purpose: Asked
 
 
 class RestCall(Protocol):
     """A request on its way to an answer; see ``toutates.infer.call.Call`` for the rest.
 
     Attributes:
-        asked: by its head.
         body: in full. Nobody keeps it when the handler has returned.
+        head: the same for all requests with the same one.
         connection: it came by; requests of one wait for each other where there is a queue.
     """
 
@@ -61,15 +76,10 @@ class RestCall(Protocol):
     context: Any
 
     @property
-    def asked(self) -> Asked: ...
+    def head(self) -> RestHead: ...
 
     @property
     def connection(self) -> object: ...
-
-    @property
-    def is_coded(self) -> bool:
-        """Whether the answer is to be compressed."""
-        ...
 
     def coded(self, response: InferResponse, /) -> InferResponse:
         """The answer as it is sent, compressed where that is wanted. Any thread may call it."""

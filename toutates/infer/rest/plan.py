@@ -10,7 +10,8 @@ from toutates.engine.servable import Port
 from toutates.infer.plan import Plan
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
-from toutates.protocol.infer_response import WireTensor
+from toutates.protocol.infer_response import OutputPart, WireTensor
+from toutates.protocol.infer_response import ResponseTemplate as Template
 from toutates.protocol.rest.request import Form, OutputForms
 from toutates.protocol.rest.response import ResponseTemplate
 
@@ -26,12 +27,13 @@ class RestPlan(Plan):
     Attributes:
         form: reads requests of this kind; None where each is read the long way.
         outputs: in which form each output is sent; None for the flat objects of the generate extension.
+        coded: whether answers are to be compressed.
         response: constant bytes of the last response.
         response_shapes: row shapes of the outputs that ``response`` was made for.
         quick: whether ``response`` is written at once, of outputs as they are.
     """
 
-    __slots__ = ("form", "outputs", "quick", "response", "response_shapes")
+    __slots__ = ("coded", "form", "outputs", "quick", "response", "response_shapes")
 
     def __init__(
         self,
@@ -40,17 +42,40 @@ class RestPlan(Plan):
         port: Port,
         outputs: OutputForms | None,
         form: Form | None = None,
+        *,
+        coded: bool,
     ) -> None:
         super().__init__(version, request, port)
         self.form = form
+        self.coded = coded
         self.outputs = outputs
         self.quick = False
         self.response: ResponseTemplate | None = None
         self.response_shapes: tuple[tuple[int, ...], ...] | None = None
 
-    def template_for(self, outputs: Outputs) -> None:
-        """There is none of a message: ``response_for`` gives the answer's."""
-        return
+    def template_for(self, outputs: Outputs) -> Template | None:
+        """The template of the answers to requests without an id, if all their outputs are binary data of fixed sizes.
+
+        As ``http1.Answers.reply`` wants it, ``before`` is the head without its empty line. None for other answers,
+        which ``response_for`` has.
+        """
+        self.shapes = outputs.row_shapes  # so that outputs of these shapes are not asked about again
+        request, signature = self.request, self.version.signature
+        if self.form is None or not self.form.without_id or self.coded or request.classes or not outputs.fixed:
+            return None
+        if any(not signature.outputs[index].datatype.size for index in request.outputs):
+            return None
+        sizes = [outputs.row_bytes[index] * self.rows for index in request.outputs]
+        tensors = [self.wire_tensor(index, outputs.row_shapes[index], self.rows) for index in request.outputs]
+        constant = self.response_for(tensors, sizes, outputs.row_shapes).constant()
+        if constant is None:
+            return None
+        head, text = constant
+        parts = tuple(OutputPart(b"", index, size) for index, size in zip(request.outputs, sizes, strict=True))
+        single, single_size = (parts[0].index, parts[0].size) if len(parts) == 1 else (-1, 0)
+        length = len(head) + 2 + len(text) + sum(sizes)
+        self.fixed_template = Template(head, b"\r\n" + text, parts, single, single_size, length)
+        return self.fixed_template
 
     def response_for(
         self, tensors: Sequence[WireTensor], sizes: Sequence[int | None], row_shapes: tuple[tuple[int, ...], ...]
@@ -67,6 +92,6 @@ class RestPlan(Plan):
         binary = [forms.is_binary(tensor.name) for tensor in tensors]
         self.response = ResponseTemplate(self.version.model, str(self.version.number), tensors, binary, sizes)
         self.response_shapes = row_shapes
-        known = None not in sizes and not self.request.classes
+        known = None not in sizes and not self.request.classes and not self.coded
         self.quick = known and sum([sizes[at] or 0 for at in self.response.texts]) <= LARGE_CONTENTS
         return self.response

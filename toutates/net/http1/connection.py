@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from toutates.h2grpc.output import BULKY_BYTES
 from toutates.h2grpc.stream import NEVER, Buffer
-from toutates.http1 import Answers, Head, Limits, Receiving, Refused, Request
 from toutates.http1 import Connection as Http1
-from toutates.net.connection import Connection
+from toutates.http1 import Head, Limits, Receiving, Refused, Request
+from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
 from toutates.net.worker import Worker
 
 __all__ = ["Ended", "HttpCall", "HttpConnection", "Leaving"]
@@ -32,27 +31,23 @@ class Leaving:
 
 
 class HttpCall(Request):
-    """A request and its answer; ``http1.Request`` says how that is given.
+    """A request and its answer; ``http1.Request`` says how that is given."""
 
-    Attributes:
-        connection: it came by.
-        context: for whoever answers it; None until that sets it.
-    """
-
-    __slots__ = ("connection", "context")
+    __slots__ = ()
 
     #: HTTP has none
     deadline_ns = NEVER
 
-    def __init__(self, head: Head, body: bytes | bytearray, answers: Answers, connection: HttpConnection) -> None:
-        super().__init__(head, body, answers)
-        self.connection = connection
-        self.context: Any = None
+    @property
+    def connection(self) -> HttpConnection:
+        """The connection that it came by."""
+        connection: HttpConnection = self.responder.owner
+        return connection
 
     @property
     def link(self) -> Any:
         """The driver's object for the connection; None once that is gone."""
-        return self.connection.link
+        return self.responder.link
 
     def hold(self, size: int) -> None:
         """Count bytes that are kept for this request beside its connection; negative ones when they are let go."""
@@ -62,19 +57,11 @@ class HttpCall(Request):
         """Answer in full; does nothing once the request is no longer open. Arguments as for ``respond``."""
         if self.open:
             self.respond(status, fields, body)
-            self.connection.written()
-
-    def reply_in_pieces(self, fields: bytes, pieces: Sequence[Buffer], length: int) -> None:
-        """Answer a request that succeeded; arguments as for ``respond_in_pieces``."""
-        if self.open:
-            self.respond_in_pieces(fields, pieces, length)  # type: ignore[arg-type]
-            self.connection.written(bulky=length >= BULKY_BYTES)
 
     def reply_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:
         """Answer a request that succeeded; arguments as for ``respond_in_parts``."""
         if self.open:
             self.respond_in_parts(fields, parts, length)
-            self.connection.written(bulky=length >= BULKY_BYTES)
 
     def reply_in_chunks(self, status: int, fields: bytes, pieces: Sequence[bytes]) -> None:
         """Answer with a chunk for each piece."""
@@ -83,7 +70,7 @@ class HttpCall(Request):
             for piece in pieces:
                 self.send(piece)
             self.end()
-            self.connection.written()
+            self.connection.leave_if_ended()
 
 
 class HttpConnection(Connection):
@@ -98,8 +85,10 @@ class HttpConnection(Connection):
 
     Attributes:
         kept_bytes: of requests that handlers keep (``HttpCall.hold``).
-        link: what the connection is bound to; None before, and once it is gone.
     """
+
+    #: HTTP has none; an attribute, because it is read for each request
+    deadlines: Deadlines = NO_DEADLINES
 
     def __init__(
         self,
@@ -110,23 +99,17 @@ class HttpConnection(Connection):
         call_class: type[HttpCall] = HttpCall,
     ) -> None:
         self._worker = worker
-        self._dirty = worker.dirty
         self._write_refusal = write_refusal
-        self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=self._make_call)
-        self._call_class = call_class
-        self.link: Any = None
+        self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=call_class)
+        self._answers = answers = self._http.answers
+        answers.owner = self
+        answers.dirty = worker.dirty
         self.kept_bytes = 0
         self.full = False
-        self._bulky = False
         self._closed = False
         #: whether the worker was told that the connection is to be closed after its last answer
         self._leaving = False
-        #: whether the worker knows of the output
-        self._announced = False
         self._calls_begun = 0
-
-    def _make_call(self, head: Head, body: bytes | bytearray, answers: Answers) -> HttpCall:
-        return self._call_class(head, body, answers, self)
 
     def _refusal(self, refusal: Refused) -> tuple[bytes, bytes]:
         """The answer to a refused request; where it is refused for its size, that is counted."""
@@ -152,22 +135,11 @@ class HttpConnection(Connection):
     def _keeps_much(self) -> bool:
         return self.kept_bytes > self._worker.limits.max_unsent_bytes
 
-    def written(self, *, bulky: bool = False) -> None:
-        """An answer was given: see that it is sent, and that requests which have waited for it go on."""
-        self._announce()
-        self._bulky = self._bulky or bulky
-        if self.link is None:
-            return
-        if self.full:
-            self._worker.go_on(self.link)
-        elif self._http.receiving is Receiving.ENDED and not self._leaving:
+    def leave_if_ended(self) -> None:
+        """Have the connection closed after its last answer, if that has begun to be the last one."""
+        if self._http.receiving is Receiving.ENDED and not self._leaving and self.link is not None:
             self._leaving = True
             self._worker.leave(self.link, "")
-
-    def _announce(self) -> None:
-        if not self._announced and self.link is not None and self._http.has_output:
-            self._announced = True
-            self._dirty.append(self.link)
 
     # --- bytes in and out --------------------------------------------------------------------------------------------
 
@@ -175,7 +147,12 @@ class HttpConnection(Connection):
         """Take received bytes; returns the calls that they complete."""
         if self._closed:
             return []
-        return self._after(self._http.receive(data))
+        http = self._http
+        calls = http.receive(data)
+        if http.latest is None or self.full:
+            return self._after(calls)
+        self._calls_begun += len(calls)
+        return calls
 
     def go_on(self, now_ns: int) -> list[Any]:
         """Read on in what has been received earlier."""
@@ -209,7 +186,6 @@ class HttpConnection(Connection):
             self.full = (receiving is Receiving.PAUSED and not http.behind) or self._keeps_much
             if self.full and self.link is not None:
                 self.link.pause(True)
-        self._announce()
         if receiving is Receiving.ENDED and not self._leaving:
             self._leaving = True
             calls.append(_LEAVING)
@@ -217,12 +193,18 @@ class HttpConnection(Connection):
 
     def take_output(self) -> Sequence[Buffer]:
         """The bytes to send now, in order; the connection forgets them."""
-        self._announced = self._bulky = False
-        return self._http.take_output()
+        if self.full and self.link is not None:
+            self._worker.go_on(self.link)  # an answer has made room
+        return self._answers.take()
 
     def bind(self, link: Any) -> None:
         """Have ``link`` put into the worker's list as soon as there is output; None when the driver lets go."""
-        self.link = link
+        self._answers.link = link
+
+    @property
+    def link(self) -> Any:
+        """What the connection is bound to."""
+        return self._answers.link
 
     @property
     def has_output(self) -> bool:
@@ -232,7 +214,7 @@ class HttpConnection(Connection):
     @property
     def bulky(self) -> bool:
         """Whether the output is worth sending piece by piece instead of joined."""
-        return self._bulky
+        return self._answers.bulky
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -247,7 +229,6 @@ class HttpConnection(Connection):
         """Answer what has begun, and read nothing more. Idle clients see the connection end."""
         self._leaving = True
         self._http.drain()
-        self._announce()
 
     def refuse(self, reason: str) -> None:
         """Turn the connection away with status 503."""

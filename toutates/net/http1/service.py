@@ -42,15 +42,13 @@ class Handler(Protocol):
     def admit(self, head: Head) -> int:
         """Look at a head before its body is read; returns the bytes that the body may have.
 
-        It is asked once for heads that come again. What it finds out goes into ``Head.purpose``.
+        It is asked once for heads that come again. What it finds out goes into ``Head.purpose``, whose method
+        ``handle`` then gets the requests with this head. It answers them, now or later; must not block; and may raise
+        RequestError, which ``fail`` answers.
 
         Raises:
             Refused: the request is answered with an error.
         """
-        ...
-
-    def handle(self, call: Any) -> None:
-        """Answer a request, now or later. Must not block. It may raise RequestError, which ``fail`` answers."""
         ...
 
     def fail(self, call: Any, error: RequestError) -> None:
@@ -93,24 +91,32 @@ class HttpService(Service):
                 self._worker.leave(link, "")
             return
         call = event
-        handler = self._handler
         try:
-            try:
-                handler.handle(call)
-            except RequestError as error:
-                handler.fail(call, error)
-            except MemoryError:  # which comes with every request then: no traceback for each
-                handler.fail(call, Overloaded("the server is out of memory"))
+            call.head.purpose.handle(call)
         except Exception as error:
-            head = call.head
-            self._worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, self._worker.peer(call))
-            handler.fail(call, ExecutionFailed("internal error"))
+            self._fail(call, error)
         call.body = b""  # a call that waits must not keep what it was asked with
 
     def receive_end(self, link: Any) -> list[Any] | None:
         """The peer sends no more, as ``nc -N`` and scripts do behind their last request: it is answered first."""
         events: list[Any] | None = link.connection.receive_end(unsent=link.unsent_bytes > 0)
         return events
+
+    def _fail(self, call: HttpCall, error: Exception) -> None:
+        """Answer a request with the status of what its handler raised."""
+        fail = self._handler.fail
+        try:
+            if isinstance(error, RequestError):
+                fail(call, error)
+                return
+            if isinstance(error, MemoryError):  # which comes with every request then: no traceback for each
+                fail(call, Overloaded("the server is out of memory"))
+                return
+        except Exception as mistake:
+            error = mistake
+        head = call.head
+        self._worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, self._worker.peer(call))
+        fail(call, ExecutionFailed("internal error"))
 
     def stop(self) -> None:
         """End the other thread."""

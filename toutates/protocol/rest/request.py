@@ -39,6 +39,7 @@ __all__ = [
     "Buffer",
     "Form",
     "InferRequest",
+    "Layout",
     "OutputForms",
     "Target",
     "read_request",
@@ -113,6 +114,28 @@ class _Source:
     reader: Reader | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the bodies of requests of one form have in the same places.
+
+    A body that begins with ``head`` and ends with ``tail`` is one of the form, if what is between them is an array that
+    ``reader`` reads: that has neither quotation marks nor braces.
+
+    Attributes:
+        key: what the requests have in common beside their bodies.
+        head: the JSON up to the only array; all of it, where there is none.
+        tail: the JSON behind the array.
+        spans: where each input begins and ends, flat: in the body, or in what ``reader`` reads.
+        reader: of the array; None where there is none.
+    """
+
+    key: bytes
+    head: bytes
+    tail: bytes
+    spans: Sequence[int]
+    reader: NumberReader | None
+
+
 class Form:
     """What requests of one key have in common.
 
@@ -120,18 +143,21 @@ class Form:
         sources: of each input whose bytes the body has.
         outputs: how outputs are sent.
         arrays: how many arrays are cut.
-        identifier: text of the id in JSON, without quotation marks, where it is not cut.
+        identifier: text of the id in JSON, without quotation marks; None where it is cut.
 
     Attributes:
-        outputs, identifier: as given.
+        outputs: as given.
+        identifier: as given; b"" where it is cut.
+        without_id: whether no request of this form has an id.
         binary_size: bytes of all binary data.
     """
 
-    __slots__ = ("_arrays", "_reader", "_sources", "_spans", "binary_size", "identifier", "outputs")
+    __slots__ = ("_arrays", "_reader", "_sources", "_spans", "binary_size", "identifier", "outputs", "without_id")
 
-    def __init__(self, sources: Sequence[_Source], outputs: OutputForms, arrays: int, identifier: bytes) -> None:
+    def __init__(self, sources: Sequence[_Source], outputs: OutputForms, arrays: int, identifier: bytes | None) -> None:
         self.outputs = outputs
-        self.identifier = identifier
+        self.identifier = identifier or b""
+        self.without_id = identifier == b""
         self._sources = tuple(sources)
         self._arrays = arrays
         self.binary_size = sum(source.end - source.start for source in sources)
@@ -178,6 +204,18 @@ class Form:
             spans += (at, at + len(piece))
             at += len(piece)
         return b"".join(contents), spans
+
+    def layout(self, key: bytes, found: Cut, buffer: bytes, json_end: int) -> Layout | None:
+        """Where the inputs of requests of this form are, from one that ``read`` has read.
+
+        None where requests have ids, arrays beside binary data, more than one array, or one that is not of numbers.
+        """
+        if self.without_id and self._spans is not None:
+            return Layout(key, bytes(buffer[:json_end]), b"", [json_end + offset for offset in self._spans], None)
+        if self.without_id and self._reader is not None:
+            start, stop = found[3]
+            return Layout(key, buffer[:start], buffer[stop:json_end], (0, self._reader.size), self._reader)
+        return None
 
     def identifier_of(self, found: Cut, buffer: bytes) -> bytes:
         """Text of a request's id in JSON, without quotation marks; b"" without one."""
@@ -312,7 +350,7 @@ class _Reading:
             raise InvalidRequest(request_prefix(message.id) + self._wrong[-1])
         identifier = _encode(message.id)[1:-1]
         key = None
-        constant = identifier
+        constant: bytes | None = identifier
         arrays = 0
         found = self._found
         if found is not None:
@@ -323,7 +361,7 @@ class _Reading:
                 key = found[0]
             elif "id" in members and identifier == self._buffer[found[1] : found[2]]:
                 key = found[0]
-                constant = b""
+                constant = None
         form = Form(self._sources, outputs, arrays, constant)
         return InferRequest(message, self._contents, identifier, form, key)
 

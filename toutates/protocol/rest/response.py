@@ -7,7 +7,7 @@ constants around the id, and the outputs' bytes: 0.5 us.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from toutates.protocol.rest.arrays import Pause
 from toutates.protocol.rest.lengths import HEADER_LENGTH
 from toutates.protocol.rest.values import ValueWriter
 
-__all__ = ["InferResponse", "ResponseTemplate"]
+__all__ = ["InferResponse", "ResponseTemplate", "head_of"]
 
 Buffer = bytes | memoryview
 
@@ -30,18 +30,26 @@ _JSON_FIELDS: Final = b"content-type: application/json\r\n"
 _BINARY_FIELDS: Final = b"content-type: application/octet-stream\r\n%b: %%d\r\n" % HEADER_LENGTH.lower().encode()
 
 
-class InferResponse(NamedTuple):
+class InferResponse:
     """An answer.
 
-    Attributes:
+    Args:
         fields: header fields that say what the body is, each with its CR LF; Content-Length is not among them.
         pieces: the body.
         length: its bytes.
     """
 
-    fields: bytes
-    pieces: list[Buffer]
-    length: int
+    __slots__ = ("fields", "length", "pieces")
+
+    def __init__(self, fields: bytes, pieces: list[Buffer], length: int) -> None:
+        self.fields = fields
+        self.pieces = pieces
+        self.length = length
+
+
+def head_of(fields: bytes, length: int) -> bytes:
+    """The head of an answer with status 200, without the empty line at its end; arguments as of ``InferResponse``."""
+    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n" % (fields, length)
 
 
 class ResponseTemplate:
@@ -59,7 +67,7 @@ class ResponseTemplate:
         texts: which outputs are written as JSON arrays.
     """
 
-    __slots__ = ("_binary", "_fields", "_parts", "_size", "_varying", "texts")
+    __slots__ = ("_anonymous", "_binary", "_fields", "_only", "_parts", "_size", "_varying", "texts")
 
     def __init__(
         self,
@@ -96,9 +104,13 @@ class ResponseTemplate:
         parts[-1] += b"]}"
         #: what is around the values that differ
         self._parts = parts
+        #: the first part of an answer without an id
+        self._anonymous = b"{" + parts[0]
         #: of the outputs whose JSON differs from answer to answer: which one, and what writes it; None for its size
         self._varying = tuple(varying)
         self.texts = tuple(index for index, is_binary in enumerate(binary) if not is_binary)
+        #: what writes the JSON array that is all that differs
+        self._only = varying[0][1] if len(tensors) == 1 and varying else None
         #: which outputs are sent as binary data
         self._binary = tuple(index for index, is_binary in enumerate(binary) if is_binary)
         #: bytes of binary data, where all outputs are binary data of fixed sizes
@@ -117,11 +129,13 @@ class ResponseTemplate:
         Raises:
             InvalidRequest: an output cannot be written as JSON.
         """
-        start = self._parts[0]
-        start = b'{"id":"%b",%b' % (identifier, start) if identifier else b"{" + start
+        start = b'{"id":"%b",%b' % (identifier, self._parts[0]) if identifier else self._anonymous
         if self._size:
             size = len(start)
             return InferResponse(self._fields_for(size), [start, *contents], size + self._size)
+        if self._only is not None:
+            text = b"".join((start, self._only.write(contents[0], pause), self._parts[1]))
+            return InferResponse(_JSON_FIELDS, [text], len(text))
         texts = [start]
         for (index, writer), part in zip(self._varying, self._parts[1:], strict=True):
             content = contents[index]
@@ -131,6 +145,14 @@ class ResponseTemplate:
         length = sum(map(len, data))
         fields = self._fields_for(len(text)) if length else _JSON_FIELDS
         return InferResponse(fields, [text, *data], len(text) + length)
+
+    def constant(self) -> tuple[bytes, bytes] | None:
+        """The head (``head_of``) and the JSON of every answer without an id, if all outputs are binary data of fixed
+        sizes; else None."""
+        if not self._size:
+            return None
+        size = len(self._anonymous)
+        return head_of(self._fields_for(size), size + self._size), self._anonymous
 
     def _fields_for(self, size: int) -> bytes:
         """The header fields of an answer with binary data behind JSON of ``size`` bytes."""
