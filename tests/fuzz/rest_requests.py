@@ -3,7 +3,7 @@
 Invariant: for any bytes, a request is read or refused with a RequestError, whether its JSON was cut or not, and the
 same comes out. The data of what is read is what Python's ``json`` and NumPy make of it. Where a request is of the key
 of another one, the other's form reads the inputs and the id that ``read_request`` reads, or nothing: however the second
-request was made of the first, by other values or by other bytes.
+request was made of the first, by other values or by other bytes. So does its layout where the request is of that.
 
 A case is the JSON, and behind a NUL the binary data.
 """
@@ -137,10 +137,10 @@ def check(case: bytes) -> None:
     _check_data(case, request)
     if request.key is None:
         return
-    _check_form(case, request)
     chance = random.Random(case)
-    for _ in range(4):
-        _check_form(_other(case, chance), request)
+    for other in (case, *(_other(case, chance) for _ in range(4))):
+        _check_form(other, request)
+        _check_layout(other, case, request)
 
 
 def _check_generate(case: bytes) -> None:
@@ -202,6 +202,31 @@ def _check_form(case: bytes, known: InferRequest) -> None:
     assert isinstance(judged, InferRequest), f"a form reads what is refused: {judged}"
     assert contents == _contents(judged), "a form reads other contents"
     assert known.form.identifier_of(found, body) == judged.identifier, "a form reads another id"
+    assert known.form.outputs == judged.form.outputs
+
+
+def _check_layout(case: bytes, like: bytes, known: InferRequest) -> None:
+    """If the case is of the layout of a request that is known, it has the contents that the layout finds."""
+    text, binary = _split(like)
+    found = cut(text, 0, len(text))
+    assert found is not None
+    layout = known.form.layout(b"", found, text + binary, len(text))
+    body = b"".join(_split(case))
+    if layout is None or not body.startswith(layout.head):
+        return
+    if layout.reader is not None:
+        content = layout.read(body)
+        if content is None or _split(case)[1]:
+            return
+    elif len(_split(case)[0]) != len(layout.head) or len(body) != len(text + binary):
+        return
+    else:
+        content = body
+    contents = [content[layout.spans[at] : layout.spans[at + 1]] for at in range(0, len(layout.spans), 2)]
+    judged = _read(case, cut_first=False)
+    assert isinstance(judged, InferRequest), f"a layout finds what is refused: {judged}"
+    assert contents == _contents(judged), "a layout finds other contents"
+    assert judged.identifier == b"", "a layout passes over an id"
     assert known.form.outputs == judged.form.outputs
 
 

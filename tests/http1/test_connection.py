@@ -19,6 +19,11 @@ def owes(connection: Connection) -> Receiving:
     return connection.receiving
 
 
+def is_known(connection: Connection) -> bool:
+    """Whether it expects one more request like the last one; a function for the same reason."""
+    return connection.latest is not None
+
+
 CHUNKED_BODY = b"5\r\nhello\r\n1;a=b\r\n \r\n5\r\nworld\r\n0\r\nx: y\r\n\r\n"
 
 MIXED = (
@@ -124,6 +129,67 @@ def test_a_head_that_comes_again_is_not_parsed_again() -> None:
     [one] = connection.receive(large)
     answer(one)
     assert connection.receive(large)[0].head is not one.head
+
+
+def test_a_request_like_the_last_one_is_read_at_once_and_any_other_in_its_own_way() -> None:
+    connection = Connection(Limits(max_pipelined=2))
+    like = request("POST", "/a", b"one")
+    for _ in range(3):
+        [one] = connection.receive(like)
+        answer(one)
+    assert is_known(connection)
+    assert conversation([like.replace(b"one", b"two")], connection)[0] == [("POST", "/a", b"two")]
+    assert conversation([like + like], connection)[0] == [("POST", "/a", b"one")] * 2
+    assert conversation([like[:-1], b"x"], connection)[0] == [("POST", "/a", b"onx")]
+    assert conversation([like], connection)[0] == [("POST", "/a", b"one")]
+    assert conversation([request("POST", "/b", b"one")], connection)[0] == [("POST", "/b", b"one")]
+    assert len(connection.receive(like)) == len(connection.receive(like)) == 1
+    assert connection.receive(like) == []  # two wait
+    connection.drain()
+    assert not is_known(connection)
+    assert connection.receive(like) == []
+
+
+def test_nothing_is_read_after_an_answer_that_ends_the_connection() -> None:
+    connection = Connection(Limits())
+    old = request("POST", "/old", b"x", version="1.0", connection="keep-alive")
+    for _ in range(2):
+        [one] = connection.receive(old)
+        answer(one)
+    [one] = connection.receive(old)
+    one.begin(200)  # whose end is that of the connection
+    assert connection.receive(old) == []
+
+
+def test_an_answer_in_parts_goes_out_as_the_client_can_read_it() -> None:
+    def reply(one: Request) -> None:
+        one.responder.reply(one, (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n", b"\r\n", bytes(one.body)), 40)
+
+    connection = Connection(Limits())
+    first, second = connection.receive(request("POST", "/a", b"1") + request("POST", "/b", b"2"))
+    reply(second)
+    assert connection.take_output() == []
+    reply(first)
+    reply(first)  # once
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n"
+    assert b"".join(connection.take_output()) == head + b"\r\n1" + head + b"\r\n2"
+    for version, field, ends in (("1.0", "keep-alive", False), ("1.1", "close", True)):
+        [one] = connection.receive(request("POST", "/c", b"3", version=version, connection=field))
+        reply(one)
+        assert b"".join(connection.take_output()) == head + f"connection: {field}\r\n\r\n3".encode()
+        assert connection.finished is ends
+
+
+def test_a_driver_is_told_once_that_there_is_something_to_send() -> None:
+    connection = Connection(Limits())
+    dirty: list[str] = []
+    connection.answers.link, connection.answers.dirty = "link", dirty
+    for _ in range(2):
+        for one in connection.receive(request() * 2):
+            answer(one)
+        connection.take_output()
+    connection.receive(b"no request\r\n\r\n")
+    assert dirty == ["link"] * 3
 
 
 def test_a_head_says_what_the_client_wants() -> None:

@@ -236,6 +236,30 @@ def test_binary_data_is_found_where_it_is() -> None:
     assert by_form(known, other, INT32 + b"1") is None
 
 
+def test_a_layout_finds_what_requests_without_an_id_differ_in() -> None:
+    text = b'{"inputs":[{"name":"x","datatype":"UINT8","shape":[2],"data":[1,2]}],"outputs":[]}'
+    form, found = read(text).form, cut(text, 0, len(text))
+    assert found is not None
+    layout = form.layout(b"k", found, text, len(text))
+    assert layout is not None
+    assert (layout.key, layout.head + b"[1,2]" + layout.tail) == (b"k", text)
+    assert layout.read(text.replace(b"[1,2]", b"[[3],[4]]")) == b"\x03\x04"
+    for spoiled in (b"[1]", b'[1,2],"data":[1,2]', b"", b"[1,2", b'[1,"2"]', b"[1],[2]"):
+        assert layout.read(text.replace(b"[1,2]", spoiled)) is None
+    assert layout.read(text + b" ") is None
+    assert layout.read(layout.head) is None
+
+
+def test_there_is_no_layout_with_an_id_or_several_arrays() -> None:
+    data = [tensor("x", "UINT8", [1], [1])]
+    with_id, two = {"id": "7", "inputs": data}, {"inputs": [*data, tensor("y", "UINT8", [1], [1])]}
+    for document in (with_id, two, {"inputs": [tensor("x", "BYTES", [1], ["a"])]}):
+        text = compact(document)
+        found = cut(text, 0, len(text))
+        assert found is not None
+        assert read(text).form.layout(b"", found, text, len(text)) is None
+
+
 @pytest.mark.parametrize(
     "spoiled",
     [

@@ -25,7 +25,6 @@ from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.rest.arrays import Unreadable
 from toutates.protocol.rest.cutting import Cut, cut
 from toutates.protocol.rest.generate import read_generate_request
 from toutates.protocol.rest.lengths import RAW, json_length
@@ -84,14 +83,9 @@ class RestInferService(InferService):
                 if asked.json_size == len(layout.head) and asked.key == layout.key:
                     self._pack(call, plan, writer, b"", body, layout.spans)
                     return
-            elif body.endswith(layout.tail) and len(body) <= LARGE_JSON_BYTES:
-                try:
-                    content = layout.reader.read(body[len(layout.head) : len(body) - len(layout.tail)])
-                except Unreadable:
-                    pass  # which is for the long way to explain
-                else:
-                    self._pack(call, plan, writer, b"", content, layout.spans)
-                    return
+            elif len(body) <= LARGE_JSON_BYTES and (content := layout.read(body)) is not None:
+                self._pack(call, plan, writer, b"", content, layout.spans)
+                return
         self._infer_by_cutting(call, asked, body)
 
     def _infer_by_cutting(self, call: Any, asked: Asked, body: bytes) -> None:

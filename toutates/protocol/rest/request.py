@@ -119,7 +119,8 @@ class Layout:
     """What the bodies of requests of one form have in the same places.
 
     A body that begins with ``head`` and ends with ``tail`` is one of the form, if what is between them is an array that
-    ``reader`` reads: that has neither quotation marks nor braces.
+    ``reader`` reads: such an array has neither quotation marks nor braces. Without a reader the body is one of the form
+    if ``head`` is all of its JSON and it has the same length.
 
     Attributes:
         key: what the requests have in common beside their bodies.
@@ -134,6 +135,15 @@ class Layout:
     tail: bytes
     spans: Sequence[int]
     reader: NumberReader | None
+
+    def read(self, body: bytes) -> bytes | None:
+        """What ``spans`` are of, of a body that begins with ``head``; None if it is not of the form."""
+        if self.reader is None or not body.endswith(self.tail):
+            return None
+        try:
+            return self.reader.read(body[len(self.head) : len(body) - len(self.tail)])
+        except Unreadable:
+            return None
 
 
 class Form:
