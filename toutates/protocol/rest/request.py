@@ -141,7 +141,7 @@ class Layout:
         if self.reader is None or not body.endswith(self.tail):
             return None
         try:
-            return self.reader.read(body[len(self.head) : len(body) - len(self.tail)])
+            return self.reader.read(body, len(self.head), len(body) - len(self.tail))
         except Unreadable:
             return None
 
@@ -224,7 +224,7 @@ class Form:
             return Layout(key, bytes(buffer[:json_end]), b"", [json_end + offset for offset in self._spans], None)
         if self.without_id and self._reader is not None:
             start, stop = found[3]
-            return Layout(key, buffer[:start], buffer[stop:json_end], (0, self._reader.size), self._reader)
+            return Layout(key, bytes(buffer[:start]), bytes(buffer[stop:json_end]), (0, self._reader.size), self._reader)
         return None
 
     def identifier_of(self, found: Cut, buffer: bytes) -> bytes:
