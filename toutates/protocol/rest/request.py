@@ -224,7 +224,8 @@ class Form:
             return Layout(key, bytes(buffer[:json_end]), b"", [json_end + offset for offset in self._spans], None)
         if self.without_id and self._reader is not None:
             start, stop = found[3]
-            return Layout(key, bytes(buffer[:start]), bytes(buffer[stop:json_end]), (0, self._reader.size), self._reader)
+            head, tail = bytes(buffer[:start]), bytes(buffer[stop:json_end])
+            return Layout(key, head, tail, (0, self._reader.size), self._reader)
         return None
 
     def identifier_of(self, found: Cut, buffer: bytes) -> bytes:
