@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tests.fuzz import configuration, header_blocks, http_sessions, infer_requests, rest_requests, sessions
+from tests.fuzz import configuration, header_blocks, http_oracle, http_sessions, infer_requests, rest_requests, sessions
 
 __all__ = ["CORPUS", "CRASHERS", "TARGETS", "Target", "kept_cases"]
 
@@ -39,6 +39,7 @@ TARGETS: Final = MappingProxyType(
         "connection": Target(sessions.make_case, sessions.check, guided=True),
         "header_blocks": Target(header_blocks.make_case, header_blocks.check),
         "http_connection": Target(http_sessions.make_case, http_sessions.check, guided=True),
+        "http_oracle": Target(http_oracle.make_case, http_oracle.check, guided=True),
         "infer_request": Target(infer_requests.make_case, infer_requests.check, guided=True),
         "rest_request": Target(rest_requests.make_case, rest_requests.check, guided=True),
         "configuration": Target(configuration.make_case, configuration.check),

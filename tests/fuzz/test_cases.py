@@ -17,6 +17,7 @@ CASES = {
     "connection": 2_000,
     "header_blocks": 2_000,
     "http_connection": 700,
+    "http_oracle": 100,
     "infer_request": 5_000,
     "rest_request": 2_000,
     "configuration": 500,
