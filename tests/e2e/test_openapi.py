@@ -220,6 +220,10 @@ def test_what_is_restricted_is_not_told(
         validate(whole.document)
         # Not to those either who know the ETag of the whole one.
         assert peer.ask(get("/openapi.json", f"If-None-Match: {whole.fields['etag']}")).status == 200
+        # Nor does an error tell the name that was meant, where the index may not.
+        refused = peer.ask(post("/v2/models/mlq/infer", '{"inputs": []}'))
+        assert refused.status == 404
+        assert ("mlp" in refused.document["error"]) is not any("model-repository" in flag for flag in flags)
 
 
 def test_an_example_is_no_longer_than_what_the_server_takes(repository: Path, tmp_path: Path) -> None:

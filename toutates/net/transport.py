@@ -30,9 +30,9 @@ SMALL_READ_BYTES: Final = 4_096
 READ_NS: Final = 4_000_000
 #: Buffers per sendmsg call; Linux takes 1,024.
 MAX_BUFFERS: Final = 512
-#: Bytes after which a connection's turn to send is over, because a peer that reads as fast as we send would have no end
-#: of them. The rest waits for EPOLLOUT, which comes in the next round.
-MOST_SENT_BYTES: Final = 4_194_304
+#: Bytes that a connection sends in its turn, at most. The kernel takes several times as many, and no end of them where
+#: the peer reads as fast as we send. The rest waits for EPOLLOUT, which comes in the next round.
+MOST_SENT_BYTES: Final = 1_048_576
 
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
@@ -223,19 +223,32 @@ class Transport:
         """Give the kernel what it takes; the rest waits for EPOLLOUT, for this connection only."""
         unsent = self.unsent
         was_congested = self.congested
-        until = self.sent_bytes + MOST_SENT_BYTES
-        while unsent and self.sent_bytes < until:
+        room = MOST_SENT_BYTES
+        while unsent and room > 0:
             try:
-                sent = self.sock.sendmsg(list(islice(unsent, MAX_BUFFERS)))
+                sent = self.sock.sendmsg(self._head(room))
             except BlockingIOError:
                 break
             except OSError:
                 return False
             self._forget_sent(sent)
+            room -= sent
         if was_congested and not self.congested:
             self.connection.wake_senders()
         self._watch(sending=bool(unsent))
         return bool(unsent) or not self.closing or self._shut_writing()
+
+    def _head(self, room: int) -> list[memoryview]:
+        """The head of ``unsent``, of ``room`` bytes at most."""
+        if self.unsent_bytes <= room:
+            return list(islice(self.unsent, MAX_BUFFERS))
+        head: list[memoryview] = []
+        for buffer in islice(self.unsent, MAX_BUFFERS):
+            head.append(buffer[:room])
+            room -= len(head[-1])
+            if not room:
+                break
+        return head
 
     def _forget_sent(self, count: int) -> None:
         """The first ``count`` bytes are the kernel's now."""

@@ -7,7 +7,9 @@ from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
+from weakref import ref
 
 import trio
 
@@ -20,7 +22,7 @@ from toutates.api.rest.openapi.document import DocumentWriter
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelTable
 from toutates.net import Worker
-from toutates.observe.status.page import Page, make_page
+from toutates.observe.status.page import make_page
 
 __all__ = ["OpenApiPages"]
 
@@ -61,16 +63,16 @@ class OpenApiPages:
         self._guards = [secrets[group] for group in MODELS_GROUPS if group in secrets]
         headers = sorted({one.header for one in self._guards})
         vary = {"vary": ", ".join(headers)} if headers else {}
-        writer = DocumentWriter(secrets, max_input_bytes)
-        self._whole = _OpenApi(writer, get_table, vary)
-        self._without_models = _OpenApi(writer, lambda: None, vary)
+        self._whole = _OpenApi(DocumentWriter(secrets, max_input_bytes), get_table, vary)
+        self._without_models = _OpenApi(DocumentWriter(secrets, max_input_bytes), _no_table, vary)
         folder = _folder()
         self._files: dict[str, DocumentSource] = {}
         if folder is not None:
             page = make_page(files(__package__).joinpath("docs.html").read_text(encoding="utf-8"), own_files=True)
-            self._files["/docs"] = _HtmlPage(page)
+            fields = {"content-security-policy": page.policy, "referrer-policy": "no-referrer"}
+            self._files["/docs"] = _Fixed(lambda: page.html, "text/html; charset=utf-8", fields)
             for name, media_type in FILES.items():
-                self._files[f"/docs/{name}"] = _File(folder / name, media_type)
+                self._files[f"/docs/{name}"] = _Fixed((folder / name).read_bytes, media_type)
 
     def of(self, worker: Worker) -> Mapping[str, Handle]:
         """What answers GET and HEAD, by path."""
@@ -93,7 +95,7 @@ class _OpenApi:
     """A ``DocumentSource``: made again when the table of models is another.
 
     Args:
-        writer: writes it.
+        writer: writes it, and nothing else.
         get_table: returns the table of models to describe; None for a document without models.
         fields: header fields.
     """
@@ -104,13 +106,14 @@ class _OpenApi:
         self._writer = writer
         self._get_table = get_table
         self._fields = fields
-        #: the last one made and its table. Replaced by the main thread as a whole, read by all.
-        self._made: tuple[ModelTable | None, Document] | None = None
+        #: the last one made, and what returns its table as long as that is in use: kept here, a table would keep
+        #: versions that are gone. Replaced by the main thread as a whole, read by all.
+        self._made: tuple[Callable[[], ModelTable | None], Document] | None = None
         self._turn = trio.Lock()
 
     def current(self) -> Document | None:
         made = self._made
-        return made[1] if made is not None and made[0] is self._get_table() else None
+        return made[1] if made is not None and made[0]() is self._get_table() else None
 
     async def make(self) -> Document:
         async with self._turn:
@@ -118,44 +121,36 @@ class _OpenApi:
             if document is None:
                 table = self._get_table()
                 document = await make_document(self._writer.write(table), "application/json", self._fields)
-                self._made = table, document
+                self._made = _no_table if table is None else ref(table), document
             return document
 
 
-class _Fixed:
-    """A ``DocumentSource`` whose document stays as it is."""
+def _no_table() -> None:
+    return None
 
-    def __init__(self) -> None:
+
+class _Fixed:
+    """A ``DocumentSource`` whose document stays as it is.
+
+    Args:
+        read: returns its body.
+        media_type: of the body.
+        fields: header fields.
+    """
+
+    def __init__(
+        self, read: Callable[[], bytes], media_type: str, fields: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._read = read
+        self._media_type = media_type
+        self._fields = fields
         self._made: Document | None = None
 
     def current(self) -> Document | None:
         return self._made
 
-
-class _File(_Fixed):
-    """A file of Swagger UI."""
-
-    def __init__(self, path: Path, media_type: str) -> None:
-        super().__init__()
-        self._path = path
-        self._media_type = media_type
-
     async def make(self) -> Document:
-        content = await trio.Path(self._path).read_bytes()
-        self._made = await make_document([content], self._media_type)
-        return self._made
-
-
-class _HtmlPage(_Fixed):
-    """The page that shows the document."""
-
-    def __init__(self, page: Page) -> None:
-        super().__init__()
-        self._page = page
-
-    async def make(self) -> Document:
-        fields = {"content-security-policy": self._page.policy, "referrer-policy": "no-referrer"}
-        self._made = await make_document([self._page.html], "text/html; charset=utf-8", fields)
+        self._made = await make_document([self._read()], self._media_type, self._fields)
         return self._made
 
 

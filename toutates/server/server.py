@@ -329,7 +329,7 @@ class Server:
             self.workers.let_go,
             may_be_empty=options.model_control_mode == "explicit",
             # Whoever may not list the models shall not be told their names.
-            suggests_names=not any("model-repository" in one.protocols for one in options.restricted_protocols),
+            suggests_names="model-repository" not in by_group(options.restricted_protocols, options.rest.restrictions),
         )
 
     def _make_control(self, manager: ModelManager, on_change: Callable[[], None]) -> ModelControl:

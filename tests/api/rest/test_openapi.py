@@ -6,10 +6,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import ref
 
 import pytest
+import trio
 
 from toutates.api.rest.endpoints import ENDPOINTS, find_route, paths_of
+from toutates.api.rest.kept_documents import Document
 from toutates.api.rest.openapi.document import MAX_EXAMPLES_BYTES, DocumentWriter
 from toutates.api.rest.openapi.models import describe
 from toutates.api.rest.openapi.operations import OPERATIONS, PAGES, TAGS
@@ -212,3 +215,22 @@ def test_ten_thousand_models_are_written_in_small_pieces() -> None:
     assert max(map(len, pieces)) < 65_536
     assert sum(map(len, pieces)) < 4_000_000
     assert len(list(model_paths(json.loads(b"".join(pieces))))) == 10_000
+
+
+def test_a_document_is_made_once_for_a_table_and_does_not_keep_it() -> None:
+    nothing: Any = None
+    tables = [table_of(m=[entry(1, one_input((4,)))])]
+    source = OpenApiPages(lambda: tables[-1], {}, MOST, nothing)._whole
+
+    async def make() -> Document:
+        return await source.make()
+
+    assert source.current() is None
+    first = trio.run(make)
+    assert source.current() is first
+    assert trio.run(make) is first
+    old = ref(tables.pop())
+    tables.append(table_of(m=[entry(1, one_input((5,)))]))
+    assert old() is None
+    assert source.current() is None
+    assert trio.run(make).etag != first.etag

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -46,8 +47,6 @@ class DocumentWriter:
     def __init__(self, secrets: Mapping[str, RestrictedProtocol], max_input_bytes: int) -> None:
         self._secrets = secrets
         self._max_input_bytes = max_input_bytes
-        self._paths_text = _members(self._paths())
-        self._schemas_text = _encode(shared_schemas())
         #: of the models that the last document had
         self._known: dict[Signature, ModelDescription] = {}
 
@@ -83,6 +82,14 @@ class DocumentWriter:
             "Every endpoint of this server. Its models are left out, because their names and tensors are restricted: "
             f"they are for requests for this document that have the header fields of those groups ({headers})."
         )
+
+    @cached_property
+    def _paths_text(self) -> bytes:
+        return _members(self._paths())
+
+    @cached_property
+    def _schemas_text(self) -> bytes:
+        return _encode(shared_schemas())
 
     # --- endpoints ---------------------------------------------------------------------------------------------------
 
