@@ -325,7 +325,8 @@ def _read_flat(body: bytes, asked: Asked, signature: Signature) -> _FlatRequest:
 
 def _read_large(body: Any, json_end: int, asked: Asked) -> InferRequest:
     # The body may be a bytearray. A copy of 64 MiB would keep all threads from the interpreter for 50 ms.
-    return read_request(body, 0, json_end, len(body), asked.target, cut(body, 0, json_end), rest)
+    found = cut(body, 0, json_end, LARGE_JSON_BYTES)
+    return read_request(body, 0, json_end, len(body), asked.target, found, rest)
 
 
 def _ordered(plan: RestPlan, spans: Sequence[int]) -> list[int]:
