@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.infer.test_scanning import requests
-from toutates.infer.validation import request_prefix, validate
+from toutates.infer.validation import validate
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest, RequestError, Unsupported
 

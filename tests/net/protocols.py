@@ -14,7 +14,6 @@ from toutates.net import GrpcService, Worker
 from toutates.net.connection import Connection, Service
 from toutates.net.http1.connection import HttpCall
 from toutates.net.http1.service import HttpService
-from toutates.net.side_thread import SideThread
 from toutates.system.errors import InvalidRequest, RequestError
 
 __all__ = ["ByFirstBytes", "EchoHandler", "LineService"]
@@ -211,8 +210,7 @@ class ByFirstBytes(Service):
         self._worker = worker
         self.grpc, self.lines = grpc, LineService(worker)
         self.handler = EchoHandler()
-        side = SideThread("side", worker.call_soon)
-        self.http = HttpService(worker, self.handler, side)
+        self.http = HttpService(worker, self.handler)
         self._all: tuple[Service, ...] = (self.grpc, self.lines, self.http)
 
     def choose(self, start: bytes) -> Service:

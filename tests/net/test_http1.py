@@ -21,7 +21,6 @@ from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.connection import HttpCall
 from toutates.net.http1.service import MAX_PIPELINED, HttpService
-from toutates.net.side_thread import SideThread
 
 
 @contextmanager
@@ -30,7 +29,7 @@ def serving(limits: Limits | None = None, **more: Any) -> Iterator[tuple[Running
     handler = EchoHandler()
 
     def serve(worker: Worker, grpc: GrpcService) -> Service:
-        return ByFirstBytes(grpc, HttpService(worker, handler, SideThread("side", worker.call_soon)))
+        return ByFirstBytes(grpc, HttpService(worker, handler))
 
     with running(limits, serve=serve, **more) as server:
         yield server, handler
@@ -91,7 +90,7 @@ def test_errors_are_answers_and_the_connection_goes_on(target: str, status: byte
 
 def test_one_connection_too_many_is_answered_503() -> None:
     def serve(worker: Worker, grpc: GrpcService) -> Service:
-        return HttpService(worker, EchoHandler(), SideThread("side", worker.call_soon))
+        return HttpService(worker, EchoHandler())
 
     with running(max_connections=1, serve=serve) as server, TextClient(server, request(target="/a")) as client:
         client.expect(answer(b"/a"))

@@ -25,7 +25,7 @@ def compressed(stream_id: int, body: bytes) -> bytes:
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "test-inflation"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "test-side"]
 
 
 class Gate:
@@ -66,7 +66,7 @@ def test_large_requests_are_decompressed_in_a_thread_that_ends_with_the_worker()
         client.send(compressed(3, zlib.compress(LARGE)))
         server.until(lambda: len(server.held) == 2)
         assert [call.context for call in server.held] == [b"small", LARGE]
-        assert threads() == ["test-inflation"]
+        assert threads() == ["test-side"]
         assert server.call(lambda: server.service.shared.budget.used) == 0
     assert not threads()
 
@@ -98,7 +98,7 @@ def test_others_are_served_meanwhile_and_connections_take_turns(monkeypatch: pyt
         modest.send(compressed(1, zlib.compress(LARGE)))
         with server.client() as other:
             assert other.unary(b"x").messages == [b"x"]
-        server.until(lambda: len(server.service.inflation.waiting) == 2)
+        server.until(lambda: len(server.worker.side.waiting) == 2)
         held.open(4)
         server.until(lambda: len(server.held) == 4)
         connections = [due.call.responder for due in held.begun]

@@ -11,10 +11,11 @@ import numpy as np
 from toutates.engine.lane import Piece
 from toutates.engine.servable import Buffer
 from toutates.infer.plan import Plan
-from toutates.infer.validation import ValidatedRequest, request_prefix, size_mismatch
+from toutates.infer.validation import ValidatedRequest, size_mismatch
 from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.names import request_prefix
 from toutates.protocol.parsing import parse
 from toutates.protocol.strings import StringRows
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES, TypedReader, cut_contents

@@ -24,10 +24,11 @@ from toutates.infer.plan_cache import PlanCache
 from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_long, read_request, request_id
 from toutates.infer.scanning import scan
 from toutates.infer.structure import check_structure
-from toutates.infer.validation import request_prefix, validate
+from toutates.infer.validation import validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.names import request_prefix
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, UnknownModel
 

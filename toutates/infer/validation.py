@@ -13,10 +13,11 @@ from typing import Final
 from toutates.infer.parameters import check_parameters, shared_memory_region
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest, RequestError, UnknownModel
 
-__all__ = ["ValidatedRequest", "request_prefix", "size_mismatch", "validate"]
+__all__ = ["ValidatedRequest", "size_mismatch", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,6 @@ class ValidatedRequest:
     raw_count: int
     outputs: tuple[int, ...]
     classes: Mapping[int, int]
-
-
-def request_prefix(identifier: str) -> str:
-    """The words with which some of Triton's error texts begin."""
-    return f"[request id: {identifier or '<id_unknown>'}] "
 
 
 def validate(

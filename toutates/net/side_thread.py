@@ -18,8 +18,8 @@ __all__ = ["Job", "SideThread"]
 #: How much the thread gives way: a tenth of the weight of others on the same processor.
 NICENESS: Final = 10
 
-#: Runs in the thread, and returns what is to be called on the worker's thread then. It raises nothing.
-Job = Callable[[], Callable[[], None]]
+#: Runs in the thread, and returns what is to be called on the worker's thread then, or None. It raises nothing.
+Job = Callable[[], Callable[[], None] | None]
 
 
 class SideThread:
@@ -28,6 +28,9 @@ class SideThread:
     Args:
         name: of the thread.
         call_soon: the worker's.
+
+    Attributes:
+        waiting: the jobs by connection, the one that is next in turn first; to look at only.
     """
 
     def __init__(self, name: str, call_soon: Callable[[Callable[[], None]], None]) -> None:
@@ -36,8 +39,7 @@ class SideThread:
         self._thread: threading.Thread | None = None
         #: guards the next two
         self._changed = threading.Condition()
-        #: by connection, the one that is next in turn first
-        self._waiting: OrderedDict[object, deque[Job]] = OrderedDict()
+        self.waiting: OrderedDict[object, deque[Job]] = OrderedDict()
         self._stopped = False
 
     def put(self, connection: object, job: Job) -> None:
@@ -51,14 +53,14 @@ class SideThread:
             thread.start()
             self._thread = thread
         with self._changed:
-            self._waiting.setdefault(connection, deque()).append(job)
+            self.waiting.setdefault(connection, deque()).append(job)
             self._changed.notify()
 
     def stop(self) -> None:
         """End the thread, once it has finished its present job; the others are dropped."""
         with self._changed:
             self._stopped = True
-            self._waiting.clear()
+            self.waiting.clear()
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
@@ -66,20 +68,22 @@ class SideThread:
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while (job := self._next()) is not None:
-            self._call_soon(job())
-            del job  # while it waits, the thread keeps nothing
+            then = job()
+            if then is not None:
+                self._call_soon(then)
+            del job, then  # while it waits, the thread keeps nothing
 
     def _next(self) -> Job | None:
         """The next job; None once the thread is to end."""
         with self._changed:
-            while not self._waiting and not self._stopped:
+            while not self.waiting and not self._stopped:
                 self._changed.wait()
             if self._stopped:
                 return None
-            connection, jobs = next(iter(self._waiting.items()))
+            connection, jobs = next(iter(self.waiting.items()))
             job = jobs.popleft()
             if jobs:
-                self._waiting.move_to_end(connection)
+                self.waiting.move_to_end(connection)
             else:
-                del self._waiting[connection]
+                del self.waiting[connection]
             return job

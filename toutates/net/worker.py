@@ -43,6 +43,7 @@ from toutates.net.housekeeping import Housekeeper, Traffic
 from toutates.net.incidents import Incidents
 from toutates.net.mailbox import Mailbox
 from toutates.net.schedule import Lateness, Schedule
+from toutates.net.side_thread import SideThread
 from toutates.net.tls import TlsEngine
 from toutates.net.tls_transport import TlsTransport
 from toutates.net.transport import Transport
@@ -84,6 +85,7 @@ class Worker:
         now_ns: the time of the current round, monotonic nanoseconds.
         call_soon: runs a callback on the worker's thread, soon and in order. The one member that any thread may call.
             Does nothing visible once ``run`` has ended.
+        side: does what would take long on the worker's thread; it ends with the worker.
         limits: as given; once ``run`` has begun, a copy of this thread's own.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         incidents: the worker's log.
@@ -117,6 +119,7 @@ class Worker:
         self.limit_hits = self.incidents.limit_hits
         self._mailbox = Mailbox()
         self.call_soon: Callable[[Callable[[], None]], None] = self._mailbox.put
+        self.side = SideThread(f"{name}-side", self.call_soon)
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
         self.dirty: list[Any] = []
@@ -348,6 +351,7 @@ class Worker:
         self.acceptor.stop()
         self.closing.drop_all(time.monotonic_ns())
         self.service.stop()
+        self.side.stop()
         self._mailbox.close()
         self._round_end = []
         self.incidents.log.flush(NEVER)

@@ -27,7 +27,6 @@ from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.service import HttpService
-from toutates.net.side_thread import SideThread
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.options import Options
@@ -102,7 +101,7 @@ class Services:
 
         readiness = Readiness(serving=ready)
         inflight = self._inflight(number)
-        side = SideThread(f"{worker.name}-side", worker.call_soon)
+        side = worker.side
         infer = InferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
         rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, inflight, self.parameter_notices)
         if self.access_log is not None:
@@ -134,7 +133,7 @@ class Services:
             self.pages.of(worker),
             side,
         )
-        http = HttpService(worker, rest, side)
+        http = HttpService(worker, rest)
         worker.service = ByFirstBytes(grpc, http)
         return WorkerServices((infer, rest_infer), worker.service if worker.tls is not None else http, readiness)
 

@@ -24,7 +24,7 @@ from toutates.h2grpc.events import (
 from toutates.h2grpc.method import MessageHandler, Method
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
-from toutates.net.grpc.inflation import Inflation
+from toutates.net.grpc.inflation import inflation
 from toutates.net.grpc.streaming import ServerStream
 from toutates.net.worker import Worker
 from toutates.system.errors import RequestError
@@ -50,7 +50,6 @@ class GrpcService:
     Attributes:
         methods: the table, as given.
         streams: streaming calls that have a handler.
-        inflation: decompresses large messages.
         shared: what the connections have in common, once ``start`` was called.
     """
 
@@ -68,7 +67,6 @@ class GrpcService:
         self.streams: dict[Call, ServerStream] = {}
         #: streaming calls that have no task yet
         self._to_start: deque[ServerStream] = deque()
-        self.inflation = Inflation(f"{worker.name}-inflation", self._inflation_done)
         self.shared: Shared
         self._nursery: trio.Nursery
 
@@ -81,8 +79,7 @@ class GrpcService:
         self.shared = Shared(worker.buffer_bytes, worker.limit_hits, worker.limits.inflation)
 
     def stop(self) -> None:
-        """End the thread that decompresses; forget the streams that have no task."""
-        self.inflation.stop()
+        """Forget the streams that have no task."""
         while self._to_start:
             del self.streams[self._to_start.popleft().call]
 
@@ -196,12 +193,9 @@ class GrpcService:
 
     def _have_inflated(self, due: InflationDue) -> None:
         try:
-            self.inflation.put(due)
+            self._worker.side.put(due.call.responder, inflation(due, self._take_inflated))
         except RuntimeError:
             self._take_inflated(due, GrpcError(Status.RESOURCE_EXHAUSTED, "the server has no thread for this request"))
-
-    def _inflation_done(self, due: InflationDue, outcome: bytes | GrpcError) -> None:
-        self._worker.call_soon(partial(self._take_inflated, due, outcome))
 
     def _take_inflated(self, due: InflationDue, outcome: bytes | GrpcError) -> None:
         link = due.call.link

@@ -7,7 +7,6 @@ from typing import Any, Final, Protocol
 from toutates.http1 import Head, Limits, Refused
 from toutates.net.connection import Connection, Service
 from toutates.net.http1.connection import Ended, HttpCall, HttpConnection
-from toutates.net.side_thread import SideThread
 from toutates.net.worker import Worker
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
@@ -66,13 +65,11 @@ class HttpService(Service):
     Args:
         worker: whose connections these are.
         handler: answers the requests.
-        side: the worker's thread for what takes long, which is ended with this service.
     """
 
-    def __init__(self, worker: Worker, handler: Handler, side: SideThread) -> None:
+    def __init__(self, worker: Worker, handler: Handler) -> None:
         self._worker = worker
         self._handler = handler
-        self._side = side
         self._limits: Limits | None = None
 
     def connect(self) -> Connection:
@@ -117,10 +114,6 @@ class HttpService(Service):
         head = call.head
         self._worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, self._worker.peer(call))
         fail(call, ExecutionFailed("internal error"))
-
-    def stop(self) -> None:
-        """End the other thread."""
-        self._side.stop()
 
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""

@@ -15,11 +15,12 @@ import msgspec
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor
+from toutates.protocol.names import request_prefix
 from toutates.protocol.rest.arrays import pack_elements
 from toutates.protocol.rest.document import Members, as_string, parse_document, read_member
 from toutates.protocol.rest.lengths import check_json_size
 from toutates.protocol.rest.parameters import is_known, read_any
-from toutates.protocol.rest.request import Buffer, Target, request_prefix
+from toutates.protocol.rest.request import Buffer, Target
 from toutates.protocol.rest.values import ValueWriter
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError

@@ -10,9 +10,10 @@ from typing import Final
 
 from toutates.protocol.datatypes import join_strings
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.names import request_prefix
 from toutates.protocol.rest.lengths import too_large
 from toutates.protocol.rest.parameters import add_forwarded
-from toutates.protocol.rest.request import Buffer, OutputForms, Target, request_prefix
+from toutates.protocol.rest.request import Buffer, OutputForms, Target
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest
 

@@ -18,6 +18,7 @@ import msgspec
 
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.names import request_prefix
 from toutates.protocol.rest.arrays import NumberReader, Pause, Reader, Unreadable, read_elements, reader_of
 from toutates.protocol.rest.cutting import Cut, cut_is_plain
 from toutates.protocol.rest.document import (
@@ -43,7 +44,6 @@ __all__ = [
     "OutputForms",
     "Target",
     "read_request",
-    "request_prefix",
 ]
 
 Buffer = bytes | memoryview
@@ -57,11 +57,6 @@ _MOST: Final = 2**63 - 1
 _SOURCES: Final = ("data", "binary_data_size", "shared_memory_region")
 
 _encode = msgspec.json.Encoder().encode
-
-
-def request_prefix(identifier: str) -> str:
-    """What Triton puts before some of its texts."""
-    return f"[request id: {identifier or '<id_unknown>'}] "
 
 
 @dataclass(frozen=True, slots=True)
