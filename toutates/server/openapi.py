@@ -18,16 +18,13 @@ from toutates.api.rest.answers import error_answer
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.rest.endpoints import restriction_answer
 from toutates.api.rest.kept_documents import Document, DocumentPage, DocumentSource, make_document
-from toutates.api.rest.openapi.document import DocumentWriter
+from toutates.api.rest.openapi.document import MODELS_GROUPS, DocumentWriter
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.observe.status.page import make_page
 
 __all__ = ["OpenApiPages"]
-
-#: Groups whose endpoints tell the names of all models and their tensors. Both are needed to see them in the document.
-MODELS_GROUPS: Final = ("model-repository", "metadata")
 
 #: Its files are read; it is not imported, because it would import Flask.
 PACKAGE: Final = "flask_swagger_ui"

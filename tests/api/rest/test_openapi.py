@@ -123,6 +123,13 @@ def test_what_is_restricted_says_which_field_it_wants() -> None:
         "/v2/repository/index": None,
     }
     assert "hush" not in json.dumps(document)
+    # Without any, Swagger UI offers no "Authorize".
+    assert "securitySchemes" not in written()["components"]
+
+
+def test_a_document_without_models_says_why() -> None:
+    document = written(None, "inference:A=a", "metadata,statistics:B=b")
+    assert document["info"]["description"].endswith("that have the header fields of those groups (`B`).")
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -143,22 +143,24 @@ class DocumentPage:
 
     async def _make(self, calls: list[RestHttpCall], _: bytes) -> Callable[[], None]:
         self._let_go_of(calls)
-        return partial(self._answer_some, calls, await self.source.make())
+        document = await self.source.make()
+        return partial(self._answer_all, calls, lambda call: _answer(call, document))
 
     def _let_go_of(self, calls: list[RestHttpCall]) -> None:
         if self._waiting is calls:
             self._waiting = None
 
-    def _answer_some(self, calls: list[RestHttpCall], document: Document) -> None:
-        for call in calls[:ANSWERED_AT_ONCE]:
-            _answer(call, document)
-        if rest := calls[ANSWERED_AT_ONCE:]:
-            self.worker.call_soon(partial(self._answer_some, rest, document))
-
     def _fail(self, calls: list[RestHttpCall], error: RequestError) -> None:
         self._let_go_of(calls)
-        for call in calls:
-            call.reply(*refusal(error))
+        self._answer_all(calls, lambda call: call.reply(*refusal(error)))
+
+    def _answer_all(self, calls: list[RestHttpCall], answer: Callable[[RestHttpCall], None], at: int = 0) -> None:
+        """On the worker's thread: answer the calls from ``at`` on."""
+        end = at + ANSWERED_AT_ONCE
+        for call in calls[at:end]:
+            answer(call)
+        if end < len(calls):
+            self.worker.call_soon(partial(self._answer_all, calls, answer, end))
 
 
 def _answer(call: RestHttpCall, document: Document) -> None:

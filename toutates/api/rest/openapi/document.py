@@ -2,7 +2,7 @@
 
 It has every endpoint by the templates of its paths, and beside them the paths of inference for every model that can
 answer, with its own tensors. Models of the same signature share what is said of them, so that ten thousand models of
-a kind take 4 MB.
+a kind take 3 MB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion
 from toutates.protocol.signature import Signature
 
-__all__ = ["DocumentWriter"]
+__all__ = ["MODELS_GROUPS", "DocumentWriter"]
+
+#: Groups whose endpoints tell the names of all models and their tensors. Whoever may use both may see them here.
+MODELS_GROUPS: Final = ("model-repository", "metadata")
 
 #: Bytes of all examples of a document; later ones are left out.
 MAX_EXAMPLES_BYTES: Final = 8_388_608
@@ -59,10 +62,16 @@ class DocumentWriter:
         yield b'{"openapi":%b,"info":%b,"tags":%b,"paths":{' % (
             _encode(_VERSION),
             _encode({"title": _TITLE, "version": "2", "description": self._introduction(table)}),
-            _encode([{"name": name, "description": text} for name, text in TAGS.items() if table or name != "models"]),
+            _encode(
+                [
+                    {"name": name, "description": text}
+                    for name, text in TAGS.items()
+                    if table is not None or name != "models"
+                ]
+            ),
         )
         yield self._paths_text
-        #: how often each signature was met first
+        #: by signature, in the order in which they are met
         numbers: dict[Signature, int] = {}
         if table is not None:
             yield from self._models(table, numbers)
@@ -72,15 +81,16 @@ class DocumentWriter:
         schemes = {
             _scheme(one): {"type": "apiKey", "in": "header", "name": one.header} for one in self._secrets.values()
         }
-        yield b',"securitySchemes":%b}}' % _encode(schemes)
+        yield b',"securitySchemes":%b}}' % _encode(schemes) if schemes else b"}}"
 
     def _introduction(self, table: ModelTable | None) -> str:
         if table is not None:
             return "Every endpoint of this server, and every model that it serves."
-        headers = ", ".join(f"`{header}`" for header in sorted({one.header for one in self._secrets.values()}))
+        headers = {self._secrets[group].header for group in MODELS_GROUPS if group in self._secrets}
+        fields = ", ".join(f"`{header}`" for header in sorted(headers))
         return (
             "Every endpoint of this server. Its models are left out, because their names and tensors are restricted: "
-            f"they are for requests for this document that have the header fields of those groups ({headers})."
+            f"they are for requests for this document that have the header fields of those groups ({fields})."
         )
 
     @cached_property
