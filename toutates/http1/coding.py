@@ -59,6 +59,11 @@ class Inflater:
         self._ended = False
         self.body = bytearray()
 
+    @property
+    def size(self) -> int:
+        """Bytes that are held, before and after decompression."""
+        return len(self.body) + len(self._waiting)
+
     def put(self, piece: bytes) -> None:
         """Take the next piece of the compressed body, once ``step`` has dealt with the last one."""
         self._waiting = piece

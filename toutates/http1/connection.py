@@ -24,9 +24,12 @@ from toutates.http1.responses import CONTINUE, Refused
 
 __all__ = ["Connection", "Receiving"]
 
-#: Heads, chunks and pieces of decompressed bodies that one call of ``receive`` or ``go_on`` reads at most. Each takes
-#: up to 100 us, so that a driver which bounds its turns by the clock can look at it every 1.6 ms.
+#: Heads and chunks that one call of ``receive`` or ``go_on`` reads at most. Each takes up to 100 us, so that a driver
+#: which bounds its turns by the clock can look at it every 1.6 ms.
 STEPS: Final = 16
+#: What a piece of a decompressed body counts as. It takes up to 500 us, and zlib lets other threads have the GIL
+#: meanwhile, which it may take long to get back.
+STEPS_OF_INFLATION: Final = 8
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
@@ -133,12 +136,14 @@ class Connection:
         found: list[Request] = []
         self.behind = self._paused = False
         try:
-            for _ in range(STEPS):
+            left = STEPS
+            while left > 0:
                 if self.answers.complete:
                     return found
                 head = self._head
                 if not (self._read_head(found) if head is None else self._read_body(head, found)):
                     break
+                left -= 1 if head is None or self._inflater is None else STEPS_OF_INFLATION
             else:
                 self.behind = True
             if 2 * self._at >= len(self._data):
@@ -212,7 +217,7 @@ class Connection:
     @property
     def held_bytes(self) -> int:
         """Bytes that the peer makes us hold: of requests that are not whole, and of answers that are not sent."""
-        inflated = len(self._inflater.body) if self._inflater is not None else 0
+        inflated = self._inflater.size if self._inflater is not None else 0
         return len(self._data) + len(self._body) + inflated + self.answers.size
 
     def _read_known(self, data: bytes, found: list[Request]) -> int:

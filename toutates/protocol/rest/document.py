@@ -176,7 +176,7 @@ def _syntax_error(error: json.JSONDecodeError) -> MalformedMessage:
         reason = of_object if _innermost(before) == b"{" else "Missing a comma or ']' after an array element."
     elif error.msg.startswith("Unterminated"):
         before = error.doc.encode()
-    elif not error.doc.strip(" \t\r\n"):
+    elif error.pos == len(error.doc) and not before.strip():
         reason = "The document is empty."
     return syntax_error(reason, len(before))
 
