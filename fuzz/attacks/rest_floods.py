@@ -10,10 +10,13 @@ from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
 
 __all__ = [
+    "AT_ONCE",
+    "HEAD",
     "ChunkFlood",
     "DearHeads",
     "DearJson",
     "DeepJson",
+    "Flood",
     "HugeJson",
     "JsonPollution",
     "PipelinedInference",
@@ -21,23 +24,30 @@ __all__ = [
     "SlowHead",
     "SlowRestBody",
     "Smuggling",
+    "infer_json",
+    "post",
 ]
 
-_HEAD: Final = b"POST /v2/models/shapes/infer HTTP/1.1\r\nhost: a\r\n"
-_AT_ONCE: Final = 100
+#: Of a request to the model "shapes", without what says how long its body is.
+HEAD: Final = b"POST /v2/models/shapes/infer HTTP/1.1\r\nhost: a\r\n"
+#: Small requests that are sent together.
+AT_ONCE: Final = 100
 _PAUSE_S: Final = 0.1
 
 
-def _post(body: bytes, *fields: bytes) -> bytes:
-    return b"".join((_HEAD, *(field + b"\r\n" for field in fields), b"content-length: %d\r\n\r\n" % len(body), body))
+def post(body: bytes, *fields: bytes, model: str = "shapes", way: str = "infer") -> bytes:
+    """A request to a model."""
+    head = f"POST /v2/models/{model}/{way} HTTP/1.1\r\nhost: a\r\n".encode()
+    return b"".join((head, *(field + b"\r\n" for field in fields), b"content-length: %d\r\n\r\n" % len(body), body))
 
 
-def _infer(shape: list[int], data: str, **more: object) -> bytes:
+def infer_json(shape: list[int], data: str, **more: object) -> bytes:
+    """An inference of one FP32 tensor, whose data are that text."""
     document = {"inputs": [{"name": "INPUT", "shape": shape, "datatype": "FP32", "data": "DATA"}], **more}
     return json.dumps(document).replace('"DATA"', data).encode()
 
 
-class _Flood(Attack):
+class Flood(Attack):
     """The same bytes over and over."""
 
     stops = ()
@@ -49,19 +59,19 @@ class _Flood(Attack):
             await peer.send(self.flood, self.requests)
 
 
-class PipelinedInference(_Flood):
+class PipelinedInference(Flood):
     """Small inferences without a pause."""
 
     name = "rest-pipelining"
     summary = "small inferences over HTTP/1.1 without a pause, pipelined on 4 connections"
     limit = "64 requests of a connection wait for answers; the others are not read"
-    requests = _AT_ONCE
+    requests = AT_ONCE
 
     def prepare(self) -> None:
-        self.flood = _post(_infer([1, 4], "[1,2,3,4]")) * _AT_ONCE
+        self.flood = post(infer_json([1, 4], "[1,2,3,4]")) * AT_ONCE
 
 
-class DeepJson(_Flood):
+class DeepJson(Flood):
     """Brackets alone."""
 
     name = "rest-deep-json"
@@ -70,10 +80,10 @@ class DeepJson(_Flood):
     stops = ("HTTP/1.1 400", "HTTP/1.1 500")
 
     def prepare(self) -> None:
-        self.flood = _post(_infer([1, 1], "[" * 30_000 + "]" * 30_000))
+        self.flood = post(infer_json([1, 1], "[" * 30_000 + "]" * 30_000))
 
 
-class HugeJson(_Flood):
+class HugeJson(Flood):
     """Arrays of a million numbers."""
 
     name = "rest-huge-json"
@@ -81,10 +91,10 @@ class HugeJson(_Flood):
     limit = "read in a thread that gives way to others, in pieces of a millisecond"
 
     def prepare(self) -> None:
-        self.flood = _post(_infer([1, 1_000_000], "[" + ",".join(["1.2345"] * 1_000_000) + "]"))
+        self.flood = post(infer_json([1, 1_000_000], "[" + ",".join(["1.2345"] * 1_000_000) + "]"))
 
 
-class DearJson(_Flood):
+class DearJson(Flood):
     """Names that mean nothing."""
 
     name = "rest-dear-json"
@@ -94,7 +104,7 @@ class DearJson(_Flood):
 
     def prepare(self) -> None:
         names = {f"k{at}{'b' * 40}": at for at in range(16_000)}
-        self.flood = _post(_infer([1, 1], "[1]", **names))
+        self.flood = post(infer_json([1, 1], "[1]", **names))
 
 
 class JsonPollution(Attack):
@@ -108,9 +118,9 @@ class JsonPollution(Attack):
     async def strike(self, peer: Peer) -> None:
         number = 0
         while True:
-            number += _AT_ONCE
-            bodies = [_infer([1, 1], "[1]", parameters={f"p{number + at}": at}) for at in range(_AT_ONCE)]
-            await peer.send(b"".join(map(_post, bodies)), _AT_ONCE)
+            number += AT_ONCE
+            bodies = [infer_json([1, 1], "[1]", parameters={f"p{number + at}": at}) for at in range(AT_ONCE)]
+            await peer.send(b"".join(map(post, bodies)), AT_ONCE)
 
 
 class DearHeads(Attack):
@@ -138,13 +148,13 @@ class ChunkFlood(Attack):
     stops = ("HTTP/1.1 400",)
 
     async def strike(self, peer: Peer) -> None:
-        await peer.send(_HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        await peer.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
         chunks = b"1\r\nx\r\n" * 1_000
         while True:
             await peer.send(chunks, 1_000)
 
 
-class RestBomb(_Flood):
+class RestBomb(Flood):
     """A compressed body that becomes a thousand times as large."""
 
     name = "rest-bomb"
@@ -153,17 +163,17 @@ class RestBomb(_Flood):
     stops = ("HTTP/1.1 413",)
 
     def prepare(self) -> None:
-        self.flood = _post(gzip.compress(bytes(70_000_000), 9), b"content-encoding: gzip")
+        self.flood = post(gzip.compress(bytes(70_000_000), 9), b"content-encoding: gzip")
 
 
-class Smuggling(_Flood):
+class Smuggling(Flood):
     """Two ways to say how long a body is."""
 
     name = "rest-smuggling"
     summary = "Content-Length and Transfer-Encoding in one head"
     limit = "one of both"
     stops = ("HTTP/1.1 400",)
-    flood = _HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /v2 HTTP/1.1\r\n\r\n"
+    flood = HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\nGET /v2 HTTP/1.1\r\n\r\n"
 
 
 class SlowHead(Attack):
@@ -176,7 +186,7 @@ class SlowHead(Attack):
     connections = 50
 
     async def strike(self, peer: Peer) -> None:
-        await peer.send(_HEAD)
+        await peer.send(HEAD)
         await peer.dribble(b"x-a: " + b"v" * 10_000, _PAUSE_S)
         await peer.wait_over()
 
@@ -191,6 +201,6 @@ class SlowRestBody(Attack):
     connections = 50
 
     async def strike(self, peer: Peer) -> None:
-        await peer.send(_HEAD + b"content-length: 100000\r\n\r\n")
+        await peer.send(HEAD + b"content-length: 100000\r\n\r\n")
         await peer.dribble(bytes(100_000), _PAUSE_S)
         await peer.wait_over()

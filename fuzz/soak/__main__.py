@@ -1,9 +1,9 @@
 """``python -m fuzz.soak``: run the soak, print its account, and end with 1 if the server did not pass.
 
 Invariant: every request is answered with what ONNX Runtime makes of it, or refused with a status that it may have, or
-given up by its client; none is lost. Afterwards the server has no more files and threads than at the start. Its memory,
-the least of the last third of the rounds, is no more than once every attack had been made, after two minutes or so, but
-for 10 % and 24 MiB.
+given up by its client; none is lost. Afterwards the server has no more files and threads than at the start, but for two
+threads of each worker that are started when they are first needed. Its memory, the least of the last third of the
+rounds, is no more than once every attack had been made, after five minutes or so, but for 10 % and 24 MiB.
 """
 
 from __future__ import annotations

@@ -1,0 +1,103 @@
+"""HTTP/1.1 on the port of gRPC: peers that send a part, do not read, or are gone."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import trio
+
+from fuzz.attacks.attack import Attack
+from fuzz.attacks.peer import Peer
+from fuzz.attacks.rest_floods import HEAD, infer_json, post
+
+__all__ = ["DeafPages", "DeafStreams", "RestLeftBehind", "RestPromises", "RestUploads"]
+
+_PAUSE_S: Final = 0.1
+
+
+class RestPromises(Attack):
+    """Bodies that are announced, and nothing of them."""
+
+    name = "rest-promises"
+    summary = "300 connections that announce a body of 60 MB each and send nothing of it"
+    limit = "memory is taken for what has come; `--limit stall_timeout` (60 s)"
+    stops = ("HTTP/1.1 408",)
+    connections = 300
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(HEAD + b"content-length: 60000000\r\n\r\n", 1)
+        await peer.wait_over()
+
+
+class RestUploads(Attack):
+    """Large bodies, all but their last byte."""
+
+    name = "rest-uploads"
+    summary = "30 connections that send 4 MB of a body but for its last byte and leave it at that"
+    limit = "`--limit server_buffer` (half of the memory); `--limit stall_timeout` (60 s)"
+    stops = ("HTTP/1.1 408",)
+    connections = 30
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(HEAD + b"content-length: 4000001\r\n\r\n", 1)
+        await peer.send(bytes(4_000_000))
+        await peer.wait_over()
+
+
+class _Deaf(Attack):
+    """Requests whose answers are never read from the socket."""
+
+    stops = ("closed", "reset")
+    receive_buffer = 4_096
+    reads = False
+
+    def requests(self) -> bytes:
+        """What is sent at first."""
+        raise NotImplementedError
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(self.requests(), 1)
+        # Nothing is read, so only a write shows that the connection is over.
+        while True:
+            await trio.sleep(_PAUSE_S)
+            await peer.send(b"GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+
+
+class DeafStreams(_Deaf):
+    """Event streams that nobody reads."""
+
+    name = "rest-deaf-streams"
+    summary = "10 event streams of 2 MB each on 4 connections, which are never read"
+    limit = "no request is read while 4 MiB wait; `--limit server_buffer`; `--limit stall_timeout` (60 s)"
+
+    def requests(self) -> bytes:
+        return post(json.dumps({"INPUT": 500_000}).encode(), model="generator", way="generate_stream") * 10
+
+
+class DeafPages(_Deaf):
+    """Pages that nobody reads."""
+
+    name = "rest-deaf-pages"
+    summary = "/metrics 20,000 times on 4 connections, never read"
+    limit = "no request is read while 4 MiB wait; `--limit stall_timeout` (60 s)"
+
+    def requests(self) -> bytes:
+        return b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n" * 20_000
+
+
+class RestLeftBehind(Attack):
+    """Work that is given, and not waited for."""
+
+    name = "rest-left-behind"
+    summary = "connections that send JSON of 700 KB four times and are reset at once"
+    limit = "what nobody waits for is not read; one job of each connection in turn"
+    stops = ()
+    _flood = b""
+
+    def prepare(self) -> None:
+        self._flood = post(infer_json([1, 100_000], "[" + ",".join(["1.2345"] * 100_000) + "]")) * 4
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(self._flood, 4)
+        peer.end_by_reset()
