@@ -8,11 +8,13 @@ and after a load, over the requests completed in it. Rates and latencies depend 
 are there for orientation; the CPU of a request is what a machine full of servers pays.
 
 **Side by side.** All servers run at once and take turns within each round, and the order turns from round to round.
-Absolute times on shared machines are noise, hence the ratio to ``grpc.aio``, taken round by round.
+Absolute times on shared machines are noise, hence the ratio to ``grpc.aio``, or over REST to ``fastapi``, taken round
+by round.
 
 **And is it right?** Before and after each load, answers are fetched through tritonclient and compared with ONNX
 Runtime's own. h2load does not look at grpc-status, so the bytes of its answers are counted as well: an error has no
-message. A load with one failed, missing or short answer gives no figure, and the benchmark ends with status 1.
+message. Over REST it looks at the status. A load with one failed, missing or short answer gives no figure, and the
+benchmark ends with status 1.
 
 | module | what |
 |---|---|
@@ -20,7 +22,7 @@ message. A load with one failed, missing or short answer gives no figure, and th
 | ``session`` | one run: models, servers and parts in their order |
 | ``environments`` | virtual environments and tools, made or found |
 | ``servers``, ``process`` | starting servers; their CPU time and memory |
-| ``models``, ``question`` | what is served; a request and the right answer to it |
+| ``models``, ``question``, ``rest_question`` | what is served; a request and the right answer to it |
 | ``h2load``, ``perf_analyzer``, ``round_robin`` | the clients, each run as a process |
 | ``measure`` | one figure: checks, load, checks |
 | ``sweeps``, ``memory`` | what the loads do not show |

@@ -39,6 +39,7 @@ class Load(Protocol):
     Attributes:
         name: in tables and on the command line.
         concurrency: requests under way at once.
+        protocol: of ``bench.protocols``.
         timed: whether it sends for a time of its own instead of a number of requests; the server must then count.
     """
 
@@ -49,16 +50,19 @@ class Load(Protocol):
     def concurrency(self) -> int: ...
 
     @property
+    def protocol(self) -> str: ...
+
+    @property
     def timed(self) -> bool: ...
 
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
         """Send requests and take the answers.
 
         Args:
-            address: host:port of the server.
+            address: host:port of the server, of the load's protocol.
             question: what to send.
             requests: how many, unless it is timed.
-            answer_bytes: how much DATA each answer must consist of.
+            answer_bytes: how much DATA, or body, each answer must consist of.
 
         Raises:
             NoFigure: not every one got a complete answer.

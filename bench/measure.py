@@ -68,7 +68,8 @@ class Measurer:
         self._results.save(self._path)
 
     def _figure(self, server: Server, cell: Cell, load: Load, question: Question, round_number: int) -> Figure:
-        answer_bytes = question.check(server.address) if server.infers else len(question.plain_answer())
+        address = server.address_of(load.protocol)
+        answer_bytes = question.check(address, load.protocol) if server.infers else len(question.plain_answer())
         if not load.timed and (server.name, cell) not in self._planned:
             self._planned[server.name, cell] = self._plan(server, load, question, answer_bytes)
         for _ in range(_TRIES):
@@ -87,7 +88,7 @@ class Measurer:
         if used.total < _LEAST_CPU_SECONDS:
             raise NoFigure(f"{answered} requests took {used.total:.2f} s of CPU, too little to tell")
         if server.infers:
-            question.check(server.address)
+            question.check(address, load.protocol)
         return Figure(
             server=server.name,
             cell=cell,
@@ -122,7 +123,7 @@ class Measurer:
     ) -> tuple[Outcome, process.CpuTime]:
         server.check_alive()
         before = process.cpu_time(server.pid)
-        outcome = load.run(server.address, question, requests, answer_bytes)
+        outcome = load.run(server.address_of(load.protocol), question, requests, answer_bytes)
         # A process that has ended stays in /proc until check_alive() has looked at it.
         used = process.cpu_time(server.pid) - before
         server.check_alive()

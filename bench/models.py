@@ -119,24 +119,17 @@ def payload_models(repository: Path, sizes: Sequence[int]) -> list[Model]:
     The graph leaves the row's length open. For each size (bytes) there is a model whose config.yaml fixes it by
     ``input_shapes``, so that Toutates has buffers for its rows, and one that stays dynamic.
     """
-    nodes = [helper.make_node("ReduceMax", ["row"], ["greatest"], axes=[1], keepdims=1)]
-    models = []
-    for size in sizes:
-        for name in (f"greatest_{size}", f"greatest_dynamic_{size}"):
-            # 16 MiB of buffers per batch at most.
-            batch_size = max(1, min(64, 2**24 // size))
-            model = Model(
-                name, "row", "greatest", "FP32", (size // 4,), (1,), batch_size, _path(repository, name), repository
-            )
-            write_model(model, nodes, {}, row=("n",))
-            if "dynamic" not in name:
-                _write_config(model, capacity=4, shapes=True)
-            models.append(model)
-    return models
+    names = [(size, name) for size in sizes for name in (f"greatest_{size}", f"greatest_dynamic_{size}")]
+    return [_greatest(repository, name, size, fixed="dynamic" not in name) for size, name in names]
+
+
+def image(repository: Path) -> Model:
+    """The greatest of 150,528 numbers, as many as a picture of 3x224x224 has."""
+    return _greatest(repository, "image", 4 * 3 * 224 * 224, fixed=True)
 
 
 #: The models of the loads, smallest first.
-MODELS: dict[str, Callable[[Path], Model]] = {"mlp": mlp, "magika": magika, "resnet": resnet}
+MODELS: dict[str, Callable[[Path], Model]] = {"mlp": mlp, "image": image, "magika": magika, "resnet": resnet}
 
 
 def write_model(
@@ -161,6 +154,17 @@ def write_model(
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
     model.path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(made, model.path)
+
+
+def _greatest(repository: Path, name: str, size: int, *, fixed: bool) -> Model:
+    # 16 MiB of buffers per batch at most.
+    batch_size = max(1, min(64, 2**24 // size))
+    model = Model(name, "row", "greatest", "FP32", (size // 4,), (1,), batch_size, _path(repository, name), repository)
+    node = helper.make_node("ReduceMax", ["row"], ["greatest"], axes=[1], keepdims=1)
+    write_model(model, [node], {}, row=("n",))
+    if fixed:
+        _write_config(model, capacity=4, shapes=True)
+    return model
 
 
 class _ResNet:

@@ -12,23 +12,44 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import MODELS, ROOT
+from bench.protocols import GRPC
 
-__all__ = ["BASELINE", "LOADS", "PARTS", "REDUCED_LOADS", "SERVERS", "Options", "OwnServer", "run_parser"]
+__all__ = [
+    "BASELINE",
+    "LOADS",
+    "PARTS",
+    "REDUCED_LOADS",
+    "REST_BASELINE",
+    "SERVERS",
+    "Options",
+    "OwnServer",
+    "h2load_shape",
+    "perf_analyzer_shape",
+    "run_parser",
+]
 
-#: What every server's CPU is compared with.
-BASELINE = "grpc.aio"
-SERVERS = ("toutates", "toutates-3.14t", "toutates-3.14t-2", BASELINE, "grpc-threads", "mlserver", "triton", "nghttpd")
-#: h2load's as connections x streams; perf_analyzer's as pa and the requests under way at once, -own where each client
-#: object has a connection to itself.
-LOADS = ("1x64", "16x1", "64x1", "16x8", "1x1", "pa1", "pa16", "pa16-own", "pa64", "pa64-own")
+#: What every server's CPU is compared with, and over REST.
+BASELINE, REST_BASELINE = "grpc.aio", "fastapi"
+SERVERS = (
+    *("toutates", "toutates-3.14t", "toutates-3.14t-2", BASELINE, "grpc-threads"),
+    *(REST_BASELINE, "mlserver", "triton", "nghttpd"),
+)
+#: h2load's as connections x streams; over REST, which is HTTP/1.1, with the form of the tensors before it;
+#: perf_analyzer's as pa and the requests under way at once, -own where each client object has a connection to itself.
+LOADS = (
+    *("1x64", "16x1", "64x1", "16x8", "1x1", "pa1", "pa16", "pa16-own", "pa64", "pa64-own"),
+    *("binary1x1", "binary16x1", "binary64x1", "json1x1", "json16x1", "json64x1"),
+)
 #: For the models that take longer than a request.
 REDUCED_LOADS = ("16x1", "1x1", "pa16")
+#: For the model that is there for the size of its requests.
+IMAGE_LOADS = ("16x1", "binary16x1", "json16x1")
 PARTS = ("loads", "payload", "models", "connections", "memory")
 
 _PLACES = ("python314t", "environments", "results")
 _QUICK_SERVERS = ("toutates", BASELINE, "nghttpd")
 _QUICK_LOADS = ("1x64", "16x1")
-_H2LOAD_NAME = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})")
+_H2LOAD_NAME = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})|(binary|json)([1-9]\d{0,3})x1")
 _PERF_ANALYZER_NAME = re.compile(r"pa([1-9]\d{0,3})(-own)?")
 
 
@@ -49,7 +70,7 @@ class Options:
         servers: names out of ``SERVERS``.
         own_servers: beside them.
         models, parts: names out of ``MODELS`` and ``PARTS``.
-        loads: names of loads; None for all with the smallest model and ``REDUCED_LOADS`` with the others.
+        loads: names of loads; None for those that each model has.
         rounds: how often each server is loaded in each way.
         seconds: length of one load, roughly.
         memory_requests: after so many, and twice as many, memory is looked at.
@@ -76,6 +97,8 @@ class Options:
         """The names of the loads that a model gets."""
         if self.loads is not None:
             return self.loads
+        if model == "image":
+            return IMAGE_LOADS
         return LOADS if model == next(iter(MODELS)) else REDUCED_LOADS
 
     def as_json(self) -> dict[str, Any]:
@@ -119,10 +142,12 @@ class Options:
         )
 
 
-def h2load_shape(load: str) -> tuple[int, int] | None:
-    """Connections and streams of a load of h2load; None for another's."""
+def h2load_shape(load: str) -> tuple[int, int, str] | None:
+    """Connections and streams of a load of h2load, and its protocol; None for another's."""
     match = _H2LOAD_NAME.fullmatch(load)
-    return (int(match[1]), int(match[2])) if match else None
+    if match is None:
+        return None
+    return (int(match[1]), int(match[2]), GRPC) if match[1] else (int(match[4]), 1, match[3])
 
 
 def perf_analyzer_shape(load: str) -> tuple[int, bool] | None:
@@ -158,7 +183,8 @@ def run_parser() -> argparse.ArgumentParser:
         "--loads",
         type=_loads,
         metavar="NAMES",
-        help=f"CONNECTIONSxSTREAMS (h2load), paN or paN-own (perf_analyzer); usually {', '.join(LOADS)} for the MLP, "
+        help=f"CONNECTIONSxSTREAMS (h2load), binaryNx1 or jsonNx1 (h2load over REST), paN or "
+        f"paN-own (perf_analyzer); usually {', '.join(LOADS)} for the MLP, {', '.join(IMAGE_LOADS)} for the image, "
         f"{', '.join(REDUCED_LOADS)} for the other models",
     )
     parser.add_argument("--parts", type=_names(PARTS), metavar="NAMES", help=f"of {', '.join(PARTS)}")
@@ -199,5 +225,5 @@ def _loads(text: str) -> list[str]:
     given = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in given:
         if h2load_shape(name) is None and perf_analyzer_shape(name) is None:
-            raise argparse.ArgumentTypeError(f"{name!r} is neither like 16x1 nor like pa16 or pa16-own")
+            raise argparse.ArgumentTypeError(f"{name!r} is neither like 16x1 or json16x1 nor like pa16 or pa16-own")
     return given

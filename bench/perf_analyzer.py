@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bench.client import Outcome, run_client
 from bench.errors import NoFigure
+from bench.protocols import GRPC
 from bench.question import Question
 
 __all__ = ["PerfAnalyzer", "parse_report"]
@@ -42,6 +43,10 @@ class PerfAnalyzer:
     @property
     def name(self) -> str:
         return f"pa{self.concurrency}" + ("-own" if self.own_connections else "")
+
+    @property
+    def protocol(self) -> str:
+        return GRPC
 
     @property
     def timed(self) -> bool:

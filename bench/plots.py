@@ -13,8 +13,9 @@ matplotlib.use("svg")
 
 from matplotlib import pyplot as plt
 
-from bench.options import BASELINE
-from bench.report import label_of_load
+from bench.options import BASELINE, REST_BASELINE
+from bench.protocols import BINARY, GRPC, JSON
+from bench.report import label_of_load, protocol_of, rest_and_grpc
 from bench.results import Cell, Figure, Results
 from bench.summary import Summary, shown
 
@@ -27,12 +28,20 @@ _COLOURS = {
     "toutates-3.14t-2": "#009E73",
     BASELINE: "#D55E00",
     "grpc-threads": "#E69F00",
+    REST_BASELINE: "#F0E442",
     "mlserver": "#CC79A7",
     "triton": "#000000",
     "nghttpd": "#999999",
 }
 _OTHER_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442")
 _MARKERS = "osD^vP*X"
+#: Of what is sent over each protocol; in their order on plots.
+_PROTOCOL_LOOKS = {
+    GRPC: ("#0072B2", "gRPC"),
+    BINARY: ("#E69F00", "REST, binary data"),
+    JSON: ("#CC79A7", "REST, JSON"),
+}
+_PROTOCOLS = list(_PROTOCOL_LOOKS)
 # Inches; at Matplotlib's 72 points an inch, 778 wide.
 _WIDTH = 10.8
 _TITLE_COLUMNS = 85
@@ -60,7 +69,7 @@ def draw_plots(results: Results, folder: Path) -> list[tuple[str, str]]:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):
         old.unlink()
-    summary = Summary(results, BASELINE)
+    summary = Summary(results)
     drawn = []
     with plt.rc_context(_STYLE):
         for name, text, figure in _plots(summary, results):
@@ -77,6 +86,12 @@ def _plots(summary: Summary, results: Results) -> Iterator[tuple[str, str, Any]]
         if cell.model == models[0] and cell.load in ("1x64", "16x1", "pa16"):
             text = f"CPU of the server per request: {cell.model}, {label_of_load(cell.load)}"
             yield f"cpu-{cell.load}.svg", text, _bars(summary, cell, text)
+    for model in models:
+        pairs = rest_and_grpc([cell for cell in loads if cell.model == model])
+        if cells := [cell for pair in pairs for cell in pair if pair[0].load.endswith("16x1")]:
+            cells = sorted(set(cells), key=lambda cell: _PROTOCOLS.index(protocol_of(cell.load)))
+            text = f"REST beside gRPC, CPU per request and requests per second: {model}, 16 connections"
+            yield f"rest-{model}.svg", text, _rest(summary, cells, text)
     if len(models) > 1 and (shared := _shared_load(loads, models)):
         cells = [cell for cell in loads if cell.load == shared]
         text = f"The larger the model, the less the server matters: CPU per request, {label_of_load(shared)}"
@@ -121,6 +136,30 @@ def _bars(summary: Summary, cell: Cell, title: str) -> Any:
     axes.set_xlim(0, widest * 1.25)
     axes.set_xlabel("CPU of the server per request, µs: user (full), system (hatched); median (least-greatest)")
     figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    return figure
+
+
+def _rest(summary: Summary, cells: Sequence[Cell], title: str) -> Any:
+    servers = summary.servers(cells)[::-1]
+    figure, pair = plt.subplots(1, 2, sharey=True, figsize=(_WIDTH, 1.8 + 0.7 * len(servers)))
+    height = 0.8 / len(cells)
+    for axes, value, label in (
+        (pair[0], _cpu, "CPU of the server per request, µs"),
+        (pair[1], _rate, "requests per second"),
+    ):
+        for index, cell in enumerate(cells):
+            lengths = _medians(summary, servers, cell, value)
+            places = [row + 0.4 - (index + 0.5) * height for row in range(len(servers))]
+            colour, name = _PROTOCOL_LOOKS[protocol_of(cell.load)]
+            axes.barh(places, lengths, height, color=colour, label=name if axes is pair[0] else None)
+            for place, length in zip(places, lengths, strict=True):
+                axes.text(length, place, f" {shown(length)}" if length else "", va="center", fontsize=10)
+        axes.set_xlabel(label)
+        axes.set_xscale("log")
+        axes.set_yticks(range(len(servers)), servers)
+        axes.margins(x=0.15)
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=len(cells))
     return figure
 
 
@@ -227,6 +266,14 @@ def _medians(
 ) -> list[float]:
     spreads = (summary.spread(server, cell, value) for server in servers)
     return [spread.median if spread else 0.0 for spread in spreads]
+
+
+def _cpu(figure: Figure) -> float:
+    return figure.cpu_us
+
+
+def _rate(figure: Figure) -> float:
+    return figure.requests_per_second
 
 
 def _user(figure: Figure) -> float:

@@ -15,6 +15,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from bench.errors import NoFigure
 from bench.models import Model, Rows
+from bench.protocols import GRPC
+from bench.rest_question import RestRequest, ask, ask_for_rows
 
 __all__ = ["METHOD", "Question", "framed"]
 
@@ -46,6 +48,7 @@ class Question:
         self.model = model
         self._session = ort.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
         self._rng = np.random.default_rng(11)
+        self._rest: dict[str, RestRequest] = {}
         self._row = model.random_rows(self._rng, 1)
         request = pb.ModelInferRequest(model_name=model.name)
         request.inputs.add(name=model.input, datatype=model.datatype, shape=self._row.shape)
@@ -65,15 +68,35 @@ class Question:
         response.raw_output_contents.append(answer.tobytes())
         return framed(response.SerializeToString())
 
-    def check(self, address: str) -> int:
+    def rest(self, form: str) -> RestRequest:
+        """The request over REST, in a form of ``protocols.FORMS``."""
+        if form not in self._rest:
+            self._rest[form] = RestRequest(self.model, self._row, form)
+        return self._rest[form]
+
+    def check(self, address: str, protocol: str = GRPC) -> int:
         """Compare a server's answers with ONNX Runtime's: to the load's request, and to random ones of several rows.
 
+        Args:
+            address: host:port of the protocol.
+            protocol: GRPC, or a form of REST.
+
         Returns:
-            The bytes of DATA that one answer to the load's request consists of.
+            The bytes of DATA, or of the body, that one answer to the load's request consists of.
 
         Raises:
             NoFigure: an answer is wrong, or there is none.
         """
+        if protocol == GRPC:
+            return self._check_grpc(address)
+        answer, size = ask(address, self.rest(protocol), self.model.output)
+        self._compare(answer, self._expected(self._row))
+        for count in self._sample_rows():
+            rows = self.model.random_rows(self._rng, count)
+            self._compare(ask_for_rows(address, self.model, rows, protocol), self._expected(rows))
+        return size
+
+    def _check_grpc(self, address: str) -> int:
         try:
             with grpc.insecure_channel(address, options=_UNLIMITED) as channel:
                 message: bytes = channel.unary_unary(METHOD)(self._request, timeout=_ANSWER_SECONDS)

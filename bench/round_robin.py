@@ -17,6 +17,7 @@ import hpack
 
 from bench.client import Outcome, percentile
 from bench.errors import NoFigure
+from bench.protocols import GRPC
 from bench.question import METHOD, Question
 from bench.raw_connection import RawConnection
 
@@ -48,6 +49,10 @@ class RoundRobin:
     @property
     def concurrency(self) -> int:
         return self.connections
+
+    @property
+    def protocol(self) -> str:
+        return GRPC
 
     @property
     def timed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -18,12 +19,14 @@ import tritonclient.grpc as triton
 
 from bench.errors import NoFigure, Unavailable
 from bench.models import ROOT, Model
+from bench.protocols import GRPC
 from bench.question import METHOD, Question
 
 __all__ = [
     "Kind",
     "Server",
     "Site",
+    "fastapi",
     "free_port",
     "grpc_baseline",
     "mlserver",
@@ -44,11 +47,13 @@ class Site:
 
     Attributes:
         port: to listen on, of 127.0.0.1.
+        http_port: for REST, where that has a port of its own.
         models: all in one repository of the layout MODEL/VERSION/model.onnx.
         folder: empty, for what the server needs beside it.
     """
 
     port: int
+    http_port: int
     models: Sequence[Model]
     folder: Path
 
@@ -69,6 +74,8 @@ class Kind:
         infers: False for one that sends a file and can neither be asked nor checked.
         counts: whether ModelStatistics tells its rows and runs.
         reads_config: whether it reads config.yaml.
+        grpc, rest: whether it speaks that.
+        own_http_port: whether it has a port of its own for REST; otherwise that is spoken on the only one.
         not_for_perf_analyzer: why perf_analyzer cannot load it; empty if it can.
     """
 
@@ -79,6 +86,9 @@ class Kind:
     infers: bool = True
     counts: bool = False
     reads_config: bool = False
+    grpc: bool = True
+    rest: bool = False
+    own_http_port: bool = False
     not_for_perf_analyzer: str = ""
 
 
@@ -89,12 +99,14 @@ class Server:
     Attributes:
         kind: what it is.
         address: host:port.
+        http_address: of REST.
         process: the process that was started; it may have children.
         log: the file that receives its output.
     """
 
     kind: Kind
     address: str
+    http_address: str
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -114,6 +126,14 @@ class Server:
     def counts(self) -> bool:
         return self.kind.counts
 
+    def speaks(self, protocol: str) -> bool:
+        """Whether it can be asked over a protocol."""
+        return self.kind.grpc if protocol == GRPC else self.kind.rest
+
+    def address_of(self, protocol: str) -> str:
+        """host:port of a protocol."""
+        return self.address if protocol == GRPC else self.http_address
+
     def check_alive(self) -> None:
         """Raises ``NoFigure`` once the process has ended."""
         if self.process.poll() is not None:
@@ -124,11 +144,11 @@ def toutates(name: str, title: str, python: str, flags: Sequence[str]) -> Kind:
     """Toutates from this checkout, under an interpreter that has its dependencies."""
 
     def command(site: Site) -> Sequence[str]:
-        # With the HTTP side, as by default; but several servers may run at once.
+        # With the HTTP side, as by default; but several servers may run at once. REST is spoken on the port of gRPC.
         address = ("--grpc-addr", f"127.0.0.1:{site.port}", "--metrics-addr", "127.0.0.1:0", "--http-addr", "off")
         return [python, "-m", "toutates", "--model-repository", str(site.repository), *address, *flags]
 
-    return Kind(name, title, command, counts=True, reads_config=True)
+    return Kind(name, title, command, counts=True, reads_config=True, rest=True)
 
 
 def grpc_baseline(name: str, title: str, module: str) -> Kind:
@@ -139,6 +159,18 @@ def grpc_baseline(name: str, title: str, module: str) -> Kind:
         return [sys.executable, "-m", f"bench.{module}", *where]
 
     return Kind(name, title, command, counts=True)
+
+
+def fastapi(python: Path) -> Kind:
+    """FastAPI on uvicorn, one process."""
+
+    def command(site: Site) -> Sequence[str]:
+        where = ("--model-repository", str(site.repository), "--http-addr", f"127.0.0.1:{site.port}")
+        return [str(python), "-m", "bench.baseline_fastapi", *where]
+
+    title = "the typical Python server over REST: FastAPI on uvicorn (uvloop, httptools), orjson, no batching"
+    reason = "perf_analyzer is run over gRPC here"
+    return Kind("fastapi", title, command, grpc=False, rest=True, not_for_perf_analyzer=reason)
 
 
 def mlserver(python: Path) -> Kind:
@@ -152,7 +184,7 @@ def mlserver(python: Path) -> Kind:
         settings = {
             "host": "127.0.0.1",
             "grpc_port": site.port,
-            "http_port": free_port(),
+            "http_port": site.http_port,
             "grpc_max_message_length": 2**31 - 1,
             "metrics_endpoint": None,
             "parallel_workers": 0,
@@ -204,8 +236,9 @@ def triton_server(python: Path) -> Kind:
             shutil.copy(model.path, version_folder)
             shutil.copy(ROOT / "bench" / "triton_model.py", version_folder / "model.py")
             (models / model.name / "config.pbtxt").write_text(_triton_config(model), encoding="utf-8")
-        flags = [f"--model-repository={models}", f"--backend-directory={backends}", "--allow-http=false"]
+        flags = [f"--model-repository={models}", f"--backend-directory={backends}"]
         flags += ["--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={site.port}"]
+        flags += ["--http-address=127.0.0.1", f"--http-port={site.http_port}"]
         return [str(home / "bin" / "tritonserver"), *flags]
 
     # The stub is linked with libpython, which an interpreter of one's own keeps beside it.
@@ -216,7 +249,7 @@ def triton_server(python: Path) -> Kind:
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
     }
     title = "Triton Inference Server (from nvidia-pytriton), its Python backend running ONNX Runtime, dynamic batching"
-    return Kind("triton", title, command, environment, counts=True)
+    return Kind("triton", title, command, environment, counts=True, rest=True, own_http_port=True)
 
 
 def nghttpd(program: str) -> Kind:
@@ -248,7 +281,7 @@ def running(kind: Kind, models: Sequence[Model], folder: Path) -> Iterator[Serve
     """
     site_folder = folder / "site"
     site_folder.mkdir(parents=True)
-    site = Site(free_port(), models, site_folder)
+    site = Site(free_port(), free_port(), models, site_folder)
     log = folder / "log"
     # Toutates and bench are this checkout's under every interpreter, whatever is installed there.
     own = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "ORT_DISABLE_TELEMETRY": "1"}
@@ -258,7 +291,8 @@ def running(kind: Kind, models: Sequence[Model], folder: Path) -> Iterator[Serve
             process = subprocess.Popen(kind.command(site), stdout=output, stderr=output, env=environment)
         except OSError as error:
             raise Unavailable(f"cannot be started: {error}") from error
-    server = Server(kind, f"127.0.0.1:{site.port}", process, log)
+    http_port = site.http_port if kind.own_http_port else site.port
+    server = Server(kind, f"127.0.0.1:{site.port}", f"127.0.0.1:{http_port}", process, log)
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not _is_ready(server, models):
@@ -284,11 +318,24 @@ def _is_ready(server: Server, models: Sequence[Model]) -> bool:
             return False
     if not server.infers:
         return True
+    if not server.kind.grpc:
+        return all(_is_ready_over_http(server.http_address, model.name) for model in models)
     try:
         with triton.InferenceServerClient(server.address) as client:
             return all(client.is_model_ready(model.name, client_timeout=5) for model in models)
     except triton.InferenceServerException:
         return False
+
+
+def _is_ready_over_http(address: str, model: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", f"/v2/models/{model}/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _triton_config(model: Model) -> str:

@@ -15,7 +15,7 @@ from bench.errors import Unavailable
 from bench.h2load import H2load
 from bench.measure import Measurer
 from bench.models import MODELS
-from bench.options import BASELINE, Options, h2load_shape, perf_analyzer_shape
+from bench.options import BASELINE, REST_BASELINE, Options, h2load_shape, perf_analyzer_shape
 from bench.perf_analyzer import PerfAnalyzer
 from bench.question import Question
 from bench.results import Cell, Results
@@ -100,7 +100,7 @@ class Session:
         with starter.servers([model], folder) as started:
             for number in range(1, self._options.rounds + 1):
                 for load in loads:
-                    for server in in_turn(started, number):
+                    for server in in_turn([one for one in started if one.speaks(load.protocol)], number):
                         reason = server.kind.not_for_perf_analyzer
                         if reason and isinstance(load, PerfAnalyzer):
                             self._results.leave_out(f"{server.name} under perf_analyzer", reason)
@@ -140,6 +140,10 @@ class Session:
         def grpc(name: str, title: str, module: str) -> Kind:
             return self._versioned(servers.grpc_baseline(name, title, module), python)
 
+        def fastapi() -> Kind:
+            interpreter = self._environments.fastapi()
+            return self._versioned(servers.fastapi(interpreter), str(interpreter))
+
         def mlserver() -> Kind:
             interpreter = self._environments.mlserver()
             return self._versioned(servers.mlserver(interpreter), str(interpreter))
@@ -164,6 +168,7 @@ class Session:
             "grpc-threads": lambda: grpc(
                 "grpc-threads", "grpcio's synchronous server, ten threads, no batching", "baseline_grpc_threads"
             ),
+            REST_BASELINE: fastapi,
             "mlserver": mlserver,
             "triton": triton,
             "nghttpd": nghttpd,

@@ -34,11 +34,9 @@ class Summary:
 
     Args:
         results: a run.
-        baseline: the server that others are compared with.
     """
 
-    def __init__(self, results: Results, baseline: str) -> None:
-        self._baseline = baseline
+    def __init__(self, results: Results) -> None:
         failed = {(failure.server, failure.cell) for failure in results.failures}
         self._figures: dict[tuple[str, Cell], list[Figure]] = {}
         for figure in results.figures:
@@ -64,12 +62,18 @@ class Summary:
         """CPU microseconds of the server per request."""
         return self.spread(server, cell, lambda figure: figure.cpu_us)
 
-    def ratio(self, server: str, cell: Cell) -> Spread | None:
+    def ratio(self, server: str, cell: Cell, baseline: str) -> Spread | None:
         """How many times the server's CPU the baseline took for the same, round by round."""
-        theirs = {figure.round: figure.cpu_us for figure in self.figures(self._baseline, cell)}
-        ratios = [
-            theirs[figure.round] / figure.cpu_us for figure in self.figures(server, cell) if figure.round in theirs
-        ]
+        return self._ratio(self.figures(baseline, cell), self.figures(server, cell))
+
+    def ratio_of_cells(self, server: str, cell: Cell, other: Cell) -> Spread | None:
+        """How many times the CPU of ``other`` the server took for ``cell``, round by round."""
+        return self._ratio(self.figures(server, cell), self.figures(server, other))
+
+    @staticmethod
+    def _ratio(figures: Sequence[Figure], others: Sequence[Figure]) -> Spread | None:
+        by_round = {figure.round: figure.cpu_us for figure in figures}
+        ratios = [by_round[other.round] / other.cpu_us for other in others if other.round in by_round]
         return Spread.of(ratios) if ratios else None
 
 

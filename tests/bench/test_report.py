@@ -25,17 +25,33 @@ def test_ratios_are_taken_round_by_round() -> None:
     # Medians of 10 and 100, of 100 and 300: a ratio of medians would be 3.6.
     results.figures += [figure("toutates", 1, 10), figure("toutates", 2, 100)]
     results.figures += [figure("grpc.aio", 1, 100), figure("grpc.aio", 2, 300)]
-    assert Summary(results, "grpc.aio").ratio("toutates", CELL) == Spread(6.5, 3.0, 10.0)
+    assert Summary(results).ratio("toutates", CELL, "grpc.aio") == Spread(6.5, 3.0, 10.0)
 
 
 def test_a_ratio_needs_the_baseline_in_the_same_round() -> None:
     results = Results("name", "now", servers={"toutates": "", "grpc.aio": ""})
     results.figures += [figure("toutates", 1, 10), figure("grpc.aio", 2, 300)]
-    assert Summary(results, "grpc.aio").ratio("toutates", CELL) is None
+    assert Summary(results).ratio("toutates", CELL, "grpc.aio") is None
+
+
+def test_rest_is_shown_beside_grpc_and_fastapi() -> None:
+    results = some_results()
+    results.servers["fastapi"] = "that server over REST"
+    cell = Cell("loads", "mlp", "json16x1")
+    for number in (1, 2):
+        results.figures.append(figure("toutates", number, 30.0, cell=cell))
+        results.figures.append(figure("fastapi", number, 600.0, cell=cell))
+    text = markdown(results)
+    assert "How many times that fastapi takes, round by round:" in text
+    assert "| toutates | 20.0 |" in text
+    assert "| toutates | 5,000 / 5,000 |" in text
+    assert "| fastapi | 5,000 / - |" in text
+    # The same server's gRPC took 10 and 20 in these rounds.
+    assert "| toutates | 2.2 (1.5-3.0) |" in text
 
 
 def test_a_server_that_failed_in_one_round_has_no_figure() -> None:
-    summary = Summary(some_results(), "grpc.aio")
+    summary = Summary(some_results())
     assert summary.servers([CELL]) == ["toutates", "grpc.aio"]
     assert summary.figures("broken", CELL) == []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tritonclient.grpc")
@@ -17,14 +19,18 @@ from bench.environments import Environments, debian_program, missing_library
 from bench.errors import NoFigure, Unavailable
 from bench.h2load import H2load
 from bench.measure import Measurer, counts
+from bench.protocols import FORMS, GRPC
 from bench.question import Question
 from bench.raw_connection import idle_connections
+from bench.rest_question import RestRequest
 from bench.results import Results
 from bench.round_robin import RoundRobin
 from bench.servers import Server, running
 from bench.start import Starter
 from bench.sweeps import sweep_connections
 
+#: Of the environment that the benchmark makes on first use.
+FASTAPI = models.ROOT / ".bench-venvs" / "fastapi" / "bin" / "python"
 WRONG_SERVER = Path(__file__).parent / "wrong_server.py"
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}]); input()"
 BUSY = "import os\\nwhile sum(os.times()[:2]) < 0.2: pass\\nprint('used', flush=True)\\n{}"
@@ -45,6 +51,40 @@ def toutates(mlps: list[models.Model], tmp_path_factory: pytest.TempPathFactory)
 def test_right_answers_are_accepted_and_tell_their_length(toutates: Server, mlps: list[models.Model]) -> None:
     question = Question(mlps[0])
     assert question.check(toutates.address) == len(question.plain_answer())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_right_answers_over_rest_are_accepted_and_loads_find_them_to_be_as_long(
+    toutates: Server, mlps: list[models.Model], form: str
+) -> None:
+    question = Question(mlps[1])
+    address = toutates.address_of(form)
+    size = question.check(address, form)
+    assert 32 <= size < 500
+    if shutil.which("h2load"):
+        outcome = H2load("h2load", 4, 1, form).run(address, question, 40, size)
+        assert (outcome.requests, outcome.p50_us > 0) == (40, True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_wrong_answers_over_rest_are_refused(toutates: Server, mlps: list[models.Model], form: str) -> None:
+    question = Question(mlps[1])
+    question.rest(form).path = "/v2/models/nowhere/infer"
+    with pytest.raises(NoFigure, match="a sampled request failed with status 404"):
+        question.check(toutates.address_of(form), form)
+    other = Question(mlps[1])
+    other.rest(form).body = RestRequest(mlps[1], np.ones((1, 64), np.float32), form).body
+    with pytest.raises(NoFigure, match="a sampled answer is wrong"):
+        other.check(toutates.address_of(form), form)
+
+
+@pytest.mark.skipif(not FASTAPI.exists(), reason="`make bench` has not made its environment")
+def test_the_server_on_fastapi_answers_rightly_in_both_forms(mlps: list[models.Model], tmp_path: Path) -> None:
+    with running(servers.fastapi(FASTAPI), mlps[:2], tmp_path / "run") as server:
+        for form in FORMS:
+            assert server.speaks(form)
+            assert Question(mlps[1]).check(server.address_of(form), form) > 32
+        assert not server.speaks(GRPC)
 
 
 def test_wrong_answers_are_refused(mlps: list[models.Model], tmp_path: Path) -> None:
