@@ -72,6 +72,34 @@ def test_a_flood_of_requests_is_not_read_while_answers_wait() -> None:
         client.expect(answer(b"first") + answer(b"/x") * (MAX_PIPELINED + 10))
 
 
+class LargeAnswers(EchoHandler):
+    """Answers every request at once, with much."""
+
+    def handle(self, call: HttpCall) -> None:
+        call.reply(200, b"", bytes(20_000))
+
+
+def test_requests_that_have_come_wait_while_their_peer_does_not_read() -> None:
+    count = 2_000
+
+    def serve(worker: Worker, grpc: GrpcService) -> Service:
+        return HttpService(worker, LargeAnswers())
+
+    with (
+        running(Limits(max_unsent_bytes=100_000), serve=serve) as server,
+        TextClient(server, b"", receive_buffer=10_000) as client,
+    ):
+        client.sock.sendall(request(target="/x") * count)
+        (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
+        server.until(lambda: transport.congested and transport.paused)
+        server.rounds()
+        assert server.call(lambda: transport.unsent_bytes + transport.connection.held_bytes) < 5_000_000
+        for _ in range(count):
+            client.expect(answer(bytes(20_000)))
+        client.sock.sendall(request(target="/x"))
+        client.expect(answer(bytes(20_000)))
+
+
 @pytest.mark.parametrize(
     ("target", "status", "body"),
     [

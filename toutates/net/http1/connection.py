@@ -159,7 +159,18 @@ class HttpConnection(Connection):
         if self._closed:
             self.behind = False
             return []
+        if self.link is not None and self.link.congested:
+            # The peer does not read. More answers would be kept for it, so no more requests are read until it does.
+            self.behind = False
+            self.full = True
+            self.link.pause(True)
+            return []
         return self._after(self._http.go_on())
+
+    def wake_senders(self) -> None:
+        """The peer's socket takes more again: read on in what has been received."""
+        if self.full:
+            self._worker.go_on(self.link)
 
     def receive_end(self, *, unsent: bool) -> list[Any] | None:
         """The peer sends no more. What it has asked for in full is answered; what is not whole is refused.
