@@ -67,7 +67,7 @@ class RestStrings(Flood):
 
     name = "rest-strings"
     summary = "JSON of a million empty strings"
-    limit = "read in a thread that gives way to others; 1,048,576 elements of a BYTES input"
+    limit = "read in a thread beside the worker; 1,048,576 elements of a BYTES input"
 
     def prepare(self) -> None:
         body = infer_json([1, 1_000_000], "[" + ",".join(['""'] * 1_000_000) + "]")

@@ -88,7 +88,7 @@ class HugeJson(Flood):
 
     name = "rest-huge-json"
     summary = "JSON of 7 MB, pipelined on 4 connections"
-    limit = "read in a thread that gives way to others, in pieces of a millisecond"
+    limit = "read in a thread beside the worker, in pieces of a millisecond"
 
     def prepare(self) -> None:
         self.flood = post(infer_json([1, 1_000_000], "[" + ",".join(["1.2345"] * 1_000_000) + "]"))
@@ -99,7 +99,7 @@ class DearJson(Flood):
 
     name = "rest-dear-json"
     summary = "JSON of 1 MB: 16,000 names, pipelined on 4 connections"
-    limit = "JSON that is no flat data: 16,384 values, 1 MiB; read in a thread that gives way to others"
+    limit = "JSON that is no flat data: 16,384 values, 1 MiB; read in a thread beside the worker"
     stops = ()
 
     def prepare(self) -> None:

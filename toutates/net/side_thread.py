@@ -1,8 +1,12 @@
 """A thread beside a worker's, for what would hold up its other connections.
 
-It gives way to every other thread of the process where processors are scarce, does one job of each connection in turn,
-and is started by the first job. So a client that sends nothing but large jobs has its own slowed down, and those of
-other clients by one job each.
+It does one job of each connection in turn, and is started by the first job. So a client that sends nothing but large
+jobs has its own slowed down, and those of other clients by one job each.
+
+Without the GIL it gives way to every other thread where processors are scarce. With the GIL it must not: it would be
+kept from its processor while it holds the GIL, and so would the worker. With twice as many busy processes as processors
+a worker's turns were the same in either case (99th percentile 5 to 14 ms), but the longest were 29 and 33 ms without
+giving way, 44 and 94 with it, and large requests took a twelfth of the time.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
+from toutates.system.interpreter import gil_enabled
+
 __all__ = ["Job", "SideThread"]
 
-#: How much the thread gives way: a tenth of the weight of others on the same processor.
+#: How much the thread gives way without the GIL: a tenth of the weight of others on the same processor.
 NICENESS: Final = 10
 
 #: Runs in the thread, and returns what is to be called on the worker's thread then, or None. It raises nothing.
@@ -66,7 +72,8 @@ class SideThread:
             self._thread.join()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        if not gil_enabled():
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while (job := self._next()) is not None:
             then = job()
             if then is not None:
