@@ -18,6 +18,7 @@ from tests.e2e.control import EXPLICIT, POLL, answer, fails, index
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
+from tests.repositories.support import Proxy, S3Service
 from tests.waiting import wait_until
 from toutates.models.table import UNLOADED
 
@@ -202,14 +203,19 @@ def get_ready(process: ServerProcess) -> bool:
     return metrics(process)["toutates_ready"] == 1
 
 
-def test_processes_end_with_their_parent_and_poll_together(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    add_model(models, "first", versioned_model(1))
-    (tmp_path / "log").mkdir()
-    with running(models, tmp_path / "log", (*TWO, *POLL)) as process, ExitStack() as stack:
+@pytest.mark.usefixtures("s3_credentials")
+def test_processes_poll_together_download_once_and_end_with_their_parent(
+    moto_service: S3Service, proxy: Proxy, tmp_path: Path
+) -> None:
+    bucket = moto_service.bucket({"models/first/1/model.onnx": versioned_model(1)})
+    s3 = ("--s3-endpoint", proxy.endpoint, "--model-cache-dir", str(tmp_path / "cache"))
+    with running(f"s3://{bucket}/models", tmp_path, (*TWO, *POLL, *s3)) as process, ExitStack() as stack:
         clients = [stack.enter_context(new_client(process)) for _ in range(CONNECTIONS)]
-        add_model(models, "second", versioned_model(2))
+        moto_service.put(bucket, "models/second/1/model.onnx", versioned_model(2))
         wait_until(lambda: all(client.is_model_ready("second") for client in clients))
+        assert {answer(client, "second") for client in clients} == {2}
+        for name in ("first", "second"):
+            assert len([line for line in proxy.reads if f"/{name}/1/model.onnx" in line]) == 1
         pids = pids_of(process)
         assert len(pids) == 2
         process.process.kill()
