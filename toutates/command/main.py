@@ -82,20 +82,19 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 def _serve(options: Options) -> int:
     watch_gil()  # before the extension modules below
     if options.processes != 1:
-        return _serve_with_processes(options)
+        from toutates.server.processes.sharing import count_of
+
+        if count_of(options) > 1:
+            # This one is the parent, and needs no ONNX Runtime.
+            from toutates.server.processes.parent import run_parent
+
+            with standard_streams():
+                return run_parent(options)
     prepare_onnxruntime()
     from toutates.server.server import run
 
     with standard_streams():
         return run(options)
-
-
-def _serve_with_processes(options: Options) -> int:
-    """Serve with several processes. This one, their parent, needs no ONNX Runtime."""
-    from toutates.server.processes.parent import run_parent
-
-    with standard_streams():
-        return run_parent(options)
 
 
 def prepare_onnxruntime() -> None:

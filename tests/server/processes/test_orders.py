@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import trio
 import trio.testing
@@ -27,12 +27,11 @@ def worker(process: int, done: list[str], fails: Iterable[str] = ()) -> Worker:
 
 def test_changes_of_one_thing_are_made_in_one_order_everywhere() -> None:
     async def main() -> None:
-        orders = Orders()
         seen: list[list[str]] = [[], []]
-        workers = [worker(number, done) for number, done in enumerate(seen)]
+        orders = Orders(lambda: [worker(number, done) for number, done in enumerate(seen)])
 
         async def carry(number: int) -> None:
-            outcomes = await orders.carry(order("load", str(number).encode(), "model a"), lambda: workers)
+            outcomes = await orders.carry(order("load", str(number).encode(), "model a"))
             assert [one.process for one in outcomes] == [0, 1]
 
         async with trio.open_nursery() as nursery:
@@ -46,8 +45,7 @@ def test_changes_of_one_thing_are_made_in_one_order_everywhere() -> None:
 
 def test_a_process_that_starts_later_does_what_counts_of_what_was_done() -> None:
     async def main() -> None:
-        orders = Orders()
-        all_workers: Callable[[], list[Worker]] = lambda: [worker(0, [])]  # noqa: E731
+        orders = Orders(lambda: [worker(0, [])])
         large = b"x" * 1_000_000
         orders.remember(order("load", b"a", "model a"))
         orders.remember(order("load", b"b", "model b"))
@@ -58,14 +56,15 @@ def test_a_process_that_starts_later_does_what_counts_of_what_was_done() -> None
             order("log", b"1", "log", whole=False),
             order("log", b"2", "log", whole=False),
             order("log", b"1", "log", whole=False),
+            order("load", b"d", "model d"),
         ):
-            await orders.carry(one, all_workers)
-        await orders.carry(Order("index", b""), all_workers)
+            await orders.carry(one)
+        await orders.carry(Order("index", b""))
         done: list[str] = []
         joined: list[str] = []
         work = worker(1, done, fails=["unload b"])
         problems = await orders.catch_up(work, lambda: joined.append(done[-1]))
-        assert done == ["load a", "unload b", "load xxxxxxxxxx", "load c", "log 2", "log 1"]
+        assert done == ["load a", "unload b", "load xxxxxxxxxx", "load c", "load d", "log 2", "log 1"]
         assert joined == ["log 1"]
         assert [(about, one.text) for about, one in problems] == [("model b", "no")]
 
@@ -74,13 +73,13 @@ def test_a_process_that_starts_later_does_what_counts_of_what_was_done() -> None
 
 def test_a_process_joins_only_when_nothing_is_under_way() -> None:
     async def main() -> None:
-        orders = Orders()
         may_end = trio.Event()
 
         async def slow(one: Order) -> Outcome:
             await may_end.wait()
             return Outcome(0)
 
+        orders = Orders(lambda: [slow])
         done: list[str] = []
         joined: list[bool] = []
 
@@ -88,7 +87,7 @@ def test_a_process_joins_only_when_nothing_is_under_way() -> None:
             await orders.catch_up(worker(1, done), lambda: joined.append(True))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(orders.carry, order("load", b"a", "model a"), lambda: [slow])
+            nursery.start_soon(orders.carry, order("load", b"a", "model a"))
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(join)
             await trio.testing.wait_all_tasks_blocked()
@@ -102,11 +101,43 @@ def test_a_process_joins_only_when_nothing_is_under_way() -> None:
 
 def test_a_change_that_fails_everywhere_is_not_done_again() -> None:
     async def main() -> None:
-        orders = Orders()
-        outcomes = await orders.carry(order("load", b"a", "model a"), lambda: [worker(0, [], fails=["load a"])])
+        orders = Orders(lambda: [worker(0, [], fails=["load a"])])
+        outcomes = await orders.carry(order("load", b"a", "model a"))
         assert [one.error for one in outcomes] == ["InvalidRequest"]
         done: list[str] = []
         await orders.catch_up(worker(1, done), lambda: None)
         assert not done
 
     trio.run(main)
+
+
+def test_who_asks_the_same_before_it_is_begun_gets_one_answer_and_nobody_an_older_one() -> None:
+    async def main() -> None:
+        may_end = trio.Event()
+        asked: list[bytes] = []
+
+        async def slow(one: Order) -> Outcome:
+            asked.append(one.request)
+            await may_end.wait()
+            return Outcome(0, b"%d" % len(asked), spent_ns=10**9)
+
+        orders = Orders(lambda: [slow])
+        answers: list[list[Outcome]] = []
+
+        async def ask(request: bytes) -> None:
+            answers.append(await orders.carry(Order("statistics", request)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, b"all")
+            await trio.testing.wait_all_tasks_blocked()
+            for request in (b"all", b"all", b"a", b"all"):
+                nursery.start_soon(ask, request)
+            await trio.testing.wait_all_tasks_blocked()
+            assert asked == [b"all"], "one at a time"
+            began_s = trio.current_time()
+            may_end.set()
+        assert sorted(asked) == [b"a", b"all", b"all"]
+        assert len(answers) == 5
+        assert trio.current_time() - began_s >= 0.19, "a pause between two"
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: How long other processes' metrics are waited for.
 METRICS_S: Final = 5.0
+#: How long their text is kept; what it is made of changes once a second.
+METRICS_KEPT_S: Final = 0.5
 
 
 class Member:
@@ -52,6 +55,9 @@ class Member:
         self._calls: LocalCalls | None = None
         self._control: ModelControl | None = None
         self._polling = False
+        self._metrics_turn = trio.Lock()
+        #: by Accept field when it was made, its media type, and the text
+        self._metrics: dict[str, tuple[float, str, bytes]] = {}
         self._channel: Channel
         self._nursery: trio.Nursery
         self._shutdown: Shutdown
@@ -142,12 +148,19 @@ class Member:
         Raises:
             Unavailable: the parent does not answer.
         """
-        try:
-            answer = await self._channel.ask(messages.METRICS, accept.encode("latin-1", "replace"), within_s=METRICS_S)
-        except NoAnswer as error:
-            raise Unavailable(f"the metrics of all processes cannot be had: {error}") from None
-        content_type, _, text = answer.partition(b"\n")
-        return content_type.decode(), text
+        async with self._metrics_turn:
+            made_s, content_type, text = self._metrics.get(accept, (-math.inf, "", b""))
+            if trio.current_time() - made_s < METRICS_KEPT_S:
+                return content_type, text
+            try:
+                asked = accept.encode("latin-1", "replace")
+                answer = await self._channel.ask(messages.METRICS, asked, within_s=METRICS_S)
+            except NoAnswer as error:
+                raise Unavailable(f"the metrics of all processes cannot be had: {error}") from None
+            head, _, text = answer.partition(b"\n")
+            # One text: whoever asks for another format takes its place.
+            self._metrics = {accept: (trio.current_time(), head.decode(), text)}
+            return head.decode(), text
 
     # --- what the parent says ----------------------------------------------------------------------------------------
 

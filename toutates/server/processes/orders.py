@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 import trio
 
 from toutates.api.dataplane.everywhere import Order, Outcome
+from toutates.server.processes.reads import Reads
 
 __all__ = ["Orders", "Worker"]
 
@@ -63,9 +64,15 @@ class _Kept:
 
 
 class Orders:
-    """Carries orders out. Used in one Trio run."""
+    """Carries orders out. Used in one Trio run.
 
-    def __init__(self) -> None:
+    Args:
+        workers: returns those that serve; asked when it is an order's turn.
+    """
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+        self._workers = workers
+        self._reads = Reads(self._in_all)
         self._turns: dict[str, tuple[trio.Lock, int]] = {}
         self._kept: dict[str, list[_Kept]] = {}
         self._number = 0
@@ -73,20 +80,15 @@ class Orders:
         self._idle = trio.Event()
         self._idle.set()
 
-    async def carry(self, order: Order, workers: Callable[[], Iterable[Worker]]) -> list[Outcome]:
-        """Carry an order out in all processes at once; returns what has become of it in each.
-
-        Args:
-            order: it.
-            workers: returns those that serve, when it is the order's turn.
-        """
+    async def carry(self, order: Order) -> list[Outcome]:
+        """Carry an order out in all processes at once; returns what has become of it in each."""
         if not order.changes:
-            return await _in_all(order, workers())
+            return await self._reads.ask(order)
         async with self._turn(order.about):
             self._under_way += 1
             self._idle = trio.Event() if self._idle.is_set() else self._idle
             try:
-                outcomes = await _in_all(order, workers())
+                outcomes = await self._in_all(order)
                 if any(not one.error for one in outcomes):
                     # In a thread: it may write a file.
                     self._keep(await trio.to_thread.run_sync(_Kept, order))
@@ -110,17 +112,19 @@ class Orders:
         Returns:
             What the orders that failed are about, and their outcomes.
         """
-        done = 0
+        done: set[int] = set()
         problems: list[tuple[str, Outcome]] = []
         while True:
+            # Models first: settings of traces may be a model's.
             left = sorted(
-                (one for kept in self._kept.values() for one in kept if one.number > done), key=lambda one: one.number
+                (one for kept in self._kept.values() for one in kept if one.number not in done),
+                key=lambda one: (not one.about.startswith("model "), one.number),
             )
             for kept in left:
                 outcome = await work(kept.order())
                 if outcome.error:
                     problems.append((kept.about, outcome))
-                done = kept.number
+                done.add(kept.number)
             if not left and not self._under_way:
                 on_done()
                 return problems
@@ -146,14 +150,13 @@ class Orders:
             else:
                 self._turns[about] = lock, waiting - 1
 
+    async def _in_all(self, order: Order) -> list[Outcome]:
+        outcomes: list[Outcome] = []
 
-async def _in_all(order: Order, workers: Iterable[Worker]) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+        async def ask(work: Worker) -> None:
+            outcomes.append(await work(order))
 
-    async def ask(work: Worker) -> None:
-        outcomes.append(await work(order))
-
-    async with trio.open_nursery() as nursery:
-        for work in workers:
-            nursery.start_soon(ask, work)
-    return sorted(outcomes, key=lambda one: one.process)
+        async with trio.open_nursery() as nursery:
+            for work in self._workers():
+                nursery.start_soon(ask, work)
+        return sorted(outcomes, key=lambda one: one.process)

@@ -88,7 +88,7 @@ class Parent:
         self._identity = ServerIdentity(options.server_id, package_version())
         self._started_s = time.time()
         self._replica = Replica(count_of(options))
-        self._orders = Orders()
+        self._orders = Orders(self._workers)
         self._processes: list[Process] = []
         self._stopping = trio.Event()
         self._stopping_now = trio.Event()
@@ -271,8 +271,9 @@ class Parent:
     def _note_lack(self, process: Process, about: str, outcome: Outcome) -> None:
         text = f"it has not done what others have: {outcome.text.rstrip()}"
         logger.error("process %d: %s", process.number, text)
-        process.lacks[about] = text
-        self._changed()
+        if about.startswith("model "):
+            process.lacks[about] = text
+            self._changed()
 
     def _fail(self, process: Process, code: int) -> None:
         """A process has ended before all served: so does the server."""
@@ -401,7 +402,7 @@ class Parent:
         return outcomes[0]
 
     async def _carry_out(self, order: Order) -> list[Outcome]:
-        outcomes = await self._orders.carry(order, self._workers)
+        outcomes = await self._orders.carry(order)
         if order.changes and not all(one.error for one in outcomes):
             for one in outcomes:
                 if one.error:

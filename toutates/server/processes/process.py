@@ -19,7 +19,7 @@ import trio
 
 from toutates.api.dataplane.everywhere import Order, Outcome
 from toutates.observe.processes.report import Report, read_report
-from toutates.server.options import EXIT_FAILURE, Options
+from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.processes import messages
 from toutates.server.processes.channel import Channel, Handlers, NoAnswer, write_frame
 from toutates.server.processes.messages import Failed, Loaded, Start
@@ -98,6 +98,8 @@ class Process:
         self.lacks: dict[str, str] = {}
         self._state = ""
         self._channel: Channel | None = None
+        #: ended before it had anything to do
+        self._is_discarded = False
 
     @property
     def reason(self) -> str:
@@ -125,6 +127,8 @@ class Process:
             logger.error("process %d cannot be started: %s", self.number, error)
             return EXIT_FAILURE
         self.pid = process.pid
+        if self._is_discarded:
+            self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:
             async with trio.open_nursery() as nursery:
@@ -142,7 +146,7 @@ class Process:
                 with trio.CancelScope(shield=True):
                     await process.wait()
             self.pid = None
-        return code
+        return EXIT_OK if self._is_discarded else code
 
     async def _start(self) -> tuple[trio.Process, socket.socket]:
         ours, theirs = socket.socketpair()
@@ -168,6 +172,7 @@ class Process:
     def stop(self, *, at_once: bool) -> None:
         """Have it drain, or end the grace; one that has not been told to load anything yet is ended at once."""
         if self._channel is None:
+            self._is_discarded = True
             self.kill()
         self.tell(messages.STOP, messages.AT_ONCE if at_once else b"")
 
@@ -186,7 +191,8 @@ class Process:
             return Outcome(self.number, error="Unavailable", text=str(error))
         if not outcome.error and self.lacks.pop(order.about, ""):
             self._on_change()
-        return Outcome(self.number, outcome.response, outcome.error, outcome.text)
+        outcome.process = self.number
+        return outcome
 
     async def _ask(self, name: str, body: bytes = b"", *, within_s: float) -> bytes:
         if self._channel is None:
