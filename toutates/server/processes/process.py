@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -89,6 +88,7 @@ class Process:
         """Forget what was known of it: it is to be started, or started again."""
         self.restarts += 1
         self.pid: int | None = None
+        self._process: trio.Process | None = None
         self.failed: Failed | None = None
         self.loaded = trio.Event()
         self.loaded_what = Loaded([], [])
@@ -126,7 +126,7 @@ class Process:
         except OSError as error:  # the system has no process, or no descriptor, left for us
             logger.error("process %d cannot be started: %s", self.number, error)
             return EXIT_FAILURE
-        self.pid = process.pid
+        self._process, self.pid = process, process.pid
         if self._is_discarded:
             self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -145,7 +145,7 @@ class Process:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     await process.wait()
-            self.pid = None
+            self._process, self.pid = None, None
         return EXIT_OK if self._is_discarded else code
 
     async def _start(self) -> tuple[trio.Process, socket.socket]:
@@ -178,8 +178,8 @@ class Process:
 
     def kill(self) -> None:
         """End it at once."""
-        if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     async def work(self, order: Order) -> Outcome:
         """Carry an order out; a change takes as long as it takes, as long as the process answers at all."""
