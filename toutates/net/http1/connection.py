@@ -107,6 +107,8 @@ class HttpConnection(Connection):
         self.kept_bytes = 0
         self.full = False
         self._closed = False
+        #: whether requests that have come wait until the peer reads
+        self._waits_for_room = False
         #: whether the worker was told that the connection is to be closed after its last answer
         self._leaving = False
         self._calls_begun = 0
@@ -161,15 +163,16 @@ class HttpConnection(Connection):
             return []
         if self.link is not None and self.link.congested:
             # The peer does not read. More answers would be kept for it, so no more requests are read until it does.
-            self.behind = False
-            self.full = True
-            self.link.pause(True)
+            # The socket is not read meanwhile either, and a peer that takes nothing is ended for that.
+            self.behind = self.full = False
+            self._waits_for_room = True
             return []
         return self._after(self._http.go_on())
 
     def wake_senders(self) -> None:
         """The peer's socket takes more again: read on in what has been received."""
-        if self.full:
+        if self._waits_for_room:
+            self._waits_for_room = False
             self._worker.go_on(self.link)
 
     def receive_end(self, *, unsent: bool) -> list[Any] | None:
