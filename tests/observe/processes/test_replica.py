@@ -116,3 +116,12 @@ def test_a_version_is_ready_where_all_have_it_ready() -> None:
     for number in (0, 1):
         replica.update(number, Report([], complete=True, statistics=[]))
     assert not replica.table.models
+
+
+def test_numbers_of_models_that_were_not_told_of_are_passed_over() -> None:
+    replica = Replica(1)
+    replica.update(0, replace(report(3), models=None))
+    assert not replica.workers
+    replica.update(0, report(3))
+    replica.update(0, replace(report(5), models=None, statistics=[]))
+    assert requests_of(replica) == 3

@@ -33,6 +33,7 @@ class Member:
         self.stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         self.channel = Channel(self.stream, Handlers(self._answer, lambda name, body: None))
         self.answers = True
+        self.asked: list[bytes] = []
         self.start: Start
 
     async def run(self) -> None:
@@ -47,6 +48,7 @@ class Member:
         if not self.answers:
             await trio.sleep_forever()
         if name == messages.REPORT:
+            self.asked.append(body)
             return msgspec.msgpack.encode(Report([], complete=True, statistics=[]))
         return msgspec.msgpack.encode(Outcome(0, b"done"))
 
@@ -114,7 +116,9 @@ def test_a_process_that_does_not_answer_is_named_and_waited_for_by_nobody(monkey
             assert process.reason == "it does not answer"
             member.answers = True
             process.lacks["model a"] = "it has not done what others have"
+            answered = len(member.asked)
             await watched.again.wait()
+            assert member.asked[0] == member.asked[answered] == messages.WHOLE
             assert process.reason == "it has not done what others have"
             await process.work(CHANGE)
             assert process.reason == ""

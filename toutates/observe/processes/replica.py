@@ -199,21 +199,21 @@ class Replica:
         self._past_repositories: dict[str, RepositoryStatistics] = {}
 
     def update(self, number: int, report: Report) -> None:
-        """Take the report of a process."""
+        """Take the report of a process. One whose numbers are not of the models that it has told of is passed over."""
         process = self._processes[number]
-        process.report = report
-        has_changed = report.models is not None or report.complete is not process.complete
-        if report.models is not None:
-            process.models = report.models
-        process.complete = report.complete
+        models = process.models if report.models is None else report.models
         served = [
             ((model.name, version.number), version.served)
-            for model in process.models
+            for model in models
             for version in model.versions
             if version.served is not None
         ]
+        if len(served) != len(report.statistics):
+            return
+        has_changed = report.models is not None or report.complete is not process.complete
+        process.models, process.complete, process.report = models, report.complete, report
         parts = {}
-        for (key, version), statistics in zip(served, report.statistics, strict=False):
+        for (key, version), statistics in zip(served, report.statistics, strict=True):
             counts = _Counts(
                 statistics.requests,
                 _executor(statistics.batches, statistics.batch_durations, statistics.batch_runs),

@@ -192,10 +192,14 @@ class Reporter:
         self._serials: dict[ServedVersion, int] = {}
         self._last_serial = 0
 
-    def pieces(self) -> Iterator[bytes]:
-        """Make one; it is the last piece, those before it are empty. Between two pieces other work may run."""
+    def pieces(self, *, whole: bool = False) -> Iterator[bytes]:
+        """Make one; it is the last piece, those before it are empty. Between two pieces other work may run.
+
+        Args:
+            whole: whether it has the table of models in any case.
+        """
         view, table = self._view, self._view.get_table()
-        models = None if table is self._told else self._models(table)
+        models = None if table is self._told and not whole else self._models(table)
         statistics = []
         for number, version in enumerate(table.served()):
             statistics.append(version.servable.statistics())

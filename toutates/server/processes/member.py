@@ -166,7 +166,7 @@ class Member:
 
     async def _answer(self, name: str, body: bytes) -> bytes:
         if name == messages.REPORT:
-            return await self._report()
+            return await self._report(whole=body == messages.WHOLE)
         if name == messages.DO:
             order = messages.ORDER.decode(body)
             del body
@@ -175,11 +175,11 @@ class Member:
             return msgspec.msgpack.encode(await self._calls.answer(order))
         raise NoAnswer(f"it knows no question '{name}'")
 
-    async def _report(self) -> bytes:
+    async def _report(self, *, whole: bool) -> bytes:
         if self._reporter is None:
             return msgspec.msgpack.encode(Report(None, False, []))
         pieces = []
-        for piece in self._reporter.pieces():
+        for piece in self._reporter.pieces(whole=whole):
             pieces.append(piece)
             await trio.lowlevel.checkpoint()
         return b"".join(pieces)

@@ -28,13 +28,15 @@ __all__ = [
     "SIGNAL",
     "STATE",
     "STOP",
+    "WHOLE",
     "Failed",
     "Loaded",
     "Start",
 ]
 
 # From the parent: questions.
-REPORT: Final = "report"  # for a Report
+REPORT: Final = "report"  # for a Report; with the body WHOLE, one with the table of models
+WHOLE: Final = b"whole"
 DO: Final = "do"  # an Order, for its Outcome
 
 # From the parent: notices.

@@ -229,10 +229,12 @@ class Process:
                 await stream.aclose()
 
     async def _watch(self, channel: Channel) -> None:
+        asked = messages.WHOLE
         while True:
             try:
-                answer = await channel.ask(messages.REPORT, within_s=SILENT_S)
+                answer = await channel.ask(messages.REPORT, asked, within_s=SILENT_S)
             except NoAnswer:
+                asked = messages.WHOLE  # what the lost one had is not told again by itself
                 if self.serves and not self.silent:
                     logger.warning(
                         "process %d (pid %s) has not answered for %.0f s: its connections may hang",
@@ -243,6 +245,7 @@ class Process:
                     self._be_silent(True)
                     channel.give_up("it does not answer")
             else:
+                asked = b""
                 if self.silent:
                     logger.info("process %d answers again", self.number)
                     self._be_silent(False)
