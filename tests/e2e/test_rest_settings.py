@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_models_are_loaded_changed_and_unloaded(tmp_path: Path) -> None:
             client.load_model("none")
         assert server.stop() == 0
         assert "Traceback" not in server.log
+
+
+def test_whoever_asks_for_many_pages_does_not_hold_up_changes_of_models(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    add_model(models, "versions", versioned_model(1), 1)
+    with running(models, tmp_path, [*HTTP, *EXPLICIT]) as server, client_of(server) as client, ExitStack() as stack:
+        peers = [stack.enter_context(peer_of(server.rest_port)) for _ in range(8)]
+        for _ in range(5):
+            for peer in peers:
+                peer.sock.sendall(get("/metrics") * 64)
+            client.load_model("versions")
+            client.unload_model("versions")
 
 
 def test_restricted_endpoints_want_their_header(repository: Path, tmp_path: Path) -> None:

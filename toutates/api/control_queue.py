@@ -27,7 +27,6 @@ MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 2**31
 
 _EXITING: Final = "Server exiting"
-_TOO_MANY: Final = "too many changes of models are waiting; try again later"
 
 #: Of the bytes of a request, makes what sends the answer, to be called on the worker's thread. Raises RequestError.
 Work = Callable[[bytes], Awaitable[Callable[[], object]]]
@@ -66,10 +65,12 @@ class ControlQueue:
 
     Attributes:
         nursery: runs a task for each call.
+        what: its calls, for the words of a refusal.
         token: reaches the main thread's Trio from other threads.
     """
 
     nursery: trio.Nursery
+    what: str = "changes of models"
     token: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
     _waiting: set[_Waiting] = field(default_factory=set)
     _closed: bool = False
@@ -102,7 +103,7 @@ class ControlQueue:
         if self._closed:
             waiting.fail(Unavailable(_EXITING))
         elif len(self._waiting) >= MAX_WAITING or self._bytes + waiting.size > MAX_WAITING_BYTES:
-            waiting.fail(Overloaded(_TOO_MANY))
+            waiting.fail(Overloaded(f"too many {self.what} are waiting; try again later"))
         else:
             self._waiting.add(waiting)
             self.nursery.start_soon(self._answer, waiting, work)
@@ -117,7 +118,7 @@ class ControlQueue:
         except RequestError as error:
             waiting.fail(error)
         except Exception:
-            logger.exception("a change of models failed")
+            logger.exception("one of the %s failed", self.what)
             waiting.fail(ExecutionFailed("internal error"))
         else:
             waiting.worker.call_soon(partial(_send, answer))

@@ -224,14 +224,14 @@ class Server:
         """Serve what is loaded until the workers have drained."""
         assert self.view is not None
         async with trio.open_nursery() as changes:
-            queue = await changes.start(self._change_models, control)
+            queue, pages_queue = await changes.start(self._change_models, control)
             member = self._member
             if member is not None and not await self._join(member, manager, control, readiness):
                 changes.cancel_scope.cancel()
                 return
             rest = self._options.rest
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
-            openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, queue)
+            openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, pages_queue)
             services = Services(
                 options=self._options,
                 identity=self._identity,
@@ -242,7 +242,7 @@ class Server:
                 log_control=self._logs.control,
                 tracing=self._tracing,
                 secrets=secrets,
-                pages=Pages(self.view, queue, openapi, None if member is None else member.metrics),
+                pages=Pages(self.view, pages_queue, openapi, None if member is None else member.metrics),
                 access_log=self._access_log,
                 everywhere=None if member is None else Everywhere(member.carry),
             )
@@ -277,16 +277,20 @@ class Server:
         )
         return await member.join(manager.table, readiness.models_reason(), plane.local_calls(member.number), control)
 
-    async def _change_models(self, control: ModelControl, task_status: trio.TaskStatus[ControlQueue]) -> None:
-        """Run what changes models while they are served, until the shutdown begins."""
+    async def _change_models(
+        self, control: ModelControl, task_status: trio.TaskStatus[tuple[ControlQueue, ControlQueue]]
+    ) -> None:
+        """Run what changes models while they are served, and what makes pages, until the shutdown begins."""
         async with trio.open_nursery() as nursery:
-            queue = ControlQueue(nursery)
+            # Two, because whoever asks for many pages must not have changes of models refused.
+            queue, pages_queue = ControlQueue(nursery), ControlQueue(nursery, "requests for pages")
             if self._member is None or self._options.model_control_mode != "poll":
                 nursery.start_soon(control.poll_for_ever)  # else the parent says when, to all at the same time
-            task_status.started(queue)
+            task_status.started((queue, pages_queue))
             await self.shutdown.begun.wait()
             control.stop()
             queue.close()
+            pages_queue.close()
 
     def _announce(self, unready_reason: str) -> None:
         assert self.address is not None
