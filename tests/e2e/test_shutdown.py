@@ -190,7 +190,8 @@ def test_a_signal_under_full_load_loses_no_call_that_was_taken(repository: Path,
     # One for each client: the call with which it learned that nobody listens any more.
     assert total.total() == 4
     assert all(outcome.startswith("StatusCode.UNAVAILABLE: ") for outcome in total), total
-    assert not any("Socket closed" in outcome for outcome in total), total  # in the middle of a call
+    # In the middle of a call that would be all that is said; a new connection may be closed before it is a connection.
+    assert not any(outcome.startswith("StatusCode.UNAVAILABLE: Socket closed") for outcome in total), total
     if report:
         assert_no_wrong_status(report)
 
