@@ -11,21 +11,45 @@ giving way, 44 and 94 with it, and large requests took a twelfth of the time.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 from toutates.system.interpreter import gil_enabled
 
-__all__ = ["Job", "SideThread"]
+__all__ = ["Job", "SideThread", "outcome_of"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: How much the thread gives way without the GIL: a tenth of the weight of others on the same processor.
 NICENESS: Final = 10
 
 #: Runs in the thread, and returns what is to be called on the worker's thread then, or None. It raises nothing.
 Job = Callable[[], Callable[[], None] | None]
+
+
+def outcome_of(work: Callable[[], T], what: str) -> T | RequestError:
+    """What the work of a job returns, or the error with which its request is answered. It raises nothing.
+
+    Args:
+        work: done at once, in the thread that calls this.
+        what: the work, for the log where it fails by a bug, such as "reading a request for model 'm'".
+    """
+    try:
+        return work()
+    except RequestError as error:
+        return type(error)(str(error))  # without the frames, which keep what was worked on
+    except MemoryError:
+        return Overloaded("the server is out of memory")
+    except Exception:
+        logger.exception("%s failed", what)
+        return ExecutionFailed("internal error")
 
 
 class SideThread:

@@ -6,7 +6,6 @@ as JSON. The worker serves others meanwhile, and an answer that took long is sen
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -17,12 +16,10 @@ from toutates.api.rest.answers import Answer, refusal
 from toutates.api.rest.calls import RestHttpCall
 from toutates.models.table import ModelTable
 from toutates.net import Worker
-from toutates.net.side_thread import SideThread
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+from toutates.net.side_thread import SideThread, outcome_of
+from toutates.system.errors import Overloaded, RequestError
 
 __all__ = ["SlowAnswers"]
-
-logger = logging.getLogger(__name__)
 
 #: An answer that took less CPU time than this to make is not sent again.
 CHEAP_NS: Final = 1_000_000
@@ -95,17 +92,11 @@ class SlowAnswers:
         """In the other thread: make an answer; returns what sends it."""
         calls = self._waiting.pop(key)
         table, began_ns = self.get_table(), time.thread_time_ns()
-        try:
-            answer = make()
-        except RequestError as error:
-            return partial(self._send, calls, refusal(error))
-        except MemoryError:
-            return partial(self._send, calls, refusal(Overloaded("the server is out of memory")))
-        except Exception:
-            logger.exception("making the answer for %r failed", key)
-            return partial(self._send, calls, refusal(ExecutionFailed("internal error")))
+        outcome = outcome_of(make, f"making the answer for {key!r}")
+        if isinstance(outcome, RequestError):
+            return partial(self._send, calls, refusal(outcome))
         spent_ns = time.thread_time_ns() - began_ns
-        return partial(self._keep, calls, key, answer, table, spent_ns)
+        return partial(self._keep, calls, key, outcome, table, spent_ns)
 
     def _keep(self, calls: list[RestHttpCall], key: Hashable, answer: Answer, table: ModelTable, spent_ns: int) -> None:
         self._made[key] = _Made(answer, table, self.worker.now_ns, spent_ns)

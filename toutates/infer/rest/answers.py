@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,16 +13,14 @@ from toutates.infer.call import Transport
 from toutates.infer.observing import Observer
 from toutates.infer.rest.call import RestCall, request_id
 from toutates.infer.rest.plan import LARGE_CONTENTS, RestPlan
-from toutates.net.side_thread import SideThread
+from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.generate import write_generate_response
 from toutates.protocol.rest.response import InferResponse
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import Cancelled, Overloaded, RequestError
 
 __all__ = ["RestAnswers"]
-
-logger = logging.getLogger(__name__)
 
 Buffer = bytes | memoryview
 
@@ -109,17 +106,14 @@ class RestAnswers(Answers):
         """Write a response, of contents of so many bytes, in the other thread; then send it."""
         call: Any = context[0]
 
+        def work() -> InferResponse:
+            if not call.open:
+                raise Cancelled("the client has left")
+            response: InferResponse = call.coded(write(rest))
+            return response
+
         def job() -> Callable[[], None]:
-            outcome: InferResponse | RequestError
-            try:
-                outcome = call.coded(write(rest)) if call.open else Cancelled("the client has left")
-            except RequestError as error:
-                outcome = type(error)(str(error))
-            except MemoryError:
-                outcome = Overloaded("the server is out of memory")
-            except Exception:
-                logger.exception("writing a response of model '%s' failed", context[1].version.model)
-                outcome = ExecutionFailed("internal error")
+            outcome = outcome_of(work, f"writing a response of model '{context[1].version.model}'")
             return partial(self._finish_late, call, size, outcome)
 
         call.hold(size)

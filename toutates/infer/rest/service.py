@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from toutates.infer.service import InferService
 from toutates.infer.validation import validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
-from toutates.net.side_thread import SideThread
+from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.rest.cutting import Cut, cut
 from toutates.protocol.rest.generate import read_generate_request
@@ -35,8 +34,6 @@ from toutates.protocol.strings import rest
 from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
 
 __all__ = ["RestInferService"]
-
-logger = logging.getLogger(__name__)
 
 
 class RestInferService(InferService):
@@ -256,17 +253,13 @@ class RestInferService(InferService):
             self._count_refusal(error, None)
             raise
 
+        def work() -> InferRequest | _FlatRequest:
+            if not call.open:
+                raise Cancelled("the client has left")
+            return read()
+
         def job() -> Callable[[], None]:
-            outcome: InferRequest | _FlatRequest | RequestError
-            try:
-                outcome = read() if call.open else Cancelled("the client has left")
-            except RequestError as error:
-                outcome = type(error)(str(error))  # without the frames, which hold the body
-            except MemoryError:
-                outcome = Overloaded("the server is out of memory")
-            except Exception:
-                logger.exception("reading a request for model '%s' failed", asked.target.model)
-                outcome = ExecutionFailed("internal error")
+            outcome = outcome_of(work, f"reading a request for model '{asked.target.model}'")
             return partial(self._go_on_with, call, asked, size, outcome)
 
         call.hold(size)

@@ -23,7 +23,14 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.net.housekeeping import Traffic
 from toutates.net.schedule import Lateness
-from toutates.observe.processes.report import InferReport, ModelReport, Report, RepositoryReport, ServedReport
+from toutates.observe.processes.report import (
+    InferReport,
+    ModelReport,
+    Report,
+    RepositoryReport,
+    ServedReport,
+    WorkerReport,
+)
 from toutates.observe.view import WatchedInfer, WatchedRepository, WatchedWorker
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -118,18 +125,6 @@ def _sum_of(records: Iterable[Any], kind: type[Any]) -> Any:
     """Records of numbers, added up field by field."""
     all_records = list(records)
     return kind(*(sum(getattr(one, each.name) for one in all_records) for each in fields(kind)))
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker of another process (``WatchedWorker``)."""
-
-    name: str
-    connections: int
-    traffic: Traffic
-    limit_hits: dict[str, int]
-    lateness: Lateness
-    cpu_seconds: float | None
 
 
 @dataclass(slots=True)
@@ -294,16 +289,7 @@ class Replica:
         told = [(number, one.report) for number, one in enumerate(self._processes) if one.report is not None]
         reports = [report for _, report in told]
         self.workers[:] = [
-            _Worker(
-                f"{number}/{one.name}",
-                one.connections,
-                one.traffic,
-                one.limit_hits,
-                one.lateness,
-                one.cpu_seconds,
-            )
-            for number, report in told
-            for one in report.workers
+            replace(one, name=f"{number}/{one.name}") for number, report in told for one in report.workers
         ]
         self.infer[:] = [_infer(one) for one in (*self._past_infer, *(one for each in reports for one in each.infer))]
         loading = _sum_of([self._past_loading, *(report.loading for report in reports)], LoadCounters)
@@ -341,7 +327,7 @@ def _entry(number: int, told: list[tuple[int, Any]], served: ServedVersion | Non
 
 def _ended(name: str) -> Any:
     """The worker of a process that has ended: it holds nothing."""
-    return _Worker(name, 0, Traffic(), {}, Lateness(), None)
+    return WorkerReport(name, 0, Traffic(), {}, Lateness(), None)
 
 
 def _infer(report: InferReport) -> _Infer:
