@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from toutates.api.dataplane.everywhere import Order, Outcome
-from toutates.server.processes.orders import Orders, Worker
+from toutates.server.processes.orders import UNLOAD, Orders, Worker
 
 
 def order(call: str, request: bytes, about: str, *, whole: bool = True) -> Order:
@@ -39,6 +39,45 @@ def test_changes_of_one_thing_are_made_in_one_order_everywhere() -> None:
                 nursery.start_soon(carry, number)
         assert seen[0] == seen[1]
         assert sorted(seen[0]) == [f"load {number}" for number in range(5)]
+
+    trio.run(main)
+
+
+def test_an_unload_is_done_again_only_where_a_process_would_load_the_model() -> None:
+    async def main() -> None:
+        orders = Orders(lambda: [worker(0, [])])
+        orders.remember(order("load", b"a", "model a"))
+        for one in (
+            order(UNLOAD, b"a", "model a"),
+            order("load", b"b", "model b"),
+            order(UNLOAD, b"b", "model b"),
+            *(order(UNLOAD, b"none", f"model none {number}") for number in range(3)),
+        ):
+            await orders.carry(one)
+        done: list[str] = []
+        assert await orders.catch_up(worker(1, done), lambda: None) == []
+        assert done == [f"{UNLOAD} a"]
+
+    trio.run(main)
+
+
+def test_an_unload_reaches_a_process_that_has_just_loaded_the_model() -> None:
+    async def main() -> None:
+        orders = Orders(lambda: [worker(0, [])])
+        await orders.carry(order("load", b"b", "model b"))
+        done: list[str] = []
+        work = worker(1, done)
+
+        async def unloaded_meanwhile(one: Order) -> Outcome:
+            outcome = await work(one)
+            if one.call == "load":
+                await orders.carry(order(UNLOAD, b"b", "model b"))
+            return outcome
+
+        await orders.catch_up(unloaded_meanwhile, lambda: None)
+        assert done == ["load b", f"{UNLOAD} b"]
+        await orders.catch_up(work, lambda: None)
+        assert len(done) == 2  # neither is done by the next one
 
     trio.run(main)
 

@@ -18,13 +18,17 @@ import trio
 from toutates.api.dataplane.everywhere import Order, Outcome
 from toutates.server.processes.reads import Reads
 
-__all__ = ["Orders", "Worker"]
+__all__ = ["UNLOAD", "Orders", "Worker"]
 
 #: Bytes of a request that stays in memory.
 _SMALL: Final = 2**16
 #: Requests that are kept of one thing that is never said as a whole, such as the levels of the log. Beyond it the
 #: oldest is forgotten.
 _MOST: Final = 256
+
+#: The call after which nothing need be done again of what was said of a model, unless a process loads it at its start.
+#: It succeeds for any name, so one that is kept for each would let callers fill the memory of the parent.
+UNLOAD: Final = "RepositoryModelUnload"
 
 #: Carries an order out in one process; does not raise.
 Worker = Callable[[Order], Awaitable[Outcome]]
@@ -36,11 +40,13 @@ class _Kept:
     Attributes:
         number: its place among all.
         about, is_whole: as ``Order`` has them.
+        is_unload: whether it unloads a model.
     """
 
     def __init__(self, order: Order) -> None:
         self.number = 0
         self.about, self.is_whole = order.about, order.whole
+        self.is_unload = order.call == UNLOAD
         self._file: IO[bytes] | None = None
         self._order = order
         if len(order.request) > _SMALL:
@@ -75,6 +81,9 @@ class Orders:
         self._reads = Reads(self._in_all)
         self._turns: dict[str, tuple[trio.Lock, int]] = {}
         self._kept: dict[str, list[_Kept]] = {}
+        #: what ``remember`` was told of
+        self._at_start: set[str] = set()
+        self._catching_up = 0
         self._number = 0
         self._under_way = 0
         self._idle = trio.Event()
@@ -92,6 +101,7 @@ class Orders:
                 if any(not one.error for one in outcomes):
                     # In a thread: it may write a file.
                     self._keep(await trio.to_thread.run_sync(_Kept, order))
+                    self._forget_unloaded([order.about])
             finally:
                 self._under_way -= 1
                 if not self._under_way:
@@ -99,7 +109,8 @@ class Orders:
         return outcomes
 
     def remember(self, order: Order) -> None:
-        """Keep what is done already, for processes to come."""
+        """Keep what processes do at their start, for those to come."""
+        self._at_start.add(order.about)
         self._keep(_Kept(order))
 
     async def catch_up(self, work: Worker, on_done: Callable[[], None]) -> list[tuple[str, Outcome]]:
@@ -112,6 +123,14 @@ class Orders:
         Returns:
             What the orders that failed are about, and their outcomes.
         """
+        self._catching_up += 1
+        try:
+            return await self._catch_up(work, on_done)
+        finally:
+            self._catching_up -= 1
+            self._forget_unloaded(list(self._kept))
+
+    async def _catch_up(self, work: Worker, on_done: Callable[[], None]) -> list[tuple[str, Outcome]]:
         done: set[int] = set()
         problems: list[tuple[str, Outcome]] = []
         while True:
@@ -135,6 +154,13 @@ class Orders:
         last.number = self._number
         before = () if last.is_whole else self._kept.get(last.about, ())
         self._kept[last.about] = [*(one for one in before if not one.is_like(last)), last][-_MOST:]
+
+    def _forget_unloaded(self, abouts: Iterable[str]) -> None:
+        """Forget models whose unload was the last word, once no process can have done what was said before it."""
+        if not self._catching_up:
+            for about in abouts:
+                if about not in self._at_start and self._kept[about][-1].is_unload:
+                    del self._kept[about]
 
     @asynccontextmanager
     async def _turn(self, about: str) -> Any:
