@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from toutates.h2grpc.stream import NEVER, Buffer
@@ -109,6 +110,10 @@ class HttpConnection(Connection):
         self._closed = False
         #: whether requests that have come wait until the peer reads
         self._waits_for_room = False
+        #: the list of output that ``_output_is_much`` has measured, and how far
+        self._measured: Sequence[Buffer] = ()
+        self._measured_pieces = 0
+        self._measured_bytes = 0
         #: whether the worker was told that the connection is to be closed after its last answer
         self._leaving = False
         self._calls_begun = 0
@@ -161,13 +166,27 @@ class HttpConnection(Connection):
         if self._closed:
             self.behind = False
             return []
-        if self.link is not None and self.link.congested:
-            # The peer does not read. More answers would be kept for it, so no more requests are read until it does.
-            # The socket is not read meanwhile either, and a peer that takes nothing is ended for that.
+        if self.link is not None and (self.link.congested or self._output_is_much):
+            # The peer does not read, or there was no time yet to send it the answers of this turn. More of them would
+            # be kept for it, so no more requests are read until it takes some. The socket is not read meanwhile
+            # either, and a peer that takes nothing is ended for that.
             self.behind = self.full = False
             self._waits_for_room = True
             return []
         return self._after(self._http.go_on())
+
+    @property
+    def _output_is_much(self) -> bool:
+        """Whether the answers that wait for their first sending have as many bytes as may wait for the socket.
+
+        Only the pieces that are new since the last call are counted: there may be thousands, and this is asked often.
+        """
+        out = self._answers.out
+        if out is not self._measured:
+            self._measured, self._measured_pieces, self._measured_bytes = out, 0, 0
+        self._measured_bytes += sum(map(len, islice(out, self._measured_pieces, None)))
+        self._measured_pieces = len(out)
+        return self._measured_bytes > self._worker.limits.max_unsent_bytes
 
     def wake_senders(self) -> None:
         """The peer's socket takes more again: read on in what has been received."""
@@ -207,8 +226,9 @@ class HttpConnection(Connection):
 
     def take_output(self) -> Sequence[Buffer]:
         """The bytes to send now, in order; the connection forgets them."""
-        if self.full and self.link is not None:
-            self._worker.go_on(self.link)  # an answer has made room
+        if (self.full or self._waits_for_room) and self.link is not None:
+            self._waits_for_room = False
+            self._worker.go_on(self.link)  # an answer has made room, or is on its way to the socket
         return self._answers.take()
 
     def bind(self, link: Any) -> None:
