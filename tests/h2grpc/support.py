@@ -28,7 +28,7 @@ from toutates.h2grpc import (
     StreamOpened,
     method_table,
 )
-from toutates.h2grpc.events import InflationDue
+from toutates.h2grpc.events import InflationDue, LargeRequest
 from toutates.h2grpc.messages import decompress
 from toutates.h2grpc.shared import Shared
 
@@ -232,13 +232,40 @@ class Server:
         return server
 
     def receive(self, octets: bytes) -> list[Event]:
-        events = self.connection.receive_data(octets, self.now_ns)
-        while self.connection.behind:
-            events += self.connection.go_on(self.now_ns)
+        connection = self.connection
+        direct = connection.direct
+        events = [] if direct else connection.receive_data(octets, self.now_ns)
+        while connection.behind:
+            events += connection.go_on(self.now_ns)
+        if connection.direct and direct:
+            events += self._receive_directly(memoryview(octets))
+            while connection.behind:
+                events += connection.go_on(self.now_ns)
         for at, event in enumerate(events):
             if isinstance(event, InflationDue):
                 events[at : at + 1] = self.connection.inflated(event.call, _inflate(event))
+            elif isinstance(event, LargeRequest):
+                events[at] = event.call
         self.events += events
+        return events
+
+    def _receive_directly(self, octets: memoryview) -> list[Event]:
+        connection = self.connection
+        events: list[Event] = []
+        while octets:
+            views = connection.views() if connection.direct else []
+            if not views:
+                return events + connection.receive_data(bytes(octets), self.now_ns)
+            count = 0
+            for view in views:
+                part = octets[count : count + len(view)]
+                view[: len(part)] = part
+                count += len(part)
+            del views, view
+            octets = octets[count:]
+            events += connection.take_direct(count, self.now_ns)
+            while connection.behind:
+                events += connection.go_on(self.now_ns)
         return events
 
     def sent(self) -> bytes:

@@ -2,6 +2,7 @@
 
     driver                           ServerConnection
       receive_data(data, now) ──────▶  frames ▶ streams ▶ calls ──▶ [events]
+      views(), take_direct(count) ──▶  the same for large messages (``direct``), received where they belong
       call.reply(...) / call.fail() ▶  frames within the peer's windows
       take_output() ◀───────────────  [bytes]
 
@@ -23,9 +24,10 @@ from typing import Any
 
 from toutates.h2grpc.budget import CALL_BYTES
 from toutates.h2grpc.call import Call
-from toutates.h2grpc.events import ConnectionTerminated, Event, tell_handler
+from toutates.h2grpc.direct_receive import DirectReceive
+from toutates.h2grpc.events import ConnectionTerminated, Event, LargeRequest, tell_handler
 from toutates.h2grpc.faults import ConnectionFault
-from toutates.h2grpc.frame_loop import FrameLoop
+from toutates.h2grpc.frame_loop import DIRECTLY, FrameLoop
 from toutates.h2grpc.frames import PING, PREFACE, ErrorCodes, pack_frame
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
@@ -59,6 +61,7 @@ class ServerConnection:
     full = False
 
     __slots__ = (
+        "_direct_receive",
         "_limit_hits",
         "_limits",
         "_output",
@@ -68,6 +71,7 @@ class ServerConnection:
         "behind",
         "blocks",
         "deadlines",
+        "direct",
         "frame_loop",
         "goodbye",
         "header_reader",
@@ -106,13 +110,18 @@ class ServerConnection:
         self.goodbye = parts.goodbye
         self.unread = parts.unread
         self._receiver = Receiver(parts)
-        self.frame_loop = FrameLoop(parts, self._receiver)
+        self._direct_receive = DirectReceive(
+            limits, self._receiver, parts.requests, parts.table, parts.windows, parts.held, shared
+        )
+        self.frame_loop = FrameLoop(parts, self._receiver, self._direct_receive)
         self._preface_seen = False
         self.responder = parts.responder
         self.deadlines = parts.deadlines
         self.streams = parts.table.streams
         #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
         self.behind = False
+        #: whether the next bytes are to be put into ``views``, instead of being handed in
+        self.direct = False
 
     # --- what the driver calls ---------------------------------------------------------------------------------------
 
@@ -134,8 +143,11 @@ class ServerConnection:
         events: list[Event] = []
         try:
             at = start if self._preface_seen else self._receive_preface(data, events)
-            if at is not None and self.frame_loop.walk(data, at, now_ns, events):
-                self.behind = True
+            if at is not None and (left := self.frame_loop.walk(data, at, now_ns, events)):
+                if left == DIRECTLY:
+                    self.direct = True
+                else:
+                    self.behind = True
         except ConnectionFault as fault:
             self._terminate(fault.code, str(fault), events, fault.limit)
         table = self.table
@@ -143,10 +155,38 @@ class ServerConnection:
             # A call that the same read completes and resets must not reach its handler (CVE-2023-44487). Filtering the
             # events here costs less than testing every call's ``open`` before its handler: 4 % of a request on 3.14t.
             table.cancelled = False
-            events = [event for event in events if event.__class__ is not Call or event.open]
+            events = list(filter(_is_open, events))
         if table.many:
             table.count()
         return events
+
+    def views(self) -> list[memoryview]:
+        """Where the next bytes are to be put, while ``direct`` says so; none if they are to be handed in after all.
+
+        The driver puts bytes there in this order, forgets the views, and calls ``take_direct``, before it does anything
+        else with this or another connection.
+        """
+        views = self._direct_receive.views()
+        if not views:
+            self.direct = False
+        return views
+
+    def take_direct(self, count: int, now_ns: int) -> list[Event]:
+        """Take ``count`` bytes that are in ``views``, one at least; returns what they completed, as ``receive_data``."""
+        events: list[Event] = []
+        try:
+            rest = self._direct_receive.take(count, now_ns, events)
+        except ConnectionFault as fault:
+            self._terminate(fault.code, str(fault), events, fault.limit)
+            return events
+        if rest is not None:
+            self.direct = False
+            if rest:
+                events += self.receive_data(rest, now_ns)
+        if self.queue.can_send:
+            self.behind = True
+        self.table.cancelled = False
+        return list(filter(_is_open, events))
 
     def go_on(self, now_ns: int) -> list[Event]:
         """Do the next piece of the work that is left (``behind``); returns the events that it makes.
@@ -285,6 +325,8 @@ class ServerConnection:
         """
         if self.unread.rest:
             return False
+        if self.direct:
+            return True
         return bool(self.unread.waiting or self.blocks.stream_id) or any(map(_awaits_request, self.streams.values()))
 
     @property
@@ -360,6 +402,7 @@ class ServerConnection:
     def abandon_calls(self, events: list[Event]) -> None:
         """End the next ENDED_AT_ONCE calls of a connection that is over."""
         self.deadlines.clear()
+        self.direct = False
         self.unread.drop()
         self.blocks.drop()
         streams = self.streams
@@ -370,6 +413,13 @@ class ServerConnection:
             self.responder.forget(call)
         self.behind = bool(streams)
         self.table.count()
+
+
+def _is_open(event: Event) -> bool:
+    """Whether an event is not that of a call which has ended before its handler heard of it."""
+    if event.__class__ is Call:
+        return event.open
+    return not isinstance(event, LargeRequest) or event.call.open
 
 
 def _awaits_request(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""The events that ``ServerConnection`` returns to its driver. A complete unary request is the ``Call`` itself."""
+"""The events that ``ServerConnection`` returns to its driver. A complete unary request is the ``Call`` itself, mostly."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ __all__ = [
     "ConnectionTerminated",
     "Event",
     "InflationDue",
+    "LargeRequest",
     "MessageReceived",
     "RequestEnded",
     "StreamOpened",
@@ -68,6 +69,16 @@ class InflationDue:
 
 
 @dataclass(slots=True)
+class LargeRequest:
+    """A unary request that is complete, and has a MessageMemory for its buffer.
+
+    Once its handler has returned, the driver gives that memory back (``MemoryPool.give_back``).
+    """
+
+    call: Call
+
+
+@dataclass(slots=True)
 class ConnectionTerminated:
     """The connection is over; send what ``take_output`` holds, then close the socket.
 
@@ -80,7 +91,16 @@ class ConnectionTerminated:
     text: str
 
 
-Event = Call | StreamOpened | MessageReceived | RequestEnded | CallCancelled | InflationDue | ConnectionTerminated
+Event = (
+    Call
+    | LargeRequest
+    | StreamOpened
+    | MessageReceived
+    | RequestEnded
+    | CallCancelled
+    | InflationDue
+    | ConnectionTerminated
+)
 
 
 def tell_handler(call: Call, events: list[Event]) -> None:

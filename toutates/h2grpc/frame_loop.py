@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from toutates.h2grpc.call import Call
+from toutates.h2grpc.direct_receive import DirectReceive
 from toutates.h2grpc.events import Event
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import (
@@ -25,7 +28,7 @@ from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.streams import HALF_CLOSED_REMOTE, OPEN
 from toutates.h2grpc.wire import MESSAGE_HEAD_SIZE
 
-__all__ = ["BYTES_AT_ONCE", "FrameLoop"]
+__all__ = ["BEHIND", "BYTES_AT_ONCE", "DIRECTLY", "FrameLoop"]
 
 _unpack_uint32 = UINT32.unpack_from
 
@@ -41,17 +44,24 @@ DECODING_BYTES = 8
 STREAM_BYTES = 2
 
 
+#: What ``walk`` returns: ``go_on`` has something to do; the rest of a large message is to be received directly.
+BEHIND: Final = 1
+DIRECTLY: Final = 2
+
+
 class FrameLoop:
     """The loop over the frames that one connection receives.
 
     Args:
         parts: of the connection.
         receiver: handles the frames that the loop does not handle itself.
+        direct_receive: receives large messages.
     """
 
     __slots__ = (
         "_blocks",
         "_deadlines",
+        "_direct_receive",
         "_header_reader",
         "_largest_block",
         "_largest_frame",
@@ -69,8 +79,9 @@ class FrameLoop:
         "_wire",
     )
 
-    def __init__(self, parts: Parts, receiver: Receiver) -> None:
+    def __init__(self, parts: Parts, receiver: Receiver, direct_receive: DirectReceive) -> None:
         limits = parts.limits
+        self._direct_receive = direct_receive
         self._blocks = parts.blocks
         self._deadlines = parts.deadlines
         self._header_reader = parts.header_reader
@@ -90,7 +101,7 @@ class FrameLoop:
         self._windows = parts.windows
         self._wire = parts.shared.wire
 
-    def walk(self, data: bytes, at: int, now_ns: int, events: list[Event]) -> bool:
+    def walk(self, data: bytes, at: int, now_ns: int, events: list[Event]) -> int:
         """Handle the frames of ``data`` from ``at`` on, up to BYTES_AT_ONCE; keep the rest in the ``ReadBuffer``.
 
         The frames that make up a unary call (HEADERS that opens a stream, DATA that completes it, the WINDOW_UPDATEs
@@ -104,7 +115,7 @@ class FrameLoop:
             events: where events are appended.
 
         Returns:
-            Whether ``ServerConnection.go_on`` has something to do.
+            BEHIND, DIRECTLY, or 0.
 
         Raises:
             ConnectionFault: the connection has to end.
@@ -126,7 +137,7 @@ class FrameLoop:
         settings = self._settings
         # Whether HEADERS and DATA may come next.
         ready = settings.seen and not self._blocks.stream_id
-        behind = False
+        behind = 0
         max_streams = table.few
         if self._queue.bytes_waiting or len(streams) >= max_streams:
             max_streams = table.most(self._queue.bytes_waiting)
@@ -139,6 +150,9 @@ class FrameLoop:
             payload = at + FRAME_HEAD_SIZE
             end = payload + length
             if end > end_of_data:
+                if not word & 0xFF and ready and not behind:  # DATA
+                    if self._direct_receive.begin(data, payload, flags, stream_id, length):
+                        return DIRECTLY
                 self._unread.hold(data[at:], FRAME_HEAD_SIZE + length)
                 return behind
             at = end
@@ -240,7 +254,7 @@ class FrameLoop:
             max_streams = table.most(self._queue.bytes_waiting)  # the frame may have queued a response
             ready = settings.seen and not self._blocks.stream_id
             if self._queue.can_send:
-                behind = True
+                behind = BEHIND
             enough -= SLOW_FRAME_BYTES + (len(events) - known) * EVENT_BYTES
             if frame_type in (HEADERS, CONTINUATION):
                 enough -= length * DECODING_BYTES
@@ -251,6 +265,6 @@ class FrameLoop:
             return behind
         if end_of_data - at >= FRAME_HEAD_SIZE:
             self._unread.leave(data, at)
-            return True
+            return BEHIND
         self._unread.hold(data[at:], FRAME_HEAD_SIZE)
         return behind

@@ -9,8 +9,10 @@ import zlib
 from collections.abc import Callable
 from io import BytesIO
 from struct import Struct
+from typing import cast
 
 from toutates.h2grpc.allowances import Allowance, Meter
+from toutates.h2grpc.message_memory import LARGE_MESSAGE_BYTES, MemoryPool, MessageMemory
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 
 __all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Inflater", "MessageAssembler", "compress", "decompress"]
@@ -127,13 +129,15 @@ class MessageAssembler:
     """Assembles the messages of one call from DATA payloads, which may be cut anywhere.
 
     The pieces of a message are written to one buffer, which is returned without a copy. The buffer grows with the bytes
-    received, to at most GROWTH times as many: the length in a prefix alone reserves no memory.
+    received, to at most GROWTH times as many: the length in a prefix alone reserves no memory. That of a large message
+    is a MessageMemory, into which ``DirectReceive`` receives without this class: ``room``, ``advance``, ``take_whole``.
 
     Args:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
         max_size: largest message, bytes, as sent.
         inflate: decompresses a message.
         max_messages: most messages of one payload.
+        pool: where large messages get their memory; None if all messages are to be ``bytes``.
     """
 
     __slots__ = (
@@ -142,17 +146,28 @@ class MessageAssembler:
         "_inflate",
         "_max_messages",
         "_max_size",
+        "_memory",
         "_message",
+        "_pool",
         "_prefix",
         "_received",
         "_size",
+        "_view",
     )
 
-    def __init__(self, encoding: str, max_size: int, inflate: Callable[[bytes], bytes], max_messages: int) -> None:
+    def __init__(
+        self,
+        encoding: str,
+        max_size: int,
+        inflate: Callable[[bytes], bytes],
+        max_messages: int,
+        pool: MemoryPool | None = None,
+    ) -> None:
         self._encoding = encoding
         self._max_size = max_size
         self._max_messages = max_messages
         self._inflate = inflate
+        self._pool = pool
         #: bytes received of the current message's prefix
         self._prefix = b""
         #: length of the current message, by its prefix
@@ -161,11 +176,48 @@ class MessageAssembler:
         self._received = 0
         self._capacity = 0
         self._message: BytesIO | None = None
+        #: the same of a large message
+        self._memory: MessageMemory | None = None
+        self._view = memoryview(b"")
 
     @property
     def pending_bytes(self) -> int:
         """Bytes that the current, incomplete message takes; 0 if none has begun."""
         return len(self._prefix) + self._capacity
+
+    @property
+    def missing(self) -> int:
+        """Bytes until the current message is whole; 0 if it is not in memory of its own."""
+        return 0 if self._memory is None else self._size - self._received
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the current message belong, in memory of its own: one byte at least, if one is missing.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        if self._received >= len(self._view):
+            self._reserve(self._received + 1)
+        return self._view[self._received :]
+
+    def advance(self, count: int) -> None:
+        """Note that ``count`` bytes are in ``room``."""
+        self._received += count
+        if self._received > self._capacity:
+            self._capacity = min(self._size, GROWTH * self._received)
+
+    def take_whole(self) -> bytes:
+        """The current message, if it is whole and in memory of its own; b"" otherwise."""
+        if self._memory is None or self._received < self._size:
+            return b""
+        return self._begin_next(self._take_message())
+
+    def drop(self) -> None:
+        """Free the memory of the current message, which will never be whole."""
+        if self._memory is not None:
+            memory = self._give_up_memory()
+            assert self._pool is not None
+            self._pool.give_back(memory)
 
     def feed(self, payload: memoryview) -> list[bytes]:
         """The messages that ``payload`` completes.
@@ -209,25 +261,63 @@ class MessageAssembler:
     def _add(self, part: memoryview) -> None:
         received = self._received + len(part)
         if received > self._capacity:
-            capacity = min(self._size, GROWTH * received)
+            self._reserve(received)
+        if self._message is not None:
+            self._message.write(part)
+        else:
+            self._view[self._received : received] = part
+        self._received = received
+
+    def _reserve(self, least: int) -> None:
+        """Have memory for ``least`` bytes of the message, and up to GROWTH times as many."""
+        capacity = min(self._size, GROWTH * least)
+        pool = self._pool
+        if self._memory is not None:
+            if len(self._memory) < capacity:
+                self._view.release()
+                MemoryPool.grow(self._memory, capacity)
+        elif self._message is None and pool is not None and self._size >= LARGE_MESSAGE_BYTES and not self._prefix[0]:
+            self._memory = pool.take(capacity)
+        if self._memory is not None:
+            self._view = memoryview(self._memory)[: self._size]
+        else:
             # Many zeros take no memory until they are overwritten. BytesIO has the only reference to them, so it
             # overwrites them in place, and ``getvalue`` returns them without a copy.
             message = BytesIO(bytes(capacity))
             if self._message is not None:
                 with self._message.getbuffer() as old:
                     message.write(old[: self._received])
-            self._message, self._capacity = message, capacity
-        assert self._message is not None
-        self._message.write(part)
-        self._received = received
+            self._message = message
+        self._capacity = capacity
 
     def _complete(self, part: memoryview) -> bytes:
-        if self._message is None:
-            message = bytes(part)
-        else:
+        if self._received:
             self._add(part)
+            message = self._take_message()
+        else:
+            message = bytes(part)
+        return self._begin_next(message)
+
+    def _take_message(self) -> bytes:
+        if self._memory is not None:
+            message = cast(bytes, self._give_up_memory())  # it is read like bytes
+        else:
+            assert self._message is not None
             message = self._message.getvalue()
             self._message = None
+        return message
+
+    def _give_up_memory(self) -> MessageMemory:
+        assert self._pool is not None
+        assert self._memory is not None
+        self._view.release()
+        self._view = memoryview(b"")
+        self._pool.lent -= 1
+        memory, self._memory = self._memory, None
+        memory.size = self._size
+        return memory
+
+    def _begin_next(self, message: bytes) -> bytes:
         compressed = self._prefix[0]
         self._prefix = b""
         self._received = self._capacity = 0

@@ -122,7 +122,7 @@ class Receiver:
             if frame_type == DATA:
                 if not flags & END_STREAM and (start == end or (flags & PADDED and data[start] == end - start - 1)):
                     self._spend("empty_frames", "empty DATA frames", now_ns)
-                self._receive_data(flags, stream_id, memoryview(data)[start:end], events)
+                self._receive_data(flags, stream_id, end - start, memoryview(data)[start:end], events)
             elif frame_type == HEADERS:
                 self._receive_headers(flags, stream_id, data[start:end], now_ns, events)
             elif frame_type == CONTINUATION:
@@ -149,6 +149,23 @@ class Receiver:
                     raise ConnectionFault(ErrorCodes.FRAME_SIZE_ERROR, "GOAWAY is shorter than 8 bytes")
             else:
                 raise ConnectionFault(ErrorCodes.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+        except StreamFault as fault:
+            self._give_up_stream(fault, now_ns, events)
+
+    def receive_landed(
+        self, flags: int, stream_id: int, size: int, unchecked: int, now_ns: int, events: list[Event]
+    ) -> None:
+        """Handle a DATA frame without padding whose payload, of ``size`` bytes, is in its message's memory already.
+
+        Args:
+            unchecked: as of ``Requests.landed``.
+
+        Raises:
+            ConnectionFault: the connection has to end.
+        """
+        self._requests.now_ns = now_ns
+        try:
+            self._receive_data(flags, stream_id, size, None, events, unchecked)
         except StreamFault as fault:
             self._give_up_stream(fault, now_ns, events)
 
@@ -287,25 +304,36 @@ class Receiver:
 
     # --- DATA --------------------------------------------------------------------------------------------------------
 
-    def _receive_data(self, flags: int, stream_id: int, payload: memoryview, events: list[Event]) -> None:
+    def _receive_data(
+        self,
+        flags: int,
+        stream_id: int,
+        size: int,
+        payload: memoryview | None,
+        events: list[Event],
+        unchecked: int = 0,
+    ) -> None:
+        """Handle a DATA frame of ``size`` bytes; ``payload`` is None if they are in their message's memory already."""
         # The connection's window counts every DATA frame, also those that are then ignored (RFC 9113 section 6.9).
-        size = len(payload)
         self._windows.take(size)
-        body = _strip_padding(payload, flags)
+        body = None if payload is None else _strip_padding(payload, flags)
         if stream_id > self._table.highest_accepted_id or not self._table.accepts(stream_id, Input.RECV_DATA):
             return
         call = self._table.streams[stream_id]
         call.receive_window -= size
         if call.receive_window < 0:
             raise StreamFault(stream_id, ErrorCodes.FLOW_CONTROL_ERROR, "DATA exceeds the stream's window")
-        call.received += len(body)
+        call.received += size if body is None else len(body)
         announced = call.head.content_length
         if announced is not None and call.received > announced:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, "DATA exceeds content-length")
         if flags & END_STREAM:
             self._requests.half_close(call)
         if call.head.method is not None and call.open:
-            self._requests.feed(call, body, events)
+            if body is None:
+                self._requests.landed(call, unchecked, events)
+            else:
+                self._requests.feed(call, body, events)
         if stream_id not in self._table.streams:
             return  # the call was answered with an error, which closed the stream
         if flags & END_STREAM:

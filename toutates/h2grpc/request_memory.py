@@ -34,12 +34,23 @@ class RequestMemory:
         Raises:
             LimitExceeded: the connection, or the server, holds too much.
         """
+        if self.note(stream, size) > 0:
+            self.check()
+
+    def note(self, stream: Stream, size: int) -> int:
+        """Set the bytes that are kept of a stream's request to ``size``, without a check; returns how many more it is."""
         growth = size - stream.held_bytes
         stream.held_bytes = size
         self.held_bytes += growth
         self._budget.used += growth
-        if growth <= 0:
-            return
+        return growth
+
+    def check(self) -> None:
+        """Check what is held against the bounds.
+
+        Raises:
+            LimitExceeded: the connection, or the server, holds too much.
+        """
         if self.held_bytes > self._most:
             text = f"the connection has {self.held_bytes} bytes of requests under way, and {self._most} is the most"
             raise LimitExceeded("connection_buffer", text)
@@ -63,7 +74,9 @@ class RequestMemory:
 
     def release(self, stream: Stream) -> None:
         """Free what is kept of a stream's request, and stop counting it."""
-        stream.assembler = None
+        if stream.assembler is not None:
+            stream.assembler.drop()
+            stream.assembler = None
         self.held_bytes -= stream.held_bytes
         self._budget.used -= stream.held_bytes
         stream.held_bytes = 0

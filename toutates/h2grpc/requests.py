@@ -6,10 +6,11 @@ from functools import partial
 
 from toutates.h2grpc.budget import MESSAGE_BYTES
 from toutates.h2grpc.call import Call
-from toutates.h2grpc.events import Event, InflationDue, MessageReceived, RequestEnded, tell_handler
+from toutates.h2grpc.events import Event, InflationDue, LargeRequest, MessageReceived, RequestEnded, tell_handler
 from toutates.h2grpc.faults import StreamFault
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.responder import Responder
@@ -34,7 +35,7 @@ class Requests:
         now_ns: the time of the current read.
     """
 
-    __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_responder", "now_ns")
+    __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_pool", "_responder", "now_ns")
 
     def __init__(self, limits: Limits, held: RequestMemory, responder: Responder, shared: Shared) -> None:
         self._limits = limits
@@ -42,12 +43,13 @@ class Requests:
         self._responder = responder
         self._inflater = shared.inflater
         self._limit_hits = shared.limit_hits
+        self._pool = shared.pool
         self.now_ns = 0
 
     def feed(self, call: Call, body: memoryview, events: list[Event]) -> None:
         """Add DATA to a call's messages. A streaming call's become events; a unary call's is kept until END_STREAM."""
         if call.assembler is None:
-            call.assembler = self._assembler(call)
+            call.assembler = self.assembler(call)
         try:
             messages = call.assembler.feed(body)
             if call.is_streaming:
@@ -66,6 +68,26 @@ class Requests:
                 held = len(call.buffer)  # END_STREAM may come much later
             self._held.hold(call, call.assembler.pending_bytes + held)
         except GrpcError as error:
+            self.refuse(call, error)
+            tell_handler(call, events)
+
+    def landed(self, call: Call, unchecked: int, events: list[Event]) -> None:
+        """Take DATA of a unary call that was received straight into its message's memory, and noted in ``held``.
+
+        Args:
+            call: whose message may be whole now.
+            unchecked: by how many bytes what is held of the call has grown.
+            events: where CallCancelled goes.
+        """
+        assert call.assembler is not None
+        message = call.assembler.take_whole()
+        if message:
+            call.messages += 1
+            call.buffer = message
+        try:
+            if unchecked > 0:
+                self._held.check()
+        except LimitExceeded as error:
             self.refuse(call, error)
             tell_handler(call, events)
 
@@ -117,11 +139,12 @@ class Requests:
             self._limit_hits[error.limit] += 1
         call.fail(error.status, error.text, error.metadata)
 
-    def _assembler(self, call: Call) -> MessageAssembler:
+    def assembler(self, call: Call) -> MessageAssembler:
+        """A new assembler for a call's messages."""
         encoding, most, max_messages = call.head.encoding, self._limits.max_message_size, self._limits.max_messages
         method = call.head.method
         if not call.is_streaming or method is None:
-            return MessageAssembler(encoding, most, partial(_inflate_later, call), max_messages)
+            return MessageAssembler(encoding, most, partial(_inflate_later, call), max_messages, self._pool)
         most_inflated = self._most_inflated
         if method.max_message_size is not None:
             most = min(most, method.max_message_size)
@@ -152,8 +175,13 @@ class Requests:
         return min(self._limits.max_message_size, self._limits.max_decompressed_size)
 
     def _hand_on(self, call: Call, events: list[Event]) -> None:
-        call.end = len(call.buffer)
-        events.append(call)
+        buffer = call.buffer
+        if isinstance(buffer, MessageMemory):
+            call.end = buffer.size
+            events.append(LargeRequest(call))
+        else:
+            call.end = len(buffer)
+            events.append(call)
         self._held.release(call)  # from here on its handler has it
 
 

@@ -6,7 +6,9 @@ from collections import Counter
 
 from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.budget import MemoryBudget
+from toutates.h2grpc.frame_heads import FrameHeads
 from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.message_memory import MemoryPool
 from toutates.h2grpc.messages import Inflater
 from toutates.h2grpc.wire import Wire
 
@@ -25,9 +27,11 @@ class Shared:
         wire: the constants of frames, copied for this thread.
         budget: counts the memory for slow peers.
         inflater: decompresses messages.
+        pool: has the memory of large messages.
+        frame_heads: for what is received directly.
     """
 
-    __slots__ = ("budget", "inflater", "limit_hits", "wire")
+    __slots__ = ("budget", "frame_heads", "inflater", "limit_hits", "pool", "wire")
 
     def __init__(
         self,
@@ -37,5 +41,7 @@ class Shared:
     ) -> None:
         self.wire = Wire()
         self.budget = MemoryBudget(2**63 - 1 if buffer_bytes is None else buffer_bytes)
+        self.pool = MemoryPool()
+        self.frame_heads = FrameHeads()
         self.inflater = Inflater(Limits().inflation if inflation is None else inflation)
         self.limit_hits: Counter[str] = Counter() if limit_hits is None else limit_hits

@@ -56,6 +56,10 @@ class Windows:
         self._output.write(pack_window_update(0, self._full - self.receive))
         self.receive = self._full
 
+    def spare_of(self, stream: Stream) -> int:
+        """Bytes of DATA after which ``refill_stream`` has nothing to do yet."""
+        return stream.receive_window + stream.unread_bytes - (self._stream_full + 1 >> 1)
+
     def refill_stream(self, stream: Stream) -> None:
         """Open the stream's window again to its full size, less what its handler has not read yet."""
         increment = self._stream_full - stream.unread_bytes - stream.receive_window

@@ -42,12 +42,25 @@ class Connection(Protocol):
     behind: bool = False
     #: whether it can take no data until one of its requests is answered; it then calls ``Worker.go_on``
     full: bool = False
+    #: whether the next bytes are to be put into ``views``, instead of being handed in
+    direct: bool = False
 
     # --- bytes in and out
 
     @abstractmethod
     def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
         """Take received bytes; returns what they completed, in order: events for the connection's service."""
+
+    def views(self) -> list[memoryview]:
+        """Where to put the next bytes, in this order, while ``direct`` is set; none if they are to be handed in.
+
+        They are put there and told to ``take_direct`` before anything else is done.
+        """
+        return []
+
+    def take_direct(self, count: int, now_ns: int) -> list[Any]:
+        """Take ``count`` bytes that are in ``views``; returns what they completed."""
+        raise NotImplementedError
 
     @abstractmethod
     def go_on(self, now_ns: int) -> list[Any]:

@@ -125,6 +125,10 @@ class Transport:
         self.connection: Connection
         self.speak(service)
 
+    def receive_into(self, views: list[memoryview]) -> int:
+        """Read into views; returns how many bytes came, 0 once the peer has ended its side. Raises as ``receive``."""
+        return self.sock.recvmsg_into(views)[0]
+
     def speak(self, service: Service) -> None:
         """From here on the peer's bytes are for ``service``, which gives it a new connection.
 

@@ -10,7 +10,7 @@ from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import NEVER
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
-from toutates.net.transport import EPOLLOUT, READ_NS, Transport
+from toutates.net.transport import EPOLLOUT, READ_BYTES, READ_NS, Transport
 from toutates.net.transports import Transports
 
 __all__ = ["Turns"]
@@ -53,6 +53,8 @@ class Turns:
             self._send_unsent(transport)
             if not mask & ~EPOLLOUT or transport.dropped or transport.peer_ended:
                 return
+        if transport.connection.direct and self._receive_directly(transport, now_ns):
+            return
         try:
             data = transport.receive(transport.read_bytes)
         except BlockingIOError:
@@ -87,6 +89,37 @@ class Turns:
             transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
         if connection.deadlines.next_ns != NEVER or self._leaving:
             self._look_after(transport)
+
+    def _receive_directly(self, transport: Transport, now_ns: int) -> bool:
+        """Read the next part of a large message to where it belongs; False if it is to be read the ordinary way."""
+        connection = transport.connection
+        views = [] if transport.closing else connection.views()
+        if not views:
+            return False
+        try:
+            size = transport.receive_into(views)
+        except BlockingIOError:
+            return True
+        except ConnectionFault as fault:
+            self._closing.tls_failed(transport, fault)
+            return True
+        except OSError:
+            size = 0
+        del views  # which memory that is to be moved, or used again, must not have
+        if not size:
+            self._closing.drop(transport)
+            return True
+        transport.last_read_ns = now_ns
+        transport.received_bytes += size
+        # What begins with a large message goes on directly: the less of it is read before, the better.
+        transport.read_bytes = transport.timed_bytes = READ_BYTES
+        events = connection.take_direct(size, now_ns)
+        if len(events) > EVENTS_AT_ONCE or connection.behind:
+            self._take_turn(transport, events, now_ns)
+        else:
+            transport.handle_all(events)
+        self._look_after(transport)
+        return True
 
     def _send_unsent(self, transport: Transport) -> None:
         if not transport.send_unsent():

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import trio
 
@@ -17,10 +17,12 @@ from toutates.h2grpc.events import (
     ConnectionTerminated,
     Event,
     InflationDue,
+    LargeRequest,
     MessageReceived,
     RequestEnded,
     StreamOpened,
 )
+from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.method import MessageHandler, Method
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
@@ -113,10 +115,14 @@ class GrpcService:
         """Whether an event that has waited for its connection's turn still means something."""
         if isinstance(event, Call):
             return event.open
-        return not isinstance(event, StreamOpened) or event.call.open
+        return not isinstance(event, StreamOpened | LargeRequest) or event.call.open
 
     def _handle_rest(self, link: Any, event: Event) -> None:
-        if isinstance(event, InflationDue):
+        if isinstance(event, LargeRequest):
+            memory = cast(MessageMemory, event.call.buffer)
+            self.handle(link, event.call)
+            self.shared.pool.give_back(memory)
+        elif isinstance(event, InflationDue):
             self._have_inflated(event)
         elif isinstance(event, ConnectionTerminated):
             self._worker.connection_over(link, f"{event.text} ({event.code.name})")

@@ -1,0 +1,123 @@
+"""The memory of large messages: pages of their own, which the system backs as bytes arrive, and gets back at once.
+
+A page that is touched for the first time costs 1 to 5 us, ten times the copy of its 4 KiB. So a few messages' memory is
+kept by each driver, and used again.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Final
+
+__all__ = ["LARGE_MESSAGE_BYTES", "MemoryPool", "MessageMemory"]
+
+#: Messages of this size and more get memory of their own, and are received straight into it.
+LARGE_MESSAGE_BYTES: Final = 65_536
+#: Memory that a driver keeps for messages to come, and the largest piece of it, bytes.
+POOL_BYTES: Final = 32 * 1024 * 1024
+LARGEST_SPARE_BYTES: Final = 16 * 1024 * 1024
+#: Incomplete messages of one driver that have such memory: a process may have 65,530 mappings.
+MOST_LENT: Final = 4_096
+#: From here on the system is asked for pages of 2 MiB, which cost a fortieth.
+HUGE_BYTES: Final = 4 * 1024 * 1024
+
+_PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+class MessageMemory(mmap.mmap):
+    """The memory of one large message. It can be read like ``bytes``: by index, by slices, by ``startswith``.
+
+    Attributes:
+        size: length of the message, bytes. The memory may be larger.
+    """
+
+    __slots__ = ("size",)
+
+    size: int
+
+    def startswith(self, prefix: bytes, start: int = 0) -> bool:
+        """Whether the bytes from ``start`` on begin with ``prefix``."""
+        return self[start : start + len(prefix)] == prefix
+
+
+class MemoryPool:
+    """The memory of messages that are done, kept for those to come. Used by one thread.
+
+    Attributes:
+        lent: how many incomplete messages have memory; whoever takes some counts it down again.
+        spare_bytes: bytes kept.
+    """
+
+    __slots__ = ("_spare", "lent", "spare_bytes")
+
+    def __init__(self) -> None:
+        self._spare: list[MessageMemory] = []
+        self.lent = 0
+        self.spare_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``take`` would give memory to one more message."""
+        return self.lent < MOST_LENT
+
+    def take(self, least: int) -> MessageMemory | None:
+        """Memory of ``least`` bytes or more, with anything in it; None if too many messages have some.
+
+        Raises:
+            MemoryError: the system has no more.
+        """
+        if not self.has_room:
+            return None
+        self.lent += 1
+        if not self._spare:
+            try:
+                memory = MessageMemory(-1, least, flags=_PRIVATE)
+            except OSError as error:
+                self.lent -= 1
+                raise MemoryError(str(error)) from error
+            _ask_for_huge_pages(memory)
+            return memory
+        memory = self._spare.pop()
+        self.spare_bytes -= len(memory)
+        if len(memory) < least:
+            self.grow(memory, least)
+        return memory
+
+    @staticmethod
+    def grow(memory: MessageMemory, size: int) -> None:
+        """Make memory larger, which copies nothing. No view of it may be left.
+
+        Raises:
+            MemoryError: the system has no more.
+        """
+        try:
+            memory.resize(size)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        _ask_for_huge_pages(memory)
+
+    def give_back(self, memory: MessageMemory) -> None:
+        """Keep memory that nobody else refers to any more but by views; memory with views is left to them."""
+        size = len(memory)
+        if size > LARGEST_SPARE_BYTES or self.spare_bytes + size > POOL_BYTES:
+            return
+        try:
+            memory.resize(size)  # which the system has nothing to do for; refused as long as there are views
+        except BufferError:
+            return
+        self._spare.append(memory)
+        self.spare_bytes += size
+
+    def trim(self) -> None:
+        """Give all memory that is kept back to the system."""
+        self._spare.clear()
+        self.spare_bytes = 0
+
+
+def _ask_for_huge_pages(memory: MessageMemory) -> None:
+    if _HUGE_PAGES is not None and len(memory) >= HUGE_BYTES:
+        try:
+            memory.madvise(_HUGE_PAGES)
+        except OSError:
+            pass  # a kernel without them
