@@ -40,6 +40,8 @@ Piece = npt.NDArray[Any] | StringRows
 MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
 #: How long a run takes of which there was none.
 _UNKNOWN_NS: Final = 2**62
+#: What a worker spends on receiving 64 KiB and copying them into a batch, nanoseconds.
+RECEIVING_NS: Final = 10_000
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
 
@@ -161,8 +163,8 @@ class Lane:
         spare: batches that wait to be used again, all with room for ``room`` rows.
         wall_ns: how long an executor usually has a batch, nanoseconds, by the bit length of its number of rows; 0 if
             there was none.
-        run_ns: how long a run on the CPU takes, nanoseconds, likewise; see ``note_run``. Several executors write it
-            without a lock, and any of their values will do.
+        run_ns: how long a run on the CPU takes, nanoseconds, likewise, beyond what receiving large rows takes; see
+            ``note_run``. Several executors write it without a lock, and any of their values will do.
     """
 
     packed: ClassVar[bool]
@@ -202,8 +204,10 @@ class Lane:
     def note_run(self, rows: int, duration_ns: int) -> None:
         """Note how long the run of a batch of ``rows`` rows took.
 
-        The time known falls at once and rises slowly, because a long one may be the system's scheduler's.
+        The time known falls at once and rises slowly, because a long one may be the system's scheduler's. Of it goes
+        what a worker has spent on receiving the rows in any case: a run that takes no longer keeps nobody waiting.
         """
+        duration_ns = max(0, duration_ns - RECEIVING_NS * (rows * self.row_memory >> 16))
         size = rows.bit_length()
         known_ns = self.run_ns[size]
         self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)

@@ -160,6 +160,11 @@ class ServerConnection:
             table.count()
         return events
 
+    @property
+    def awaited_bytes(self) -> int:
+        """Bytes that are still to come of the message that is received directly; 0 for none."""
+        return self._direct_receive.awaited_bytes if self.direct else 0
+
     def views(self) -> list[memoryview]:
         """Where the next bytes are to be put, while ``direct`` says so; none if they are to be handed in after all.
 

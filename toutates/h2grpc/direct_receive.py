@@ -5,13 +5,14 @@ a message is to come, the driver asks where to put the next bytes (``views``), r
 and says how many came (``take``).
 
     message    [ received | rest of this frame |            | frame 2    | frame 3    |
-    views                  ^^^^^^^^^^^^^^^^^^^^  head head    ^^^^^^^^^^   ^^^^^^^^^^
+    views                  ^^^^^^^^^^^^^^^^^^^^  head ^^^^^^^^^^^^  head ^^^^^^^^^^^^
 
 Between the payloads of frames come their heads. The next frames are expected to be as long as this one, so that one
-read can bring many of them. Where a head says otherwise, what came behind it is copied, and goes the ordinary way.
+read can bring many of them; behind a long frame, one that is as long as what comes. Where a head says otherwise, what
+came behind it is copied, and goes the ordinary way.
 
 What a frame means is settled when all of it has come, as in the ordinary way: the two make the same events and the same
-output of the same bytes.
+output of the same bytes. Only the bounds on memory may be met a frame earlier.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ MOST_AT_ONCE: Final = 1_048_576
 #: Shorter frames are not expected to be followed by others of their length.
 LEAST_FRAME: Final = 2_048
 
+#: Behind a frame of this length or more one frame of any length is expected.
+LONG_FRAME: Final = 65_536
 #: Frames that are expected of a read although the one before it brought none.
 FEWEST_AHEAD: Final = 4
 
@@ -163,9 +166,14 @@ class DirectReceive:
         self._length = length
         self._left = length - have
         self._settled = False
-        self._unchecked = 0
-        self._note(call)
+        self._unchecked = self._held.note(call, assembler.pending_bytes)
         return True
+
+    @property
+    def awaited_bytes(self) -> int:
+        """Bytes that are missing of the message, or of the frame if its call has ended."""
+        call = self._call
+        return call.assembler.missing if call is not None and call.assembler is not None else self._left
 
     def views(self) -> list[memoryview]:
         """Where the next bytes belong; they have to be put there, and told to ``take``, before anything else is done.
@@ -184,16 +192,18 @@ class DirectReceive:
         views = [room[: min(left, most)]] if left else []
         length = self._length
         if left < most and missing > left and length >= LEAST_FRAME and self._stream_id != self._surprised:
-            ahead = min((most - left) // length, (missing - left - 1) // length, self._most_ahead)
+            ahead = 0
+            if length < LONG_FRAME:
+                ahead = min((most - left) // length, (missing - left - 1) // length, self._most_ahead)
             at = left
             for head in heads.views[:ahead]:
                 views.append(head)
                 views.append(room[at : at + length])
                 at += length
-            if missing - at <= min(length, most - at):
-                self._last = missing - at
+            if missing - at <= min(length, most - at) or (length >= LONG_FRAME and most - at >= LEAST_FRAME):
+                self._last = min(missing, most) - at
                 views.append(heads.views[ahead])
-                views.append(room[at:missing])
+                views.append(room[at : at + self._last])
             self._ahead = ahead
         return views
 
@@ -209,102 +219,116 @@ class DirectReceive:
         call = self._call
         assert call is not None
         assembler = call.assembler
-        landed = min(count, self._left)
-        self._left -= landed
-        count -= landed
-        if assembler is not None:
-            assembler.advance(landed)
-            self._note(call)
-        if self._left:
-            return None
-        if assembler is None or not assembler.missing:
+        left = self._left
+        if assembler is None:  # the call has ended, and these are dropped
+            self._left = left - count
+            if self._left:
+                return None
             self._finish_frame(now_ns, events)
             return b""
-        length, rest, following = self._length, b"", None
-        whole = 0
+        if count < left:
+            self._left = left - count
+            assembler.advance(count)
+            self._unchecked += self._held.note(call, assembler.pending_bytes)
+            return None
+        count -= left
+        whole, rest, following = 0, b"", None
         if count:
-            whole, rest, following = self._read_heads(assembler, count)
+            whole, rest, following = self._read_heads(assembler, left, count)
             self._most_ahead = min(FEWEST_AHEAD + 2 * whole, FRAMES_AHEAD - 1)
-            assembler.advance(whole * length)
-            self._note(call)
+        assembler.advance(left + whole * self._length)
+        self._unchecked += self._held.note(call, assembler.pending_bytes)
         if not self._settled:
             whole += 1
-        self._finish_frames(call, whole, now_ns, events)
-        self._settled = True
-        if following is None:
-            if rest or call.assembler is None or not self._expects_more(assembler.missing):
-                return rest
-            return None
-        self._flags, self._length, landed = following
-        self._left = self._length - landed
-        self._settled = False
-        if call.assembler is not None:
-            assembler.advance(landed)
-            self._note(call)
-        if self._left:
-            return None
-        self._finish_frame(now_ns, events)
-        return b""
+            self._settled = True
+        if whole:
+            self._finish_frames(call, assembler.missing, whole, now_ns, events)
+        if following is not None:
+            self._flags, self._length, landed = following
+            self._left = self._length - landed
+            self._settled = False
+            if call.assembler is not None:
+                assembler.advance(landed)
+                self._unchecked += self._held.note(call, assembler.pending_bytes)
+            if self._left:
+                return None
+            self._finish_frame(now_ns, events)
+            self._settled = True
+        else:
+            self._left = 0
+        if rest or call.assembler is None or not self._expects_more(assembler.missing):
+            return rest
+        return None
 
     def _expects_more(self, missing: int) -> bool:
         """Whether the next frame is likely to be like this one, and worth to be received directly."""
         long_enough = self._length >= LEAST_FRAME and missing >= LEAST_MISSING
         return long_enough and not self._flags and self._stream_id != self._surprised
 
-    def _read_heads(self, assembler: MessageAssembler, count: int) -> tuple[int, bytes, tuple[int, int, int] | None]:
+    def _read_heads(
+        self, assembler: MessageAssembler, at: int, count: int
+    ) -> tuple[int, bytes, tuple[int, int, int] | None]:
         """Read the heads among ``count`` bytes that came after a frame.
 
+        Args:
+            assembler: of the message.
+            at: where, in its room, the payload of the first of these frames is expected.
+            count: bytes of heads and payloads.
+
         Returns:
-            How many whole frames came that were as expected; a copy of what came after them and was not; else the
-            flags, the length and the bytes received of the frame that came after them, if one did.
+            How many whole frames came that were as expected; a copy of what is to go the ordinary way; the flags, the
+            length and the bytes received of the frame that came between the two, if one did.
         """
         heads, length = self._heads, self._length
-        step = FRAME_HEAD_SIZE + length
-        expected = _pack_head(length << 8 | DATA, 0, self._stream_id)
-        whole = min(self._ahead, count // step)
-        if heads.data[: FRAME_HEAD_SIZE * whole] != expected * whole:
-            whole = next(at for at in range(whole) if heads.views[at] != expected)
-        count -= whole * step
-        if not count:
-            return whole, b"", None
+        whole = min(self._ahead, count // (FRAME_HEAD_SIZE + length))
+        if whole:
+            expected = _pack_head(length << 8 | DATA, 0, self._stream_id)
+            if heads.data[: FRAME_HEAD_SIZE * whole] != expected * whole:
+                whole = next(index for index in range(whole) if heads.views[index] != expected)
+            count -= whole * (FRAME_HEAD_SIZE + length)
+            at += whole * length
         if count >= FRAME_HEAD_SIZE:
             word, flags, stream_id = _unpack_head(heads.data, FRAME_HEAD_SIZE * whole)
-            is_last = whole == self._ahead
-            fits = word == (self._last if is_last else length) << 8 | DATA
-            if fits and stream_id == self._stream_id and (flags == 0 or (flags == END_STREAM and is_last)):
-                return whole, b"", (flags, word >> 8, count - FRAME_HEAD_SIZE)
-            self._surprised = self._stream_id
+            size = word >> 8
+            have = count - FRAME_HEAD_SIZE
+            if word & 0xFF != DATA or flags & ~END_STREAM or stream_id != self._stream_id:
+                self._surprised = self._stream_id
+            elif whole < self._ahead:
+                if size == length and not flags:
+                    return whole, b"", (flags, size, have)
+            elif size == self._last or (length >= LONG_FRAME and 0 < size <= assembler.missing - at):
+                tail = bytes(assembler.room()[at + size : at + have]) if have > size else b""
+                return whole, tail, (flags, size, min(have, size))
         # The payloads lie where those of the expected frames belong, and the heads where theirs do.
-        at = whole * length
-        room = assembler.room() if count > FRAME_HEAD_SIZE else memoryview(b"")
+        room = assembler.room()
         pieces: list[memoryview] = []
         for index in range(whole, len(heads.views)):
+            if not count:
+                break
             pieces.append(heads.views[index][:count])
             count -= len(pieces[-1])
             pieces.append(room[at : at + min(count, length if index < self._ahead else self._last)])
             count -= len(pieces[-1])
             at += length
-            if not count:
-                break
         return whole, b"".join(pieces), None
 
     def _finish_frame(self, now_ns: int, events: list[Event]) -> None:
         unchecked, self._unchecked = self._unchecked, 0
         self._receiver.receive_landed(self._flags, self._stream_id, self._length, unchecked, now_ns, events)
 
-    def _finish_frames(self, call: Call, count: int, now_ns: int, events: list[Event]) -> None:
-        """Settle ``count`` frames like the current one, which do not end the message.
+    def _finish_frames(self, call: Call, missing: int, count: int, now_ns: int, events: list[Event]) -> None:
+        """Settle ``count`` frames like the current one, of which the last may be the message's: ``missing`` says.
 
         Of most frames nothing follows but smaller windows.
         """
         windows, length = self._windows, self._length
-        if self._unchecked > 0 and count:
-            self._finish_frame(now_ns, events)
-            count -= 1
         while count:
             plain = 0
-            if call.open and call.head.content_length is None:
+            if call.open and missing and self._unchecked <= 0:
                 plain = min(count, (windows.receive - windows.low) // length, windows.spare_of(call) // length)
+                announced = call.head.content_length
+                if announced is not None:
+                    plain = min(plain, (announced - call.received) // length)
             if plain > 0:
                 windows.receive -= plain * length
                 call.receive_window -= plain * length
@@ -313,7 +337,3 @@ class DirectReceive:
             if count:
                 self._finish_frame(now_ns, events)
                 count -= 1
-
-    def _note(self, call: Call) -> None:
-        assert call.assembler is not None
-        self._unchecked += self._held.note(call, call.assembler.pending_bytes)

@@ -104,7 +104,7 @@ class Limits:
     """
 
     max_concurrent_streams: int = 100_000
-    max_frame_size: int = 32_768
+    max_frame_size: int = 1_048_576
     stream_window: int = 4 * MIB
     connection_window: int = 16 * MIB
     max_message_size: int = 2**31 - 1

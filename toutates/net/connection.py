@@ -44,6 +44,8 @@ class Connection(Protocol):
     full: bool = False
     #: whether the next bytes are to be put into ``views``, instead of being handed in
     direct: bool = False
+    #: then, how many more are to come of a message: the peer sends them without waiting for anything
+    awaited_bytes: int = 0
 
     # --- bytes in and out
 

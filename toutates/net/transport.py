@@ -17,7 +17,18 @@ from toutates.h2grpc.output import part_of_its_own
 from toutates.h2grpc.stream import Buffer
 from toutates.net.connection import Connection, Service
 
-__all__ = ["EPOLLIN", "EPOLLOUT", "LARGE_READ_BYTES", "READ_NS", "Transport"]
+__all__ = [
+    "AWAIT_NS",
+    "EPOLLIN",
+    "EPOLLOUT",
+    "LARGE_READ_BYTES",
+    "LEAST_AWAITED_BYTES",
+    "MOST_AWAITED_BYTES",
+    "PACE_NS",
+    "READ_BYTES",
+    "READ_NS",
+    "Transport",
+]
 
 #: First size of a read. A connection that fills its reads gets larger ones, up to the second, while their frames are
 #: handled fast, which those of large tensors are; and smaller ones, down to the third, where they are not: small frames
@@ -28,6 +39,13 @@ LARGE_READ_BYTES: Final = 1_048_576
 SMALL_READ_BYTES: Final = 4_096
 #: What handling a read may take.
 READ_NS: Final = 4_000_000
+#: Of a large message, so much is read at once as comes in this time: each read costs some 30 us. So that nothing else
+#: on the connection is held up, this is short, and none is waited for longer than AWAIT_NS.
+PACE_NS: Final = 200_000
+AWAIT_NS: Final = 5_000_000
+#: It is not waited for fewer bytes than this, and not for more.
+LEAST_AWAITED_BYTES: Final = 65_536
+MOST_AWAITED_BYTES: Final = 1_048_576
 #: Buffers per sendmsg call; Linux takes 1,024.
 MAX_BUFFERS: Final = 512
 #: Bytes that a connection sends in its turn, at most. The kernel takes several times as many, and no end of them where
@@ -60,6 +78,7 @@ class Transport:
         "_epoll",
         "_mask",
         "_max_unsent_bytes",
+        "awaited_bytes",
         "close_at_ns",
         "closing",
         "connection",
@@ -67,6 +86,7 @@ class Transport:
         "fd",
         "last_read_ns",
         "opened_ns",
+        "pace",
         "paused",
         "peer",
         "peer_ended",
@@ -103,6 +123,10 @@ class Transport:
         self.opened_ns = self.last_read_ns = now_ns
         self.received_bytes = 0
         self.sent_bytes = 0
+        #: how many bytes have to be there for the epoll to tell of them
+        self.awaited_bytes = 1
+        #: bytes of large messages that lately came within PACE_NS
+        self.pace = 0
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         #: our side is ending; what the peer still sends is read and dropped, so that it gets our last bytes
@@ -128,6 +152,12 @@ class Transport:
     def receive_into(self, views: list[memoryview]) -> int:
         """Read into views; returns how many bytes came, 0 once the peer has ended its side. Raises as ``receive``."""
         return self.sock.recvmsg_into(views)[0]
+
+    def await_bytes(self, count: int) -> None:
+        """Have the epoll tell of received bytes once there are ``count``, or the peer has ended its side."""
+        if count != self.awaited_bytes:
+            self.awaited_bytes = count
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def speak(self, service: Service) -> None:
         """From here on the peer's bytes are for ``service``, which gives it a new connection.

@@ -23,6 +23,8 @@ class Transports:
         closing: those that end, in the order in which their time is over.
         leaving: those whose peers were told to leave; they are closed once their calls have ended.
         timed: those that have calls with a deadline.
+        awaiting: those whose peer is in the middle of a large message, and of which the epoll tells later; with when
+            that was decided.
         behind: those whose turn ended before their work did, the next one first, with the events that are left. One
             whose socket is closed stays here until all its calls are ended.
         catch_up: goes on with those that are behind.
@@ -34,6 +36,7 @@ class Transports:
         self.closing: dict[Transport, None] = {}
         self.leaving: dict[Transport, None] = {}
         self.timed: dict[Transport, None] = {}
+        self.awaiting: dict[Transport, int] = {}
         self.behind: OrderedDict[Transport, list[Any]] = OrderedDict()
         self.catch_up: Callable[[], None]
         self._catching_up = False
@@ -47,6 +50,7 @@ class Transports:
         self.closing.pop(transport, None)
         self.leaving.pop(transport, None)
         self.timed.pop(transport, None)
+        self.awaiting.pop(transport, None)
         return True
 
     def fall_behind(self, transport: Transport, events: list[Any]) -> None:

@@ -10,7 +10,17 @@ from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import NEVER
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
-from toutates.net.transport import EPOLLOUT, READ_BYTES, READ_NS, Transport
+from toutates.net.schedule import Schedule
+from toutates.net.transport import (
+    AWAIT_NS,
+    EPOLLOUT,
+    LEAST_AWAITED_BYTES,
+    MOST_AWAITED_BYTES,
+    PACE_NS,
+    READ_BYTES,
+    READ_NS,
+    Transport,
+)
 from toutates.net.transports import Transports
 
 __all__ = ["Turns"]
@@ -30,10 +40,13 @@ class Turns:
     """Gives the connections of one worker their turns, so that none can hold up the others.
 
     Args:
-        transports, closing, deadlines: of the worker.
+        transports, schedule, closing, deadlines: of the worker.
     """
 
-    def __init__(self, transports: Transports, closing: Closing, deadlines: CallDeadlines) -> None:
+    def __init__(
+        self, transports: Transports, schedule: Schedule, closing: Closing, deadlines: CallDeadlines
+    ) -> None:
+        self._schedule = schedule
         self._transports = transports
         self._open = transports.open
         self._leaving = transports.leaving
@@ -87,6 +100,8 @@ class Turns:
             ended_ns = time.monotonic_ns()
             crowded = ended_ns - now_ns > CROWDED_ROUND_NS
             transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
+            if connection.direct:
+                self._await_more(transport, now_ns)
         if connection.deadlines.next_ns != NEVER or self._leaving:
             self._look_after(transport)
 
@@ -109,6 +124,7 @@ class Turns:
         if not size:
             self._closing.drop(transport)
             return True
+        transport.pace = size * PACE_NS // (now_ns - transport.last_read_ns + 1)
         transport.last_read_ns = now_ns
         transport.received_bytes += size
         # What begins with a large message goes on directly: the less of it is read before, the better.
@@ -118,8 +134,32 @@ class Turns:
             self._take_turn(transport, events, now_ns)
         else:
             transport.handle_all(events)
+        if not transport.dropped:
+            self._await_more(transport, now_ns)
         self._look_after(transport)
         return True
+
+    def _await_more(self, transport: Transport, now_ns: int) -> None:
+        """In the middle of a large message that comes fast, read again only when much more of it is there."""
+        count = min(transport.connection.awaited_bytes, transport.pace, MOST_AWAITED_BYTES)
+        if count >= LEAST_AWAITED_BYTES:
+            transport.await_bytes(count)
+            self._transports.awaiting[transport] = now_ns
+            self._schedule.plan(now_ns + AWAIT_NS)
+        elif transport.awaited_bytes > 1:
+            transport.await_bytes(1)
+            del self._transports.awaiting[transport]
+
+    def tick(self, now_ns: int) -> None:
+        """Read what there is of large messages that have stopped to come."""
+        awaiting = self._transports.awaiting
+        for transport, since_ns in list(awaiting.items()):
+            if now_ns - since_ns >= AWAIT_NS:
+                transport.pace = 0
+                transport.await_bytes(1)
+                del awaiting[transport]
+            else:
+                self._schedule.plan(since_ns + AWAIT_NS)
 
     def _send_unsent(self, transport: Transport) -> None:
         if not transport.send_unsent():

@@ -301,7 +301,7 @@ class Worker:
         self.housekeeper = Housekeeper(self.limits, self.buffer_bytes, self.traffic)
         self.closing = Closing(transports, schedule, incidents, self.housekeeper)
         self.deadlines = CallDeadlines(transports, schedule, self.closing)
-        self._turns = Turns(transports, self.closing, self.deadlines)
+        self._turns = Turns(transports, schedule, self.closing, self.deadlines)
         self._visits = Visits(self.housekeeper, self.closing, incidents)
         self.acceptor = Acceptor(self._epoll, schedule, incidents, self._take)
 
@@ -423,6 +423,7 @@ class Worker:
         self.acceptor.tick(now_ns)
         self.deadlines.tick(now_ns)
         self.closing.tick(now_ns)
+        self._turns.tick(now_ns)
         self.flush()
 
     def _round_failed(self, error: Exception) -> None:
