@@ -195,11 +195,12 @@ class DirectReceive:
             ahead = 0
             if length < LONG_FRAME:
                 ahead = min((most - left) // length, (missing - left - 1) // length, self._most_ahead)
-            at = left
-            for head in heads.views[:ahead]:
-                views.append(head)
-                views.append(room[at : at + length])
-                at += length
+            at = left + ahead * length
+            if ahead:
+                pairs: list[memoryview] = [*heads.views[:ahead], *heads.views[:ahead]]
+                pairs[0::2] = heads.views[:ahead]
+                pairs[1::2] = [room[start : start + length] for start in range(left, at, length)]
+                views += pairs
             if missing - at <= min(length, most - at) or (length >= LONG_FRAME and most - at >= LEAST_FRAME):
                 self._last = min(missing, most) - at
                 views.append(heads.views[ahead])

@@ -248,10 +248,9 @@ class Transport:
         unsent.extend([part_of_its_own(view, together[id(view.obj)]) for view in reversed(views)])
 
     def _queue(self, buffers: Iterable[Buffer]) -> None:
-        for buffer in buffers:
-            if buffer:
-                self.unsent.append(memoryview(buffer))
-                self.unsent_bytes += len(buffer)
+        views = list(map(memoryview, filter(len, buffers)))
+        self.unsent += views
+        self.unsent_bytes += sum(map(len, views))
 
     def send_unsent(self) -> bool:
         """Give the kernel what it takes; the rest waits for EPOLLOUT, for this connection only."""
@@ -289,6 +288,9 @@ class Transport:
         unsent = self.unsent
         self.sent_bytes += count
         self.unsent_bytes -= count
+        if not self.unsent_bytes:
+            unsent.clear()
+            return
         while unsent and count >= len(unsent[0]):
             count -= len(unsent.popleft())
         if count:
