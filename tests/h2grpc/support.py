@@ -204,6 +204,8 @@ class Server:
     limits: Limits = field(default_factory=Limits)
     response_encoding: str = ""
     now_ns: int = 0
+    #: whether bytes of large messages are put into the connection's views, rather than handed in
+    directly: bool = True
     #: what its connection has in common with others; by default with none
     shared: Shared | None = None
 
@@ -233,14 +235,11 @@ class Server:
 
     def receive(self, octets: bytes) -> list[Event]:
         connection = self.connection
-        direct = connection.direct
-        events = [] if direct else connection.receive_data(octets, self.now_ns)
+        events = (
+            self._put_into_views(memoryview(octets)) if self.directly else connection.receive_data(octets, self.now_ns)
+        )
         while connection.behind:
             events += connection.go_on(self.now_ns)
-        if connection.direct and direct:
-            events += self._receive_directly(memoryview(octets))
-            while connection.behind:
-                events += connection.go_on(self.now_ns)
         for at, event in enumerate(events):
             if isinstance(event, InflationDue):
                 events[at : at + 1] = self.connection.inflated(event.call, _inflate(event))
@@ -249,24 +248,19 @@ class Server:
         self.events += events
         return events
 
-    def _receive_directly(self, octets: memoryview) -> list[Event]:
+    def _put_into_views(self, octets: memoryview) -> list[Event]:
+        """What a driver does for sockets without TLS."""
         connection = self.connection
         events: list[Event] = []
-        while octets:
-            views = connection.views() if connection.direct else []
-            if not views:
-                return events + connection.receive_data(bytes(octets), self.now_ns)
+        while octets and connection.direct and (views := connection.views()):
             count = 0
-            for view in views:
-                part = octets[count : count + len(view)]
-                view[: len(part)] = part
+            while views:
+                part = octets[count : count + len(views[0])]
+                views.pop(0)[: len(part)] = part
                 count += len(part)
-            del views, view
             octets = octets[count:]
             events += connection.take_direct(count, self.now_ns)
-            while connection.behind:
-                events += connection.go_on(self.now_ns)
-        return events
+        return events + connection.receive_data(bytes(octets), self.now_ns) if octets else events
 
     def sent(self) -> bytes:
         """What the driver would send now."""

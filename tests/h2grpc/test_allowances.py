@@ -177,7 +177,7 @@ def test_other_limits_are_counted_too() -> None:
 
     block = REQUEST_BLOCK
     assert hits(Limits(max_concurrent_streams=1), unary(1) + unary(3)) == {"streams": 1}
-    assert hits(Limits(), frame(DATA, 0, 1, bytes(32_769))) == {"frame_size": 1}
+    assert hits(Limits(), frame(DATA, 0, 1, bytes(Limits().max_frame_size + 1))) == {"frame_size": 1}
     assert hits(Limits(max_header_block_size=100), headers(1, block)) == {"header_block_size": 1}
     assert hits(Limits(max_header_list_size=100), unary(1)) == {"header_list_size": 1}
     assert hits(Limits(max_header_list_size=30), unary(1)) == {"header_list_size": 1}

@@ -73,10 +73,22 @@ CONNECTION_ERRORS = {
     "3.4 invalid preface": (b"INVALID CONNECTION PREFACE\r\n\r\n", PROTOCOL_ERROR),
     "3.4 preface with a wrong end": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\r", PROTOCOL_ERROR),
     # section 4.2
-    "4.2 DATA beyond SETTINGS_MAX_FRAME_SIZE": (OPENING + OPEN_1 + data(1, bytes(Limits().max_frame_size + 1)), FRAME_SIZE_ERROR),
-    "4.2 HEADERS beyond SETTINGS_MAX_FRAME_SIZE": (OPENING + headers(1, bytes(Limits().max_frame_size + 1)), FRAME_SIZE_ERROR),
-    "4.2 SETTINGS beyond SETTINGS_MAX_FRAME_SIZE": (OPENING + frame(SETTINGS, 0, 0, bytes(32_772)), FRAME_SIZE_ERROR),
-    "4.2 unknown type beyond SETTINGS_MAX_FRAME_SIZE": (OPENING + frame(99, 0, 0, bytes(Limits().max_frame_size + 1)), FRAME_SIZE_ERROR),
+    "4.2 DATA beyond SETTINGS_MAX_FRAME_SIZE": (
+        OPENING + OPEN_1 + data(1, bytes(Limits().max_frame_size + 1)),
+        FRAME_SIZE_ERROR,
+    ),
+    "4.2 HEADERS beyond SETTINGS_MAX_FRAME_SIZE": (
+        OPENING + headers(1, bytes(Limits().max_frame_size + 1)),
+        FRAME_SIZE_ERROR,
+    ),
+    "4.2 SETTINGS beyond SETTINGS_MAX_FRAME_SIZE": (
+        OPENING + frame(SETTINGS, 0, 0, bytes(Limits().max_frame_size + 2)),
+        FRAME_SIZE_ERROR,
+    ),
+    "4.2 unknown type beyond SETTINGS_MAX_FRAME_SIZE": (
+        OPENING + frame(99, 0, 0, bytes(Limits().max_frame_size + 1)),
+        FRAME_SIZE_ERROR,
+    ),
     # section 4.3
     "4.3 invalid field block": (OPENING + headers(1, b"\xff\xff\xff\xff\xff\xff"), COMPRESSION_ERROR),
     "4.3 index beyond the table": (OPENING + headers(1, b"\xbe"), COMPRESSION_ERROR),

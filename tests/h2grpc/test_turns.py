@@ -73,7 +73,7 @@ def test_frames_off_the_short_way_count_for_more(octets: bytes, most: int, monke
     original = FrameLoop.walk
     unread = server.connection.unread
 
-    def walk(self: FrameLoop, octets: bytes, at: int, now_ns: int, events: list[Event]) -> bool:
+    def walk(self: FrameLoop, octets: bytes, at: int, now_ns: int, events: list[Event]) -> int:
         behind = original(self, octets, at, now_ns, events)
         taken.append((unread.rest_at if unread.rest else len(octets)) - at)
         return behind

@@ -420,7 +420,7 @@ LIMITS: Final[Mapping[str, Flag]] = {
             "frame_size",
             "BYTES",
             "size of an HTTP/2 frame that a client may send, from 16384 to 16777215",
-            "32768",
+            "1048576",
             positive,
             option="max_frame_size",
             old="max-frame-size",

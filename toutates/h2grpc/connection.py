@@ -120,7 +120,7 @@ class ServerConnection:
         self.streams = parts.table.streams
         #: whether ``go_on`` has something to do; the driver may set it to be called for reasons of its own
         self.behind = False
-        #: whether the next bytes are to be put into ``views``, instead of being handed in
+        #: whether the next bytes had better be put into ``views`` than handed in
         self.direct = False
 
     # --- what the driver calls ---------------------------------------------------------------------------------------
@@ -136,6 +136,8 @@ class ServerConnection:
         if self.responder.closed:
             return []
         if self.unread.waiting:
+            if self.direct:
+                return self._copy_into_views(memoryview(data)[start:], now_ns)
             data = self.unread.join(data, start)
             start = 0
             if not data:
@@ -145,7 +147,7 @@ class ServerConnection:
             at = start if self._preface_seen else self._receive_preface(data, events)
             if at is not None and (left := self.frame_loop.walk(data, at, now_ns, events)):
                 if left == DIRECTLY:
-                    self.direct = True
+                    self._set_direct(True)
                 else:
                     self.behind = True
         except ConnectionFault as fault:
@@ -166,18 +168,37 @@ class ServerConnection:
         return self._direct_receive.awaited_bytes if self.direct else 0
 
     def views(self) -> list[memoryview]:
-        """Where the next bytes are to be put, while ``direct`` says so; none if they are to be handed in after all.
+        """Where the next bytes had better be put, while ``direct`` is set; none if they are to be handed in after all.
 
         The driver puts bytes there in this order, forgets the views, and calls ``take_direct``, before it does anything
         else with this or another connection.
         """
         views = self._direct_receive.views()
         if not views:
-            self.direct = False
+            self._set_direct(False)
         return views
 
+    def _copy_into_views(self, data: memoryview, now_ns: int) -> list[Event]:
+        events: list[Event] = []
+        while data and self.direct:
+            count = 0
+            views = self.views()
+            while views:
+                part = data[count : count + len(views[0])]
+                views.pop(0)[: len(part)] = part
+                count += len(part)
+            data = data[count:]
+            if count:
+                events += self.take_direct(count, now_ns)
+        if data:
+            events += self.receive_data(bytes(data), now_ns)
+        return list(filter(_is_open, events))
+
+    def _set_direct(self, direct: bool) -> None:
+        self.direct = self.unread.waiting = direct
+
     def take_direct(self, count: int, now_ns: int) -> list[Event]:
-        """Take ``count`` bytes that are in ``views``, one at least; returns what they completed, as ``receive_data``."""
+        """Take ``count`` bytes that are in ``views``, one at least; returns what they completed."""
         events: list[Event] = []
         try:
             rest = self._direct_receive.take(count, now_ns, events)
@@ -185,7 +206,7 @@ class ServerConnection:
             self._terminate(fault.code, str(fault), events, fault.limit)
             return events
         if rest is not None:
-            self.direct = False
+            self._set_direct(False)
             if rest:
                 events += self.receive_data(rest, now_ns)
         if self.queue.can_send:
@@ -330,8 +351,6 @@ class ServerConnection:
         """
         if self.unread.rest:
             return False
-        if self.direct:
-            return True
         return bool(self.unread.waiting or self.blocks.stream_id) or any(map(_awaits_request, self.streams.values()))
 
     @property
@@ -407,7 +426,7 @@ class ServerConnection:
     def abandon_calls(self, events: list[Event]) -> None:
         """End the next ENDED_AT_ONCE calls of a connection that is over."""
         self.deadlines.clear()
-        self.direct = False
+        self._set_direct(False)
         self.unread.drop()
         self.blocks.drop()
         streams = self.streams

@@ -1,8 +1,8 @@
 """Receiving a large unary message straight into its memory.
 
-The ordinary way hands in ``bytes``, and copies what belongs to a message out of them. Once it is known that much more of
-a message is to come, the driver asks where to put the next bytes (``views``), receives them there by one system call,
-and says how many came (``take``).
+The ordinary way hands in ``bytes``, and copies what belongs to a message out of them. Once it is known that much more
+of a message is to come, the driver asks where to put the next bytes (``views``), receives them there by one system
+call, and says how many came (``take``).
 
     message    [ received | rest of this frame |            | frame 2    | frame 3    |
     views                  ^^^^^^^^^^^^^^^^^^^^  head ^^^^^^^^^^^^  head ^^^^^^^^^^^^
@@ -113,7 +113,7 @@ class DirectReceive:
         self._left = 0
         #: whether all of it has come, and is settled
         self._settled = False
-        #: frames that are expected after it by the last ``views``, and bytes of the one that ends the message; 0 for none
+        #: frames that the last ``views`` expect after it, and bytes of the one that ends the message; 0 for none
         self._ahead = 0
         self._last = 0
         #: so many frames are expected at most: some more than the last read brought

@@ -1,4 +1,4 @@
-"""The events that ``ServerConnection`` returns to its driver. A complete unary request is the ``Call`` itself, mostly."""
+"""The events that ``ServerConnection`` returns to its driver. Most complete unary requests are the ``Call`` itself."""
 
 from __future__ import annotations
 

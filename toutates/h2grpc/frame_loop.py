@@ -150,9 +150,9 @@ class FrameLoop:
             payload = at + FRAME_HEAD_SIZE
             end = payload + length
             if end > end_of_data:
-                if not word & 0xFF and ready and not behind:  # DATA
-                    if self._direct_receive.begin(data, payload, flags, stream_id, length):
-                        return DIRECTLY
+                begin = self._direct_receive.begin
+                if word & 0xFF == DATA and ready and not behind and begin(data, payload, flags, stream_id, length):
+                    return DIRECTLY
                 self._unread.hold(data[at:], FRAME_HEAD_SIZE + length)
                 return behind
             at = end

@@ -29,12 +29,12 @@ class MessageMemory(mmap.mmap):
     """The memory of one large message. It can be read like ``bytes``: by index, by slices, by ``startswith``.
 
     Attributes:
-        size: length of the message, bytes. The memory may be larger.
+        length: of the message, bytes. The memory may be larger.
     """
 
-    __slots__ = ("size",)
+    __slots__ = ("length",)
 
-    size: int
+    length: int
 
     def startswith(self, prefix: bytes, start: int = 0) -> bool:
         """Whether the bytes from ``start`` on begin with ``prefix``."""

@@ -191,7 +191,7 @@ class MessageAssembler:
         return 0 if self._memory is None else self._size - self._received
 
     def room(self) -> memoryview:
-        """Where the next bytes of the current message belong, in memory of its own: one byte at least, if one is missing.
+        """Where the next bytes of the current message belong, in memory of its own; not empty while some are missing.
 
         Raises:
             MemoryError: there is none.
@@ -314,7 +314,7 @@ class MessageAssembler:
         self._view = memoryview(b"")
         self._pool.lent -= 1
         memory, self._memory = self._memory, None
-        memory.size = self._size
+        memory.length = self._size
         return memory
 
     def _begin_next(self, message: bytes) -> bytes:

@@ -38,7 +38,7 @@ class RequestMemory:
             self.check()
 
     def note(self, stream: Stream, size: int) -> int:
-        """Set the bytes that are kept of a stream's request to ``size``, without a check; returns how many more it is."""
+        """``hold`` without a check; returns how many more bytes it is."""
         growth = size - stream.held_bytes
         stream.held_bytes = size
         self.held_bytes += growth

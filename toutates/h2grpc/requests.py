@@ -175,12 +175,12 @@ class Requests:
         return min(self._limits.max_message_size, self._limits.max_decompressed_size)
 
     def _hand_on(self, call: Call, events: list[Event]) -> None:
-        buffer = call.buffer
+        buffer: object = call.buffer
         if isinstance(buffer, MessageMemory):
-            call.end = buffer.size
+            call.end = buffer.length
             events.append(LargeRequest(call))
         else:
-            call.end = len(buffer)
+            call.end = len(call.buffer)
             events.append(call)
         self._held.release(call)  # from here on its handler has it
 

@@ -42,10 +42,8 @@ class Connection(Protocol):
     behind: bool = False
     #: whether it can take no data until one of its requests is answered; it then calls ``Worker.go_on``
     full: bool = False
-    #: whether the next bytes are to be put into ``views``, instead of being handed in
+    #: whether the next bytes had better be put into ``views`` than handed in
     direct: bool = False
-    #: then, how many more are to come of a message: the peer sends them without waiting for anything
-    awaited_bytes: int = 0
 
     # --- bytes in and out
 
@@ -53,16 +51,21 @@ class Connection(Protocol):
     def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
         """Take received bytes; returns what they completed, in order: events for the connection's service."""
 
+    @property
+    def awaited_bytes(self) -> int:
+        """While ``direct`` is set, how many more are to come of a message, which the peer sends without waiting."""
+        return 0
+
     def views(self) -> list[memoryview]:
         """Where to put the next bytes, in this order, while ``direct`` is set; none if they are to be handed in.
 
-        They are put there and told to ``take_direct`` before anything else is done.
+        They are put there and told to ``take_direct`` before anything else is done, and no view is kept.
         """
         return []
 
     def take_direct(self, count: int, now_ns: int) -> list[Any]:
         """Take ``count`` bytes that are in ``views``; returns what they completed."""
-        raise NotImplementedError
+        return []
 
     @abstractmethod
     def go_on(self, now_ns: int) -> list[Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from typing import Final
+from typing import Final, cast
 
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
@@ -21,7 +21,7 @@ from toutates.h2grpc.preface import Opening, http1_answer, recognise
 from toutates.h2grpc.stream import Buffer
 from toutates.net.client_hello import HANDSHAKE, offered_protocols
 
-__all__ = ["TlsEngine", "describe_tls_error", "harden_tls"]
+__all__ = ["RECORD_BYTES", "TlsEngine", "describe_tls_error", "harden_tls"]
 
 #: Protocols of a server, the one that it likes best first. Clients of ours speak the first one.
 ALPN: Final = ("h2", "http/1.1")
@@ -161,6 +161,45 @@ class TlsEngine:
             what = "TLS" if self.established else "TLS handshake"
             raise self._fail(ErrorCodes.PROTOCOL_ERROR, f"{what} failed: {describe_tls_error(error)}") from error
         return plaintext
+
+    def receive_into(self, data: bytes, views: list[memoryview]) -> tuple[int, bytes]:
+        """Take received bytes after the handshake; puts the plaintext that they complete into ``views``.
+
+        Returns:
+            How many bytes are there, and those that there was no room for.
+
+        Raises:
+            ConnectionFault: as of ``receive``.
+        """
+        count = 0
+        rest: list[bytes] = []
+        rooms = iter([*views, None])
+        room: memoryview | None = next(rooms)
+        source = memoryview(data)
+        try:
+            for at in range(0, len(data), FEED_BYTES):
+                self._incoming.write(source[at : at + FEED_BYTES])
+                try:
+                    # What a view had no room for of a record waits in OpenSSL, which says so by ``pending``.
+                    while (self._incoming.pending or self._object.pending()) and not self.peer_closed:
+                        if room is None:
+                            rest.append(self._read(RECORD_BYTES))
+                            size = len(rest[-1])
+                        else:
+                            size = cast(int, self._object.read(len(room), room))
+                            count += size
+                            room = room[size:] or next(rooms)
+                        if not size:
+                            self._end_of_peer()
+                except ssl.SSLWantReadError:
+                    pass
+        except ssl.SSLError as error:
+            raise self._fail(ErrorCodes.PROTOCOL_ERROR, f"TLS failed: {describe_tls_error(error)}") from error
+        if count:
+            self._empty_bytes = 0
+        else:
+            self._count_empty(len(data))
+        return count, b"".join(rest)
 
     def encrypt(self, data: Buffer) -> None:
         """Put plaintext into records for ``take_output``. The handshake has to be complete, and nothing ``over``."""

@@ -10,7 +10,7 @@ from typing import Final
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import Buffer
 from toutates.net.connection import Service
-from toutates.net.tls import TlsEngine
+from toutates.net.tls import RECORD_BYTES, TlsEngine
 from toutates.net.transport import MAX_BUFFERS, Transport
 
 __all__ = ["TlsTransport"]
@@ -115,6 +115,31 @@ class TlsTransport(Transport):
         elif not plaintext and not engine.peer_closed:
             raise BlockingIOError
         return plaintext
+
+    def receive_into(self, views: list[memoryview]) -> int:
+        """Read plaintext into views; see ``Transport``. What they have no room for is in ``overflow``.
+
+        Raises:
+            BlockingIOError, ConnectionFault, OSError: as ``receive``.
+        """
+        data = self.sock.recv(min(max(sum(map(len, views)), RECORD_BYTES), LARGE_TLS_READ_BYTES))
+        engine = self._engine
+        if not data:
+            engine.end()
+            return 0
+        try:
+            count, self.overflow = engine.receive_into(data, views)
+        except ConnectionFault:
+            self._forget_unsent()
+            raise
+        if engine.has_output and not self.send_unsent():
+            raise BrokenPipeError
+        if engine.peer_closed and count:
+            self._peer_ended = True
+            self._watch(sending=True)
+        elif not count and not engine.peer_closed:
+            raise BlockingIOError
+        return count
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,7 @@ class Transport:
         "fd",
         "last_read_ns",
         "opened_ns",
+        "overflow",
         "pace",
         "paused",
         "peer",
@@ -127,6 +128,8 @@ class Transport:
         self.awaited_bytes = 1
         #: bytes of large messages that lately came within PACE_NS
         self.pace = 0
+        #: bytes that came with those of the last ``receive_into``, and follow them
+        self.overflow = b""
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         #: our side is ending; what the peer still sends is read and dropped, so that it gets our last bytes
@@ -248,7 +251,7 @@ class Transport:
         unsent.extend([part_of_its_own(view, together[id(view.obj)]) for view in reversed(views)])
 
     def _queue(self, buffers: Iterable[Buffer]) -> None:
-        views = list(map(memoryview, filter(len, buffers)))
+        views = [memoryview(buffer) for buffer in buffers if buffer]
         self.unsent += views
         self.unsent_bytes += sum(map(len, views))
 

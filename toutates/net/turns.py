@@ -43,9 +43,7 @@ class Turns:
         transports, schedule, closing, deadlines: of the worker.
     """
 
-    def __init__(
-        self, transports: Transports, schedule: Schedule, closing: Closing, deadlines: CallDeadlines
-    ) -> None:
+    def __init__(self, transports: Transports, schedule: Schedule, closing: Closing, deadlines: CallDeadlines) -> None:
         self._schedule = schedule
         self._transports = transports
         self._open = transports.open
@@ -130,6 +128,9 @@ class Turns:
         # What begins with a large message goes on directly: the less of it is read before, the better.
         transport.read_bytes = transport.timed_bytes = READ_BYTES
         events = connection.take_direct(size, now_ns)
+        if transport.overflow:
+            events += connection.receive_data(transport.overflow, now_ns)
+            transport.overflow = b""
         if len(events) > EVENTS_AT_ONCE or connection.behind:
             self._take_turn(transport, events, now_ns)
         else:

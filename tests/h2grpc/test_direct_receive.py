@@ -1,0 +1,165 @@
+"""Large messages are received straight into their memory: the same events and the same output as the ordinary way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.h2grpc.support import (
+    CANCEL,
+    END_HEADERS,
+    END_STREAM,
+    OPENING,
+    PADDED,
+    PING,
+    REQUEST_BLOCK,
+    STREAM_BLOCK,
+    Server,
+    block,
+    data,
+    describe,
+    frame,
+    headers,
+    message,
+    rst_stream,
+    unary,
+    window_update,
+)
+from toutates.h2grpc import Call, Limits, direct_receive, messages
+
+#: Windows that a few messages of some KiB use up.
+LIMITS = Limits(stream_window=65_535, connection_window=65_535, max_message_size=50_000)
+CONTENT = random.Random(1).randbytes(300_000)
+
+
+@pytest.fixture(autouse=True)
+def _small_is_large() -> Iterator[None]:
+    """Messages of 1 KiB are large, so that short sessions have many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "LARGE_MESSAGE_BYTES", 1_024)
+        patch.setattr(direct_receive, "LARGE_MESSAGE_BYTES", 1_024)
+        patch.setattr(direct_receive, "LEAST_MISSING", 100)
+        patch.setattr(direct_receive, "LEAST_FRAME", 64)
+        patch.setattr(direct_receive, "LONG_FRAME", 2_000)
+        yield
+
+
+def upload(
+    stream_id: int, size: int, frames: list[int], *, end: bool = True, block: bytes = REQUEST_BLOCK
+) -> list[bytes]:
+    """A request in frames of these lengths, the last one again and again."""
+    octets = message(CONTENT[stream_id : stream_id + size])
+    out = [headers(stream_id, block)]
+    at, lengths = 0, iter(frames)
+    length = frames[0]
+    while at < len(octets):
+        length = next(lengths, length)
+        out.append(data(stream_id, octets[at : at + length], END_STREAM if end and at + length >= len(octets) else 0))
+        at += length
+    return out
+
+
+def outcome(octets: bytes, cuts: list[int], *, directly: bool, limits: Limits = LIMITS) -> tuple[object, bytes]:
+    server = Server(limits, directly=directly)
+    ends = sorted({cut % (len(octets) + 1) for cut in cuts} | {len(octets)})
+    with pytest.MonkeyPatch.context() as patch:
+        if not directly:
+            patch.setattr(direct_receive, "LEAST_MISSING", 2**40)
+        for start, end in zip([0, *ends], ends, strict=False):
+            if end > start:
+                server.receive(octets[start:end])
+    connection = server.connection
+    sent = server.sent()
+    assert connection.held.held_bytes == sum(call.held_bytes for call in connection.streams.values())
+    # A call that is over before anyone could answer is handed on or not, as the reads fall.
+    return describe(event for event in server.events if not isinstance(event, Call) or event.open), sent
+
+
+SIZES = st.lists(
+    st.sampled_from([1, 9, 64, 100, 500, 1_000, 1_024, 2_000, 3_000, 8_000, 16_384]), min_size=1, max_size=4
+)
+PIECES = st.one_of(
+    st.builds(lambda size, frames, end: ("upload", size, frames, end), st.integers(900, 55_000), SIZES, st.booleans()),
+    st.sampled_from(
+        [("ping",), ("credit",), ("reset",), ("padded",), ("small",), ("trailers",), ("odd",), ("stream",)]
+    ),
+)
+
+
+def session(parts: list[tuple[object, ...]], order: random.Random) -> bytes:
+    """Frames of several requests, mixed with others."""
+    queues: list[list[bytes]] = []
+    stream_id = -1
+    for part in parts:
+        if part[0] in ("upload", "small", "padded", "stream"):
+            stream_id += 2
+        at = max(stream_id, 1)
+        if part[0] == "upload":
+            queues.append(upload(at, part[1], part[2], end=bool(part[3])))  # type: ignore[arg-type]
+        elif part[0] == "small":
+            queues.append([unary(at)])
+        elif part[0] == "padded":
+            octets = message(CONTENT[:3_000])
+            queues.append(
+                [
+                    headers(at, REQUEST_BLOCK),
+                    data(at, octets[:1_000]),
+                    data(at, b"\4" + octets[1_000:] + bytes(4), PADDED | END_STREAM),
+                ]
+            )
+        elif part[0] == "stream":
+            queues.append([headers(at, STREAM_BLOCK), data(at, message(CONTENT[:5_000])), data(at, b"", END_STREAM)])
+        elif part[0] == "trailers":
+            queues.append([headers(at, block([("x-a", "b")]), END_STREAM | END_HEADERS)])
+        else:
+            other = {
+                "ping": frame(PING, 0, 0, bytes(8)),
+                "credit": window_update(0, 1),
+                "reset": rst_stream(at, CANCEL),
+            }
+            queues.append([other.get(str(part[0]), frame(99, 0, at, b"what?"))])
+    out = [OPENING]
+    opened: list[list[bytes]] = []
+    while queues or opened:
+        # Streams open in the order of their numbers; the frames of those that are open mix.
+        if queues and (not opened or order.random() < 0.2):
+            queue = queues.pop(0)
+            out.append(queue.pop(0))
+            if queue:
+                opened.append(queue)
+            continue
+        queue = order.choice(opened)
+        count = order.choice((1, 1, 3, 50))
+        out += queue[:count]
+        del queue[:count]
+        if not queue:
+            opened.remove(queue)
+    return b"".join(out)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(PIECES, min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+    st.lists(st.integers(0, 10**6), max_size=30),
+)
+def test_direct_and_ordinary_make_the_same_of_the_same_bytes(
+    parts: list[tuple[object, ...]], order: random.Random, cuts: list[int]
+) -> None:
+    octets = session(parts, order)
+    whole = outcome(octets, [], directly=False)
+    assert outcome(octets, cuts, directly=False) == whole
+    assert outcome(octets, cuts, directly=True) == whole
+
+
+@pytest.mark.parametrize("frames", [[3_000], [1_000], [500, 1_000, 700], [16_384], [10, 20_000]])
+def test_a_large_message_does_not_care_about_single_bytes(frames: list[int]) -> None:
+    octets = OPENING + b"".join(upload(1, 3_500, frames)) + unary(3) + b"".join(upload(5, 2_000, frames))
+    whole = outcome(octets, [], directly=False)
+    assert outcome(octets, list(range(len(octets))), directly=True) == whole
+    for cut in range(1, len(octets), 7):
+        assert outcome(octets, [cut], directly=True) == whole
