@@ -214,6 +214,7 @@ class Server:
         shared = self.shared or Shared(inflation=self.limits.inflation)
         self.budget = shared.budget
         self.limit_hits = shared.limit_hits
+        self.pool = shared.pool
         self.connection = ServerConnection(
             METHODS, self.limits, self.dirty, response_encoding=self.response_encoding, shared=shared
         )

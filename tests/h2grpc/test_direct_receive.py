@@ -25,11 +25,14 @@ from tests.h2grpc.support import (
     frame,
     headers,
     message,
+    request,
     rst_stream,
     unary,
     window_update,
 )
-from toutates.h2grpc import Call, Limits, direct_receive, messages
+from toutates.h2grpc import Call, Limits, direct_receive, message_memory, messages
+from toutates.h2grpc.message_memory import LARGEST_SPARE_BYTES, POOL_BYTES, MemoryPool, MessageMemory
+from toutates.h2grpc.shared import Shared
 
 #: Windows that a few messages of some KiB use up.
 LIMITS = Limits(stream_window=65_535, connection_window=65_535, max_message_size=50_000)
@@ -63,8 +66,9 @@ def upload(
     return out
 
 
-def outcome(octets: bytes, cuts: list[int], *, directly: bool, limits: Limits = LIMITS) -> tuple[object, bytes]:
-    server = Server(limits, directly=directly)
+def outcome(octets: bytes, cuts: list[int], *, directly: bool, handed_in: bool = False) -> tuple[object, bytes]:
+    """What comes of these bytes, cut so: received directly or not; then put into views, or handed in all the same."""
+    server = Server(LIMITS, directly=not handed_in)
     ends = sorted({cut % (len(octets) + 1) for cut in cuts} | {len(octets)})
     with pytest.MonkeyPatch.context() as patch:
         if not directly:
@@ -154,6 +158,7 @@ def test_direct_and_ordinary_make_the_same_of_the_same_bytes(
     whole = outcome(octets, [], directly=False)
     assert outcome(octets, cuts, directly=False) == whole
     assert outcome(octets, cuts, directly=True) == whole
+    assert outcome(octets, cuts, directly=True, handed_in=True) == whole
 
 
 @pytest.mark.parametrize("frames", [[3_000], [1_000], [500, 1_000, 700], [16_384], [10, 20_000]])
@@ -163,3 +168,109 @@ def test_a_large_message_does_not_care_about_single_bytes(frames: list[int]) -> 
     assert outcome(octets, list(range(len(octets))), directly=True) == whole
     for cut in range(1, len(octets), 7):
         assert outcome(octets, [cut], directly=True) == whole
+
+
+def test_a_message_whose_call_expires_meanwhile_is_dropped_to_the_end_of_its_frame() -> None:
+    server = Server.opened(LIMITS)
+    [head, *frames] = upload(1, 9_000, [4_000], block=block(request("/test.Echo/Unary", ("grpc-timeout", "1S"))))
+    server.receive(head + frames[0][:1_500])
+    assert server.connection.direct
+    server.connection.expire(2 * 10**9)
+    [headers_sent, reset] = server.frames()
+    assert headers_sent.stream_id == reset.stream_id == 1
+    assert server.connection.held_bytes == 0
+    assert server.connection.awaits_request
+    assert server.receive(frames[0][1_500:] + b"".join(frames[1:]) + unary(3)) != []
+    assert not server.connection.direct
+    assert [event.stream_id for event in server.events if isinstance(event, Call)] == [3]
+
+
+def test_a_connection_that_is_lost_in_the_middle_of_a_message_leaves_nothing() -> None:
+    server = Server.opened(LIMITS)
+    server.receive(b"".join(upload(1, 9_000, [4_000]))[:6_000])
+    assert server.connection.direct
+    assert server.budget.used > 0
+    server.connection.connection_lost()
+    assert not server.connection.direct
+    assert (server.budget.used, server.connection.held_bytes) == (0, 0)
+    assert server.pool.lent == 0
+
+
+def test_a_reset_in_the_middle_gives_the_memory_to_the_next_message() -> None:
+    server = Server.opened(LIMITS)
+    server.receive(b"".join(upload(1, 9_000, [4_000])[:3]) + rst_stream(1))
+    assert server.pool.lent == 0
+    kept = server.pool.spare_bytes
+    assert kept > 0
+    octets = b"".join(upload(3, 8_000, [4_000]))
+    server.receive(octets[:5_000])
+    assert server.pool.spare_bytes == 0
+    server.receive(octets[5_000:])
+    [call] = server.events
+    assert isinstance(call, Call)
+    assert call.message == CONTENT[3:8_003]
+
+
+def test_a_length_reserves_no_memory() -> None:
+    server = Server.opened(Limits())
+    head = headers(1, REQUEST_BLOCK) + (2**20).to_bytes(3, "big") + b"\0\0\0\0\0\1" + b"\0\x7f\xff\xff\xff"
+    server.receive(head + bytes(20_000))
+    assert server.connection.direct
+    assert sum(map(len, server.connection.views())) < 100_000
+    assert server.budget.used < 100_000
+
+
+def test_what_a_connection_may_hold_is_checked_while_a_message_comes() -> None:
+    server = Server.opened(Limits(max_buffered_bytes=50_000))
+    octets = b"".join(upload(1, 200_000, [16_384]))
+    for at in range(0, len(octets), 5_000):
+        server.receive(octets[at : at + 5_000])
+    assert server.limit_hits == {"connection_buffer": 1}
+    assert server.connection.held_bytes == server.budget.used == 0
+    assert server.alive
+
+
+def test_only_so_many_incomplete_messages_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_memory, "MOST_LENT", 2)
+    server = Server.opened(LIMITS)
+    for stream_id in (1, 3, 5):
+        server.receive(headers(stream_id, REQUEST_BLOCK) + data(stream_id, message(CONTENT[:3_000])[:1_500]))
+    assert server.pool.lent == 2
+    for stream_id in (5, 3, 1):
+        server.receive(data(stream_id, message(CONTENT[:3_000])[1_500:], END_STREAM))
+    calls = [event for event in server.events if isinstance(event, Call)]
+    assert [(call.stream_id, call.message) for call in calls] == [(at, CONTENT[:3_000]) for at in (5, 3, 1)]
+    assert server.pool.lent == 0
+
+
+def test_memory_that_somebody_reads_is_not_used_again() -> None:
+    pool = MemoryPool()
+    memory = pool.take(10_000)
+    assert memory is not None
+    with memoryview(memory) as view:
+        pool.give_back(memory)
+        assert pool.spare_bytes == 0
+        assert len(view) == 10_000
+    pool.give_back(memory)
+    assert pool.spare_bytes == 10_000
+    assert pool.take(5_000) is memory
+    pool.give_back(memory)
+    assert pool.take(20_000) is memory
+    assert len(memory) == 20_000
+
+
+def test_a_pool_keeps_so_much_and_no_huge_pieces() -> None:
+    pool = Shared().pool
+    for size in (LARGEST_SPARE_BYTES + 1, LARGEST_SPARE_BYTES, LARGEST_SPARE_BYTES, LARGEST_SPARE_BYTES):
+        pool.give_back(MessageMemory(-1, size))
+    assert pool.spare_bytes == 2 * LARGEST_SPARE_BYTES <= POOL_BYTES
+    pool.trim()
+    assert pool.spare_bytes == 0
+
+
+def test_memory_reads_like_bytes() -> None:
+    memory = MessageMemory(-1, 10)
+    memory[:] = b"0123456789"
+    assert memory.startswith(b"234", 2)
+    assert not memory.startswith(b"9a", 9)
+    assert (memory[1], memory[2:4], memory[-1:]) == (ord("1"), b"23", b"9")

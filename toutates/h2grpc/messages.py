@@ -204,7 +204,7 @@ class MessageAssembler:
         """Note that ``count`` bytes are in ``room``."""
         self._received += count
         if self._received > self._capacity:
-            self._capacity = min(self._size, GROWTH * self._received)
+            self._capacity = min(len(self._view), GROWTH * self._received)
 
     def take_whole(self) -> bytes:
         """The current message, if it is whole and in memory of its own; b"" otherwise."""

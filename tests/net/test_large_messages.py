@@ -1,0 +1,103 @@
+"""A worker receives large messages straight into their memory, and holds nobody up meanwhile."""
+
+from __future__ import annotations
+
+import random
+import ssl
+import threading
+
+import pytest
+
+from tests.certificates import client_context
+from tests.h2grpc.support import (
+    END_STREAM,
+    HEADERS,
+    PING,
+    REQUEST_BLOCK,
+    data,
+    frame,
+    headers,
+    message,
+    rst_stream,
+    unary,
+)
+from tests.net.running import PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
+from tests.net.tls_support import server_context
+from toutates.net.transport import Transport
+
+CONTENT = random.Random(2).randbytes(3_000_000)
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    return server_context(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("frame_bytes", [16_384, 300_000, 1_048_576])
+def test_large_messages_come_whole(tls: bool, frame_bytes: int, context: ssl.SSLContext) -> None:
+    sizes = [70_000, 1_048_576, 3_000_000, 100_001, 65_536]
+    with running(tls=context if tls else None) as server:
+
+        def ask() -> None:
+            with BlockingClient(server.port, tls=client_context() if tls else None) as client:
+                client.client.h2.max_outbound_frame_size = frame_bytes
+                for size in sizes:
+                    response = client.unary(CONTENT[:size])
+                    assert response.messages == [CONTENT[:size]]
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        failed: list[object] = []
+        hook, threading.excepthook = threading.excepthook, failed.append
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+        finally:
+            threading.excepthook = hook
+        assert not failed
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+        assert server.call(lambda: server.service.shared.budget.used) == 0
+
+
+def the_transport(server: Running) -> Transport:
+    [transport] = server.worker.transports.open.values()
+    return transport
+
+
+def test_a_message_that_stops_to_come_holds_up_nothing_else_on_its_connection() -> None:
+    """The epoll tells of a message that comes fast only when much of it is there; not for long, if no more comes."""
+    with running() as server, RawClient(server, WIDE) as client:
+        octets = message(CONTENT[:1_500_000])
+        begun = headers(1, REQUEST_BLOCK) + b"".join(
+            data(1, octets[at : at + 16_384]) for at in range(0, 1_000_000, 16_384)
+        )
+        client.sock.sendall(begun)
+        server.until(lambda: the_transport(server).received_bytes >= len(begun) + len(WIDE))
+        client.sock.sendall(frame(PING, 0, 0, b"are you?"))
+        assert client.until(PING).payload == b"are you?"
+        sent = -(-1_000_000 // 16_384) * 16_384
+        client.sock.sendall(data(1, octets[sent:], END_STREAM) + unary(3))
+        server.until(lambda: not server.worker.transports.awaiting)
+        assert server.call(lambda: the_transport(server).awaited_bytes) == 1
+
+
+def test_requests_beside_a_message_that_is_reset_in_the_middle_are_answered() -> None:
+    with running() as server, RawClient(server, WIDE) as client:
+        octets = message(CONTENT[:1_000_000])
+        for stream_id in range(1, 40, 4):
+            client.sock.sendall(
+                headers(stream_id, REQUEST_BLOCK)
+                + b"".join(data(stream_id, octets[at : at + 16_384]) for at in range(0, 500_000, 16_384))
+                + rst_stream(stream_id)
+                + unary(stream_id + 2)
+            )
+        missing = set(range(3, 40, 4))
+        for one in client:
+            if one.type == HEADERS and one.flags & END_STREAM:
+                missing.remove(one.stream_id)
+            if not missing:
+                break
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+        assert server.call(lambda: server.service.shared.budget.used) == 0
