@@ -53,6 +53,8 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     open_calls.WatchFlood,
     open_calls.KeptReads,
     slow_peers.UnfinishedUploads,
+    slow_peers.AnnouncedLengths,
+    slow_peers.ResetUploads,
     slow_peers.Vanished,
     bombs.GzipBomb,
     bombs.DeflateBomb,

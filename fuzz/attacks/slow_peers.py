@@ -23,9 +23,11 @@ from fuzz.attacks.wire import (
 )
 
 __all__ = [
+    "AnnouncedLengths",
     "ClosedWindow",
     "DeafReader",
     "OpenStreams",
+    "ResetUploads",
     "SilentConnections",
     "SlowBody",
     "SlowHeaders",
@@ -212,6 +214,46 @@ class UnfinishedUploads(Attack):
             for _ in range(4_000_000 // len(piece)):
                 await peer.send(frame(Kind.DATA, 0, stream_id, piece))
         await peer.wait_over()
+
+
+class AnnouncedLengths(Attack):
+    """Messages of 2 GiB of which only the beginning comes, and not to the end of its frame."""
+
+    name = "announced-lengths"
+    summary = "200 connections, each with ten messages of 2 GiB, of which 20 KB come, half a frame last"
+    limit = "memory grows with what has come; `--limit stall_timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections = 200
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        begin = struct.pack(">BI", 0, 2**31 - 1) + bytes(16_379)
+        for stream_id in range(1, 21, 2):
+            await peer.send(frame(Kind.HEADERS, END_HEADERS, stream_id, _BLOCK), 1)
+            await peer.send(frame(Kind.DATA, 0, stream_id, begin))
+        await peer.send(frame(Kind.DATA, 0, 19, bytes(500_000))[:4_000])
+        await peer.wait_over()
+
+
+class ResetUploads(Attack):
+    """Large messages that are reset when some of them is there."""
+
+    name = "reset-uploads"
+    summary = "messages of 1 MB, each reset after 20 KB"
+    limit = "`--limit resets` (200 beyond one of two calls)"
+    stops = ("GOAWAY ENHANCE_YOUR_CALM",)
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        upload = struct.pack(">BI", 0, 1_000_000) + bytes(19_995)
+        stream_id = 1
+        while True:
+            octets = frame(Kind.HEADERS, END_HEADERS, stream_id, _BLOCK)
+            octets += b"".join(
+                frame(Kind.DATA, 0, stream_id, upload[at : at + 16_384]) for at in range(0, 20_000, 16_384)
+            )
+            await peer.send(octets + frame(Kind.RST_STREAM, 0, stream_id, struct.pack(">I", 8)), 1)
+            stream_id += 2
 
 
 class Vanished(Attack):

@@ -16,6 +16,8 @@ __all__ = ["LaneTable"]
 MAX_LANES: Final = 256
 #: Memory that spare batches of all lanes may hold.
 MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
+#: Batches of rows larger than this are not kept: making their memory anew costs little beside filling it.
+MAX_SPARE_ROW_BYTES: Final = 16 * 1024 * 1024
 
 
 class LaneTable:
@@ -96,7 +98,8 @@ class LaneTable:
     def keep_spare(self, batch: Batch) -> None:
         """Keep a batch that has run for its lane's next rows, if it has the size of the next and there is memory."""
         lane = batch.lane
-        if batch.room == lane.room and batch.memory_bytes <= MAX_SPARE_BYTES:
+        small_enough = batch.memory_bytes <= MAX_SPARE_BYTES and lane.row_memory <= MAX_SPARE_ROW_BYTES
+        if batch.room == lane.room and small_enough:
             if self.spare_bytes + batch.memory_bytes > MAX_SPARE_BYTES:
                 self._make_room(batch.memory_bytes)
             lane.spare.append(batch)
