@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bench.errors import Unavailable
 
-__all__ = ["MODELS", "Model", "numbered_mlps", "payload_models", "write_model"]
+__all__ = ["MODELS", "Model", "answer_models", "numbered_mlps", "payload_models", "write_model"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,6 +126,22 @@ def payload_models(repository: Path, sizes: Sequence[int]) -> list[Model]:
 def image(repository: Path) -> Model:
     """The greatest of 150,528 numbers, as many as a picture of 3x224x224 has."""
     return _greatest(repository, "image", 4 * 3 * 224 * 224, fixed=True)
+
+
+def answer_models(repository: Path, sizes: Sequence[int]) -> list[Model]:
+    """One number, repeated: requests of 4 bytes, answers of any size (bytes)."""
+    models = []
+    for size in sizes:
+        name = f"repeated_{size}"
+        batch_size = max(1, min(64, 2**24 // size))
+        model = Model(
+            name, "number", "numbers", "FP32", (1,), (size // 4,), batch_size, _path(repository, name), repository
+        )
+        shape = np.array([1, size // 4], np.int64)
+        write_model(model, [helper.make_node("Expand", ["number", "shape"], ["numbers"])], {"shape": shape})
+        _write_config(model, capacity=4)
+        models.append(model)
+    return models
 
 
 #: The models of the loads, smallest first.

@@ -18,6 +18,7 @@ __all__ = [
     "BASELINE",
     "LOADS",
     "PARTS",
+    "PAYLOAD_BYTES",
     "REDUCED_LOADS",
     "REST_BASELINE",
     "SERVERS",
@@ -45,6 +46,8 @@ REDUCED_LOADS = ("16x1", "1x1", "pa16")
 #: For the model that is there for the size of its requests.
 IMAGE_LOADS = ("16x1", "binary16x1", "json16x1")
 PARTS = ("loads", "payload", "models", "connections", "memory")
+#: Bytes of the requests, or the answers, of the part payload; 602,112 are an image of 224 x 224 x 3.
+PAYLOAD_BYTES = (256, 4096, 65_536, 602_112, 1_048_576, 10_485_760, 104_857_600)
 
 _PLACES = ("python314t", "environments", "results")
 _QUICK_SERVERS = ("toutates", BASELINE, "nghttpd")
@@ -74,6 +77,7 @@ class Options:
         rounds: how often each server is loaded in each way.
         seconds: length of one load, roughly.
         memory_requests: after so many, and twice as many, memory is looked at.
+        payload_bytes: sizes of the sweep over them.
         python314t: a free-threaded interpreter, or None to look for one.
         environments: folder of the virtual environments.
         results: folder of the results.
@@ -88,6 +92,7 @@ class Options:
     rounds: int
     seconds: float
     memory_requests: int
+    payload_bytes: tuple[int, ...]
     python314t: str | None
     environments: Path
     results: Path
@@ -135,6 +140,7 @@ class Options:
             rounds=given.rounds or (2 if quick else 3),
             seconds=given.seconds,
             memory_requests=given.memory_requests,
+            payload_bytes=tuple(given.payload_bytes),
             python314t=given.python314t,
             environments=given.environments,
             results=given.results,
@@ -196,6 +202,13 @@ def run_parser() -> argparse.ArgumentParser:
         default=1_000_000,
         metavar="N",
         help="look at memory after N and 2N requests (%(default)s)",
+    )
+    parser.add_argument(
+        "--payload-bytes",
+        type=lambda text: [4 * max(2, int(size) // 4) for size in text.split(",")],
+        default=PAYLOAD_BYTES,
+        metavar="SIZES",
+        help=f"sizes of the part payload ({','.join(map(str, PAYLOAD_BYTES))})",
     )
     parser.add_argument("--python314t", metavar="PATH", help="free-threaded Python; else PYTHON314T, .venv-314t, PATH")
     parser.add_argument(

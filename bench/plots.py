@@ -101,7 +101,7 @@ def _plots(summary: Summary, results: Results) -> Iterator[tuple[str, str, Any]]
         text = f"Latency, median and 99th percentile: {latency[-1].model}, {label_of_load(latency[-1].load)}"
         yield "latency.svg", text, _latency(summary, latency[-1], text)
     axes = {
-        "payload": ("CPU per request against the size of the request", "bytes of input", True),
+        "payload": ("CPU per request against the size of the request, or of the answer", "bytes", True),
         "models": ("CPU per request against the number of models asked in turn", "models", False),
         "connections": ("CPU per request beside idle connections", "idle connections", False),
     }

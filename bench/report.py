@@ -37,7 +37,11 @@ MODEL_TITLES = {
 }
 
 _SWEEPS = {
-    "payload": ("Size of the request", "bytes of input", "answers of 4 bytes; 4 connections, one request each"),
+    "payload": (
+        "Large requests and answers",
+        "bytes",
+        "4 bytes the other way; one request on each connection",
+    ),
     "models": ("Number of models", "models", "asked in turn by a Python client; 16 connections, one request each"),
     "connections": ("Idle connections", "idle connections", "beside 16 connections with one request each"),
 }

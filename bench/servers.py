@@ -21,6 +21,7 @@ from bench.errors import NoFigure, Unavailable
 from bench.models import ROOT, Model
 from bench.protocols import GRPC
 from bench.question import METHOD, Question
+from bench.raw_server import model_argument
 
 __all__ = [
     "Kind",
@@ -31,6 +32,7 @@ __all__ = [
     "grpc_baseline",
     "mlserver",
     "nghttpd",
+    "raw",
     "running",
     "toutates",
     "triton_server",
@@ -265,6 +267,17 @@ def nghttpd(program: str) -> Kind:
     title = "the limit: a C++ HTTP/2 server that sends a file as long as the answer, and neither parses nor computes"
     reason = "nghttpd answers no other RPC"
     return Kind("nghttpd", title, command, infers=False, not_for_perf_analyzer=reason)
+
+
+def raw() -> Kind:
+    """What large requests take at least: see ``bench.raw_server``."""
+
+    def command(site: Site) -> Sequence[str]:
+        models = [model_argument(model) for model in site.models]
+        return [sys.executable, "-m", "bench.raw_server", "--port", str(site.port), *models]
+
+    title = "the limit of large requests: recv_into, one copy, ONNX Runtime on bound buffers, one copy, sendall"
+    return Kind("raw", title, command, infers=False)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ __all__ = ["Session"]
 
 # With these the sweeps are made: those that take long with a server that answers slowly are left to the loads.
 _SWEPT = ("toutates", "toutates-3.14t", BASELINE)
-_PAYLOAD_SHAPE = (4, 1)
+_PAYLOAD_SHAPES = ((1, 1), (8, 1))
 _IDLE_SHAPE = (16, 1)
 _MEMORY_SHAPE = (16, 8)
 
@@ -70,8 +70,11 @@ class Session:
                 for model in self._options.models:
                     self._tell(f"loads with {model}")
                     self._measure_loads(model, folder / "loads" / model, starter)
-            if "payload" in self._options.parts and (load := self._h2load_of("payload", _PAYLOAD_SHAPE)):
-                sweeps.sweep_payload(folder / "payload", swept, self._measurer, load, rounds)
+            if "payload" in self._options.parts:
+                loads = [load for shape in _PAYLOAD_SHAPES if (load := self._h2load_of("payload", shape))]
+                self._results.servers["raw"] = servers.raw().title
+                sizes = self._options.payload_bytes
+                sweeps.sweep_payload(folder / "payload", swept, self._measurer, loads, rounds, sizes)
             if "models" in self._options.parts:
                 self._tell("number of models")
                 sweeps.sweep_models(folder / "models", swept, self._measurer, rounds)

@@ -31,6 +31,10 @@ class Starter:
         """The same for some of the kinds."""
         return Starter([kind for kind in self._kinds if wanted(kind)], self._results)
 
+    def beside(self, kind: Kind) -> Starter:
+        """The same with one kind more."""
+        return Starter([*self._kinds, kind], self._results)
+
     @contextlib.contextmanager
     def servers(self, models: Sequence[Model], folder: Path) -> Iterator[list[Server]]:
         """The servers, all running; they are ended when the block is left.

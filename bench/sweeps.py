@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import models
 from bench.client import Load
 from bench.errors import NoFigure
+from bench.h2load import H2load
 from bench.measure import Measurer
 from bench.question import Question
 from bench.raw_connection import idle_connections
+from bench.raw_server import RawLoad
 from bench.results import Cell, Results
 from bench.round_robin import RoundRobin
+from bench.servers import raw
 from bench.start import Starter, in_turn
 
-__all__ = ["IDLE_CONNECTIONS", "MODEL_COUNTS", "PAYLOAD_BYTES", "sweep_connections", "sweep_models", "sweep_payload"]
+__all__ = ["IDLE_CONNECTIONS", "MODEL_COUNTS", "sweep_connections", "sweep_models", "sweep_payload"]
 
-PAYLOAD_BYTES = (256, 4096, 65_536, 1_048_576, 10_485_760)
 MODEL_COUNTS = (1, 10, 100)
 IDLE_CONNECTIONS = (0, 100, 1000, 10_000)
 # Beside those that are held idle: the load's, the servers' logs, libraries.
 _SPARE_FILES = 500
 
 
-def sweep_payload(folder: Path, starter: Starter, measurer: Measurer, load: Load, rounds: int) -> None:
-    """Requests of 256 bytes to 10 MiB, answers of 4 bytes.
+def sweep_payload(
+    folder: Path, starter: Starter, measurer: Measurer, loads: Sequence[H2load], rounds: int, sizes: Sequence[int]
+) -> None:
+    """Requests of 256 bytes to 100 MiB with answers of 4 bytes, and the reverse; beside the least that they take.
 
-    Toutates is measured twice: with a row fixed in config.yaml, and with a row left open.
+    Toutates is measured with a row fixed in config.yaml, and with a row left open.
     """
-    made = models.payload_models(folder / "models", PAYLOAD_BYTES)
+    made = models.payload_models(folder / "models", sizes) + models.answer_models(folder / "models", sizes)
     questions = [Question(model) for model in made]
-    with starter.servers(made, folder) as servers:
+    numbers = {model.name: number for number, model in enumerate(made)}
+    with starter.beside(raw()).servers(made, folder) as servers:
         for number in range(1, rounds + 1):
             for question in questions:
-                is_open = "dynamic" in question.model.name
-                name = "greatest, row open" if is_open else "greatest"
-                cell = Cell("payload", name, load.name, question.model.row[0] * 4)
-                for server in in_turn(servers, number):
-                    if server.kind.reads_config or not is_open:
-                        measurer.measure(server, cell, load, question, number)
+                model = question.model
+                is_open = "dynamic" in model.name
+                way = "in, row open" if is_open else "in" if model.row[0] > 1 else "out"
+                for load in loads:
+                    size = 4 * max(model.row[0], model.output_row[0])
+                    cell = Cell("payload", f"{way}, {load.connections} connections", load.name, size)
+                    for server in in_turn(servers, number):
+                        if server.kind.name == "raw":
+                            measurer.measure(server, cell, RawLoad(load.connections, numbers), question, number)
+                        elif server.kind.reads_config or not is_open:
+                            measurer.measure(server, cell, load, question, number)
 
 
 def sweep_models(folder: Path, starter: Starter, measurer: Measurer, rounds: int) -> None:

@@ -83,6 +83,10 @@ def outcome(octets: bytes, cuts: list[int], *, directly: bool, handed_in: bool =
     return describe(event for event in server.events if not isinstance(event, Call) or event.open), sent
 
 
+def receives_directly(server: Server) -> bool:
+    return server.connection.direct
+
+
 SIZES = st.lists(
     st.sampled_from([1, 9, 64, 100, 500, 1_000, 1_024, 2_000, 3_000, 8_000, 16_384]), min_size=1, max_size=4
 )
@@ -174,24 +178,24 @@ def test_a_message_whose_call_expires_meanwhile_is_dropped_to_the_end_of_its_fra
     server = Server.opened(LIMITS)
     [head, *frames] = upload(1, 9_000, [4_000], block=block(request("/test.Echo/Unary", ("grpc-timeout", "1S"))))
     server.receive(head + frames[0][:1_500])
-    assert server.connection.direct
+    assert receives_directly(server)
     server.connection.expire(2 * 10**9)
     [headers_sent, reset] = server.frames()
     assert headers_sent.stream_id == reset.stream_id == 1
     assert server.connection.held_bytes == 0
     assert server.connection.awaits_request
     assert server.receive(frames[0][1_500:] + b"".join(frames[1:]) + unary(3)) != []
-    assert not server.connection.direct
+    assert not receives_directly(server)
     assert [event.stream_id for event in server.events if isinstance(event, Call)] == [3]
 
 
 def test_a_connection_that_is_lost_in_the_middle_of_a_message_leaves_nothing() -> None:
     server = Server.opened(LIMITS)
     server.receive(b"".join(upload(1, 9_000, [4_000]))[:6_000])
-    assert server.connection.direct
+    assert receives_directly(server)
     assert server.budget.used > 0
     server.connection.connection_lost()
-    assert not server.connection.direct
+    assert not receives_directly(server)
     assert (server.budget.used, server.connection.held_bytes) == (0, 0)
     assert server.pool.lent == 0
 
@@ -215,7 +219,7 @@ def test_a_length_reserves_no_memory() -> None:
     server = Server.opened(Limits())
     head = headers(1, REQUEST_BLOCK) + (2**20).to_bytes(3, "big") + b"\0\0\0\0\0\1" + b"\0\x7f\xff\xff\xff"
     server.receive(head + bytes(20_000))
-    assert server.connection.direct
+    assert receives_directly(server)
     assert sum(map(len, server.connection.views())) < 100_000
     assert server.budget.used < 100_000
 
