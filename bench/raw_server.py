@@ -20,6 +20,7 @@ import onnxruntime as ort
 
 from bench.client import Outcome, percentile
 from bench.errors import NoFigure
+from bench.protocols import GRPC
 from bench.question import Question
 
 __all__ = ["HELLO_BYTES", "RawLoad", "model_argument"]
@@ -124,6 +125,11 @@ class RawLoad:
     @property
     def name(self) -> str:
         return f"{self.connections}x1"
+
+    @property
+    def protocol(self) -> str:
+        """It has none, and stands beside loads of gRPC."""
+        return GRPC
 
     @property
     def concurrency(self) -> int:

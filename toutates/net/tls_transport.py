@@ -135,7 +135,7 @@ class TlsTransport(Transport):
         if engine.has_output and not self.send_unsent():
             raise BrokenPipeError
         if engine.peer_closed and count:
-            self._peer_ended = True
+            self._end_waits = True  # as in ``_receive``
             self._watch(sending=True)
         elif not count and not engine.peer_closed:
             raise BlockingIOError

@@ -117,10 +117,11 @@ class Turns:
             self._closing.tls_failed(transport, fault)
             return True
         except OSError:
-            size = 0
+            self._closing.drop(transport)
+            return True
         del views  # which memory that is to be moved, or used again, must not have
         if not size:
-            self._closing.drop(transport)
+            self._end_of_peer(transport)
             return True
         transport.pace = size * PACE_NS // (now_ns - transport.last_read_ns + 1)
         transport.last_read_ns = now_ns
