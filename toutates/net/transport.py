@@ -205,6 +205,11 @@ class Transport:
             self.read_bytes = min(self.read_bytes << 1, self._largest_read_bytes)
         self.timed_bytes = self._bytes_of_full_read()
 
+    def begin_small(self) -> None:
+        """Begin with small reads again: the next one may begin another large message, which is then received directly."""
+        self.read_bytes = READ_BYTES
+        self.timed_bytes = self._bytes_of_full_read()
+
     @property
     def _largest_read_bytes(self) -> int:
         return LARGE_READ_BYTES

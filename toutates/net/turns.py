@@ -17,7 +17,6 @@ from toutates.net.transport import (
     LEAST_AWAITED_BYTES,
     MOST_AWAITED_BYTES,
     PACE_NS,
-    READ_BYTES,
     READ_NS,
     Transport,
 )
@@ -126,8 +125,7 @@ class Turns:
         transport.pace = size * PACE_NS // (now_ns - transport.last_read_ns + 1)
         transport.last_read_ns = now_ns
         transport.received_bytes += size
-        # What begins with a large message goes on directly: the less of it is read before, the better.
-        transport.read_bytes = transport.timed_bytes = READ_BYTES
+        transport.begin_small()
         events = connection.take_direct(size, now_ns)
         if transport.overflow:
             events += connection.receive_data(transport.overflow, now_ns)
