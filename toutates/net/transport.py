@@ -206,7 +206,7 @@ class Transport:
         self.timed_bytes = self._bytes_of_full_read()
 
     def begin_small(self) -> None:
-        """Begin with small reads again: the next one may begin another large message, which is then received directly."""
+        """Make reads small again: the next one may begin another large message, which is then received directly."""
         self.read_bytes = READ_BYTES
         self.timed_bytes = self._bytes_of_full_read()
 
