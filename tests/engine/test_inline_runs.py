@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.support import DOUBLE, Rig, gather, wait_until
 from toutates.engine.executor import MAX_INLINE_BATCHES
-from toutates.engine.lane import Lane
+from toutates.engine.lane import RECEIVING_NS, Lane
 from toutates.system.errors import ExecutionFailed, Overloaded
 
 #: Any run is quick, once there was one of its size.
@@ -86,6 +86,17 @@ def test_what_a_run_takes_falls_at_once_and_rises_slowly() -> None:
     assert not lane.is_quick(4, 20_000)
     lane.note_run(6, 5_000)
     assert lane.is_quick(4, 5_001)
+
+
+def test_what_receiving_large_rows_takes_is_no_part_of_what_a_run_takes() -> None:
+    lane = Rig(DOUBLE).lane((4,))
+    lane.row_memory = 1_048_576
+    lane.note_run(1, 300_000)
+    left_ns = 300_000 - 16 * RECEIVING_NS
+    assert lane.is_quick(1, left_ns + 1)
+    assert not lane.is_quick(1, left_ns)
+    lane.note_run(1, 10_000)
+    assert lane.is_quick(1, 1)
 
 
 def test_workers_do_not_wait_for_each_others_rounds() -> None:

@@ -49,6 +49,16 @@ def test_the_lane_not_looked_up_for_longest_is_forgotten_with_its_memory(monkeyp
         assert occupancy.spare_bytes == 8 * 4 * (1 + 3)
 
 
+def test_batches_of_very_large_rows_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_table_module, "MAX_SPARE_ROW_BYTES", 4 * 3)
+    rig = Rig(DOUBLE_LENGTHS)
+    with rig.running():
+        run(rig, 4)
+        assert rig.supertensor.occupancy().spare_bytes == 0
+        run(rig, 3)
+        assert rig.supertensor.occupancy().spare_bytes == spare_bytes(rig) > 0
+
+
 def test_a_forgotten_lane_that_is_still_used_is_kept_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_table_module, "MAX_LANES", 1)
     rig = Rig(DOUBLE_LENGTHS)

@@ -20,8 +20,10 @@ from tests.h2grpc.support import (
     STREAM_BLOCK,
     Server,
     block,
+    connected,
     data,
     describe,
+    exchange,
     frame,
     headers,
     message,
@@ -278,3 +280,22 @@ def test_memory_reads_like_bytes() -> None:
     assert memory.startswith(b"234", 2)
     assert not memory.startswith(b"9a", 9)
     assert (memory[1], memory[2:4], memory[-1:]) == (ord("1"), b"23", b"9")
+
+
+@pytest.mark.parametrize("window", [65_535, 100_000, 1_000_000])
+def test_a_large_answer_goes_out_in_the_largest_frames_within_the_windows(window: int) -> None:
+    client, server = connected(initial_window=window)
+    stream_id = client.unary(b"ask")
+    exchange(client, server, answer=False)
+    [call] = server.events
+    assert isinstance(call, Call)
+    call.reply(memoryview(CONTENT))
+    frames = server.frames()
+    sizes = [len(one.payload) for one in frames if one.type == 0]
+    whole = min(window, 65_535, len(CONTENT) + 5)
+    assert sum(sizes) == whole
+    assert max(sizes) == 16_384
+    assert len(sizes) <= -(-whole // 16_384) + 1
+    client.take(b"".join(frame(one.type, one.flags, one.stream_id, one.payload) for one in frames))
+    exchange(client, server)
+    assert client.responses[stream_id].messages == [CONTENT]
