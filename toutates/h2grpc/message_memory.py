@@ -7,6 +7,7 @@ kept by each driver, and used again.
 from __future__ import annotations
 
 import mmap
+from collections import deque
 from typing import Final
 
 __all__ = ["LARGE_MESSAGE_BYTES", "MemoryPool", "MessageMemory"]
@@ -49,10 +50,12 @@ class MemoryPool:
         spare_bytes: bytes kept.
     """
 
-    __slots__ = ("_spare", "lent", "spare_bytes")
+    __slots__ = ("_read", "_spare", "lent", "spare_bytes")
 
     def __init__(self) -> None:
         self._spare: list[MessageMemory] = []
+        #: memory that somebody still had a view of when it was given back; the oldest first
+        self._read: deque[MessageMemory] = deque()
         self.lent = 0
         self.spare_bytes = 0
 
@@ -70,6 +73,8 @@ class MemoryPool:
         if not self.has_room:
             return None
         self.lent += 1
+        if not self._spare and self._read:
+            self._look_again()
         if not self._spare:
             try:
                 memory = MessageMemory(-1, least, flags=_PRIVATE)
@@ -98,21 +103,36 @@ class MemoryPool:
         _ask_for_huge_pages(memory)
 
     def give_back(self, memory: MessageMemory) -> None:
-        """Keep memory that nobody else refers to any more but by views; memory with views is left to them."""
+        """Keep memory that nobody else refers to any more but by views. It is used again when these are gone."""
         size = len(memory)
         if size > LARGEST_SPARE_BYTES or self.spare_bytes + size > POOL_BYTES:
             return
-        try:
-            memory.resize(size)  # which the system has nothing to do for; refused as long as there are views
-        except BufferError:
-            return
-        self._spare.append(memory)
         self.spare_bytes += size
+        if _has_views(memory):
+            self._read.append(memory)
+        else:
+            self._spare.append(memory)
+
+    def _look_again(self) -> None:
+        """Take the oldest memory of ``_read``, if nobody reads it any more."""
+        if not _has_views(self._read[0]):
+            self._spare.append(self._read.popleft())
+        else:
+            self._read.rotate(-1)
 
     def trim(self) -> None:
         """Give all memory that is kept back to the system."""
         self._spare.clear()
+        self._read.clear()
         self.spare_bytes = 0
+
+
+def _has_views(memory: MessageMemory) -> bool:
+    try:
+        memory.resize(len(memory))  # which the system has nothing to do for; refused as long as there are views
+    except BufferError:
+        return True
+    return False
 
 
 def _ask_for_huge_pages(memory: MessageMemory) -> None:
