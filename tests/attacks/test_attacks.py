@@ -38,7 +38,6 @@ _SLOW: Final = (
     "closed-window",
     "open-streams",
     "kept-reads",
-    "announced-lengths",
     "rest-slow-head",
     "rest-slow-body",
     "rest-promises",
