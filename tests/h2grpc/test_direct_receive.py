@@ -33,7 +33,7 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import Call, Limits, direct_receive, message_memory, messages
-from toutates.h2grpc.message_memory import LARGEST_SPARE_BYTES, POOL_BYTES, MemoryPool, MessageMemory
+from toutates.h2grpc.message_memory import IDLE_NS, LARGEST_SPARE_BYTES, POOL_BYTES, MessageMemory
 from toutates.h2grpc.shared import Shared
 
 #: Windows that a few messages of some KiB use up.
@@ -206,12 +206,13 @@ def test_a_reset_in_the_middle_gives_the_memory_to_the_next_message() -> None:
     server = Server.opened(LIMITS)
     server.receive(b"".join(upload(1, 9_000, [4_000])[:3]) + rst_stream(1))
     assert server.pool.lent == 0
-    kept = server.pool.spare_bytes
+    kept = server.pool.kept_bytes
     assert kept > 0
     octets = b"".join(upload(3, 8_000, [4_000]))
     server.receive(octets[:5_000])
-    assert server.pool.spare_bytes == 0
+    assert server.pool.kept_bytes == kept
     server.receive(octets[5_000:])
+    assert server.pool.kept_bytes == 0
     [call] = server.events
     assert isinstance(call, Call)
     assert call.message == CONTENT[3:8_003]
@@ -250,12 +251,12 @@ def test_only_so_many_incomplete_messages_have_memory_of_their_own(monkeypatch: 
 
 
 def test_memory_that_somebody_reads_is_not_used_again() -> None:
-    pool = MemoryPool()
+    pool = Shared().pool
     memory = pool.take(10_000)
     assert memory is not None
     with memoryview(memory) as view:
         pool.give_back(memory)
-        assert pool.spare_bytes == 10_000
+        assert pool.kept_bytes == 10_000
         assert pool.take(10_000) is not memory
         assert len(view) == 10_000
     assert pool.take(5_000) is memory
@@ -268,9 +269,48 @@ def test_a_pool_keeps_so_much_and_no_huge_pieces() -> None:
     pool = Shared().pool
     for size in (LARGEST_SPARE_BYTES + 1, LARGEST_SPARE_BYTES, LARGEST_SPARE_BYTES, LARGEST_SPARE_BYTES):
         pool.give_back(MessageMemory(-1, size))
-    assert pool.spare_bytes == 2 * LARGEST_SPARE_BYTES <= POOL_BYTES
-    pool.trim()
-    assert pool.spare_bytes == 0
+    assert pool.kept_bytes == 2 * LARGEST_SPARE_BYTES <= POOL_BYTES
+
+
+def test_a_pool_keeps_nothing_once_no_message_has_come_for_a_while() -> None:
+    pool = Shared().pool
+    lent = pool.take(10_000)
+    memory = pool.take(20_000)
+    assert lent is not None
+    assert memory is not None
+    pool.returned(memory)
+    pool.give_back(memory)
+    assert pool.take(20_000) is memory
+    pool.give_back(MessageMemory(-1, 30_000))
+    now_ns = 10**12
+    pool.trim(now_ns)
+    assert pool.kept_bytes == 50_000
+    pool.trim(now_ns + IDLE_NS - 1)
+    assert pool.kept_bytes == 50_000
+    pool.trim(now_ns + IDLE_NS)
+    assert pool.kept_bytes == 20_000  # of the message that is still to come
+    pool.returned(memory)
+    pool.returned(lent)
+    assert (pool.kept_bytes, pool.lent) == (0, 0)
+
+
+def test_messages_that_only_begin_hold_no_more_of_large_ones_before_them_than_a_pool_keeps() -> None:
+    """A message may get memory that a larger one has filled; what it holds of that is not seen by its length."""
+    pool = Shared().pool
+    begun: list[MessageMemory] = []
+    for _ in range(10):
+        whole = pool.take(LARGEST_SPARE_BYTES)
+        assert whole is not None
+        pool.returned(whole)
+        pool.give_back(whole)
+        begins = pool.take(65_536)
+        assert begins is not None
+        begun.append(begins)
+    assert sum(map(len, begun)) <= POOL_BYTES + 10 * 65_536
+    assert pool.kept_bytes <= POOL_BYTES
+    for memory in begun:
+        pool.returned(memory)
+    assert pool.lent == 0
 
 
 def test_memory_reads_like_bytes() -> None:

@@ -23,6 +23,7 @@ from tests.h2grpc.support import (
 )
 from tests.net.running import PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
+from toutates.h2grpc import Limits, message_memory
 from toutates.net.transport import Transport
 
 CONTENT = random.Random(2).randbytes(3_000_000)
@@ -101,3 +102,13 @@ def test_requests_beside_a_message_that_is_reset_in_the_middle_are_answered() ->
                 break
         assert server.call(lambda: server.service.shared.pool.lent) == 0
         assert server.call(lambda: server.service.shared.budget.used) == 0
+
+
+def test_memory_of_large_messages_goes_back_once_no_more_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_memory, "IDLE_NS", 100_000_000)
+    with running(Limits(handshake_timeout_s=0.2)) as server, BlockingClient(server.port) as client:
+        for _ in range(3):
+            assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]
+        assert server.call(lambda: server.service.shared.pool.kept_bytes) >= 1_000_000
+        server.until(lambda: not server.service.shared.pool.kept_bytes)
+        assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]

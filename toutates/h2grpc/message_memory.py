@@ -17,6 +17,8 @@ LARGE_MESSAGE_BYTES: Final = 65_536
 #: Memory that a driver keeps for messages to come, and the largest piece of it, bytes.
 POOL_BYTES: Final = 32 * 1024 * 1024
 LARGEST_SPARE_BYTES: Final = 16 * 1024 * 1024
+#: After so long without a large message, nothing is kept.
+IDLE_NS: Final = 2_000_000_000
 #: Incomplete messages of one driver that have such memory: a process may have 65,530 mappings.
 MOST_LENT: Final = 4_096
 #: From here on the system is asked for pages of 2 MiB, which cost a fortieth.
@@ -31,11 +33,13 @@ class MessageMemory(mmap.mmap):
 
     Attributes:
         length: of the message, bytes. The memory may be larger.
+        kept_bytes: so much of it came from what the pool keeps, and counts there until ``returned``.
     """
 
-    __slots__ = ("length",)
+    __slots__ = ("kept_bytes", "length")
 
     length: int
+    kept_bytes: int
 
     def startswith(self, prefix: bytes, start: int = 0) -> bool:
         """Whether the bytes from ``start`` on begin with ``prefix``."""
@@ -45,19 +49,25 @@ class MessageMemory(mmap.mmap):
 class MemoryPool:
     """The memory of messages that are done, kept for those to come. Used by one thread.
 
+    All of what is kept may be backed by the system, however little of the next message comes. So it counts against
+    POOL_BYTES as long as an incomplete message has it, too: peers that begin messages hold no more than that by it.
+
     Attributes:
-        lent: how many incomplete messages have memory; whoever takes some counts it down again.
-        spare_bytes: bytes kept.
+        lent: how many incomplete messages have memory.
+        kept_bytes: bytes kept, with those that incomplete messages have of them.
     """
 
-    __slots__ = ("_read", "_spare", "lent", "spare_bytes")
+    __slots__ = ("_idle_since_ns", "_read", "_spare", "_used", "kept_bytes", "lent")
 
     def __init__(self) -> None:
         self._spare: list[MessageMemory] = []
         #: memory that somebody still had a view of when it was given back; the oldest first
         self._read: deque[MessageMemory] = deque()
+        #: whether a message came since the last ``trim``
+        self._used = False
+        self._idle_since_ns = 0
         self.lent = 0
-        self.spare_bytes = 0
+        self.kept_bytes = 0
 
     @property
     def has_room(self) -> bool:
@@ -72,21 +82,26 @@ class MemoryPool:
         """
         if not self.has_room:
             return None
-        self.lent += 1
+        self._used = True
         if not self._spare and self._read:
             self._look_again()
-        if not self._spare:
+        if self._spare:
+            memory = self._spare.pop()
+            memory.kept_bytes = len(memory)
+            if len(memory) < least:
+                try:
+                    self.grow(memory, least)
+                except MemoryError:
+                    self._spare.append(memory)
+                    raise
+        else:
             try:
                 memory = MessageMemory(-1, least, flags=_PRIVATE)
             except OSError as error:
-                self.lent -= 1
                 raise MemoryError(str(error)) from error
+            memory.kept_bytes = 0
             _ask_for_huge_pages(memory)
-            return memory
-        memory = self._spare.pop()
-        self.spare_bytes -= len(memory)
-        if len(memory) < least:
-            self.grow(memory, least)
+        self.lent += 1
         return memory
 
     @staticmethod
@@ -102,12 +117,17 @@ class MemoryPool:
             raise MemoryError(str(error)) from error
         _ask_for_huge_pages(memory)
 
+    def returned(self, memory: MessageMemory) -> None:
+        """Note that its message is whole, or will never be: it is the caller's, or ``give_back``'s."""
+        self.lent -= 1
+        self.kept_bytes -= memory.kept_bytes
+
     def give_back(self, memory: MessageMemory) -> None:
         """Keep memory that nobody else refers to any more but by views. It is used again when these are gone."""
         size = len(memory)
-        if size > LARGEST_SPARE_BYTES or self.spare_bytes + size > POOL_BYTES:
+        if size > LARGEST_SPARE_BYTES or self.kept_bytes + size > POOL_BYTES:
             return
-        self.spare_bytes += size
+        self.kept_bytes += size
         if _has_views(memory):
             self._read.append(memory)
         else:
@@ -120,11 +140,16 @@ class MemoryPool:
         else:
             self._read.rotate(-1)
 
-    def trim(self) -> None:
-        """Give all memory that is kept back to the system."""
+    def trim(self, now_ns: int) -> None:
+        """Give what is kept back to the system, if no message has needed it for IDLE_NS. Called every few seconds."""
+        if self._used:
+            self._used = False
+            self._idle_since_ns = now_ns
+        if now_ns - self._idle_since_ns < IDLE_NS:
+            return
+        self.kept_bytes -= sum(map(len, self._spare)) + sum(map(len, self._read))
         self._spare.clear()
         self._read.clear()
-        self.spare_bytes = 0
 
 
 def _has_views(memory: MessageMemory) -> bool:

@@ -312,8 +312,8 @@ class MessageAssembler:
         assert self._memory is not None
         self._view.release()
         self._view = memoryview(b"")
-        self._pool.lent -= 1
         memory, self._memory = self._memory, None
+        self._pool.returned(memory)
         memory.length = self._size
         return memory
 
