@@ -8,14 +8,16 @@ import pytest
 import yaml
 
 from tests.triton_repository import CONFIGS, add_model, adder, build_triton_repository, negative, write_config
-from toutates.backends.onnx.inspection import inspect_version
+from toutates.backends.onnx.inspection import ALL_DEVICES
+from toutates.backends.onnx.session import SessionOptions
 from toutates.command.main import main
-from toutates.models.config.configuration import completed
 from toutates.models.config.describe import model_config
 from toutates.models.config.settings import ModelSettings
+from toutates.models.kinds import inspect_version
 from toutates.models.repository import scan_model
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
+from toutates.server.kinds import kinds_of_models
 
 OWN = """
 backend: supertensor
@@ -42,9 +44,8 @@ def effective(model_dir: Path) -> tuple[ModelSettings, Signature, ModelConfig]:
     folder = scan_model(model_dir)
     assert not folder.problem, folder.problem
     version = folder.versions[-1]
-    inspected = inspect_version(version.path.parent.name, version)
-    settings = completed(inspected.configuration.settings, inspected.signature)
-    policy = version.triton.version_policy if version.triton is not None else None
+    inspected = inspect_version(kinds_of_models(SessionOptions(ALL_DEVICES)), folder.name, version)
+    settings, policy = inspected.settings, version.triton.version_policy if version.triton is not None else None
     config = model_config(folder.name, inspected.signature, settings, gpu=None, version_policy=policy, with_own=True)
     return settings, inspected.signature, config
 

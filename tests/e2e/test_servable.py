@@ -21,6 +21,8 @@ from toutates.engine.packing import OutputPacker
 from toutates.engine.result import Outputs
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.describe import BackendName
+from toutates.models.inspection import InspectedVersion
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
@@ -75,6 +77,9 @@ class ScaleKind:
         backends = [Scale(factors, model), Scale(factors, model)]
         config = ModelConfig(name=model, backend="numpy", max_batch_size=8)
         return ServedVersion(model, version.number, config, BatchedServable(version.number, supertensor, backends))
+
+    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
+        return InspectedVersion.of(model, configuration, SIGNATURE, BackendName("numpy", filename=FACTORS))
 
 
 @pytest.fixture

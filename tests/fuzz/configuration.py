@@ -48,6 +48,7 @@ session: {intra_threads: 2, execution_mode: parallel, graph_level: basic, arena_
 warmup:
 - {name: a, batch_size: 8, inputs: {x: {datatype: FP32, shape: [4], data: random}}}
 - {count: 2, inputs: {y: {datatype: BOOL, shape: [], file: f}}}
+parameters: {threads: 2}
 """
 KEYS = ("backend", *ModelSettings.__dataclass_fields__)
 PIECES = (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.inspection import InspectedVersion
 from toutates.models.kinds import load_version
 from toutates.models.repository import VersionFolder, scan_model
 from toutates.models.table import ServedVersion
@@ -31,6 +32,9 @@ class Kind:
         servable: Any = None
         config = ModelConfig(backend=self.backends[0], max_batch_size=configuration.settings.batch_size)
         return ServedVersion(model, configuration.folder.number, config, servable)
+
+    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
+        raise NotImplementedError
 
 
 KINDS = (
@@ -86,7 +90,7 @@ UNKNOWN = {
     "unknown": (
         "",
         "backend: 'own'",
-        "backend: there is no backend of this name (got 'own'); write one of numpy, text, words, ",
+        "backend: there is no backend of this name (got 'own'); write one of supertensor, onnxruntime, text, words, ",
     ),
     "TensorRT": (
         "",
@@ -116,7 +120,7 @@ UNKNOWN = {
     "config.yaml": (
         "tensorrt",
         "",
-        "backend: must be numpy or text or words or supertensor or onnxruntime (got 'tensorrt'); write",
+        "backend: must be supertensor or onnxruntime or text or words or numpy (got 'tensorrt'); write",
     ),
 }
 

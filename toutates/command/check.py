@@ -15,16 +15,19 @@ from typing import Final
 
 import onnxruntime
 
-from toutates.backends.onnx.inspection import ALL_DEVICES, InspectedVersion, inspect_version
+from toutates.backends.onnx.inspection import ALL_DEVICES
 from toutates.backends.onnx.provider_names import CPU, CUDA, Provider
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions, provider_problem
 from toutates.models.config.misplaced import loose_graphs
+from toutates.models.inspection import InspectedVersion
+from toutates.models.kinds import Kind, inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
 from toutates.repositories.specification import S3Specification
+from toutates.server.kinds import kinds_of_models
 from toutates.server.options import DEFAULT_CACHE_SIZE, Options
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
 from toutates.system.memory import available_memory
@@ -114,6 +117,7 @@ def check_repository(
             remembered[key] = "" if tuple(wanted) == (_CPU,) else device_problem(wanted)
         return remembered[key]
 
+    kinds = kinds_of_models(server, device_problem=remembered_problem)
     repository = _open(root, cache_root, asked_by)
     folders = repository.scan()
     if isinstance(root, Path):
@@ -129,7 +133,7 @@ def check_repository(
         if folder.passed_over:
             report.warnings.append(one_line(say_passed_over(folder)))
             continue
-        _check_model(repository, folder, _Checks(server, remembered_problem, has_gpu_build), report)
+        _check_model(repository, folder, _Checks(kinds, has_gpu_build), report)
     limit = memory()
     if report.buffer_bytes > limit:
         report.problems.append(
@@ -150,8 +154,7 @@ def _open(root: Path | S3Specification, cache_root: Path | None, asked_by: str) 
 class _Checks:
     """What every version is checked with; see ``check_repository``."""
 
-    server: SessionOptions
-    device_problem: Callable[[Sequence[Provider]], str]
+    kinds: Sequence[Kind]
     has_gpu_build: bool
 
 
@@ -205,7 +208,7 @@ def _check_version(folder: ModelFolder, version: VersionFolder, checks: _Checks,
     if version.path.resolve() != folder.path.resolve():  # as a link back would be, which is a problem already
         _check_links(version.path, report)
     try:
-        inspected = inspect_version(folder.name, version, checks.server, checks.device_problem, try_warmup=True)
+        inspected = inspect_version(checks.kinds, folder.name, version, try_warmup=True)
     except ConfigurationError as error:
         report.problems += [one_line(line) for line in str(error).splitlines()]
         return

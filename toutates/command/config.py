@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toutates.backends.onnx.inspection import ALL_DEVICES, inspect_version
+from toutates.backends.onnx.inspection import ALL_DEVICES
 from toutates.backends.onnx.session import SessionOptions
-from toutates.models.config.configuration import completed
-from toutates.models.config.describe import model_config
 from toutates.models.config.misplaced import near_directory
 from toutates.models.config.pbtxt import write_pbtxt
 from toutates.models.config.yaml_writer import write_yaml
+from toutates.models.kinds import inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
+from toutates.server.kinds import kinds_of_models
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line
 
@@ -48,23 +48,13 @@ def effective_configuration(
     # An absolute path has the model's name, which config.pbtxt must agree with; "." has none.
     folder = scan_model(model_dir.absolute())
     chosen = _version(folder, version)
-    inspected = inspect_version(folder.name, chosen, SessionOptions(ALL_DEVICES, custom_op_libraries))
-    settings = completed(inspected.configuration.settings, inspected.signature)
-    triton = chosen.triton
-    policy = triton.version_policy if triton is not None else None
-    config = model_config(
-        folder.name,
-        inspected.signature,
-        settings,
-        gpu=None,
-        version_policy=policy,
-        given=inspected.configuration.given,
-        with_own=True,
-    )
+    inspected = inspect_version(kinds_of_models(SessionOptions(ALL_DEVICES, custom_op_libraries)), folder.name, chosen)
+    settings, config, triton = inspected.settings, inspected.config(), chosen.triton
+    beside = settings.model_filename or "the model's files"
     parts: list[str] = []
     if form in ("yaml", "both"):
         parts.append(
-            f"# {folder.name} version {chosen.number}: config.yaml, to lie beside {settings.model_filename}\n"
+            f"# {folder.name} version {chosen.number}: config.yaml, to lie beside {beside}\n"
             + (f"# no key for version_policy {{ {one_line(config.version_policy)} }}\n" if triton is not None else "")
             + write_yaml(settings)
         )

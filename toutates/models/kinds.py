@@ -1,4 +1,4 @@
-"""Kinds of models: which of them a version is, and how it is loaded.
+"""Kinds of models: which of them a version is, and how it is loaded or inspected.
 
 The server gives the manager its kinds at the start; nothing else in this package knows any kind. What a version's
 configuration calls its backend chooses the kind. Where it names none, the first kind that claims the version's files
@@ -8,17 +8,18 @@ loads it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, overload
 
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
+from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement, running_on
 
-__all__ = ["Kind", "load_version"]
+__all__ = ["BackendNames", "Kind", "inspect_version", "load_version"]
 
 
 class Kind(Protocol):
@@ -47,6 +48,20 @@ class Kind(Protocol):
         """
         ...
 
+    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
+        """Read a version without serving it, and free it again. Blocks.
+
+        Args:
+            model: its name.
+            configuration: of the version, with its directory.
+            try_warmup: whether its warm-up samples are run, once each.
+
+        Raises:
+            ConfigurationError: a file cannot be used, with a line for each problem.
+            ModelLoadError: the model cannot be read or run.
+        """
+        ...
+
 
 def load_version(
     kinds: Sequence[Kind], model: str, version: VersionFolder, *, overridden: bool, placement: Placement
@@ -67,11 +82,63 @@ def load_version(
     began_ns = time.monotonic_ns()
     # Not on the manager's CPU alone, which the thread inherits, and threads that a backend starts would too.
     with running_on(placement.anywhere, placement.anywhere):
-        backends = [name for kind in kinds for name in kind.backends]
-        configuration = load_configuration(version, backends, overridden=overridden)
-        named = configuration.settings.backend
-        for kind in kinds:
-            if named in kind.backends if named else kind.claims(version):
-                served = kind.load(model, configuration)
-                return replace(served, load_ns=time.monotonic_ns() - began_ns)
+        configuration = load_configuration(version, BackendNames(kinds), overridden=overridden)
+        served = _kind_of(kinds, configuration).load(model, configuration)
+        return replace(served, load_ns=time.monotonic_ns() - began_ns)
+
+
+def inspect_version(
+    kinds: Sequence[Kind], model: str, version: VersionFolder, *, try_warmup: bool = False
+) -> InspectedVersion:
+    """Read a version as the kind that it is of, without serving it. Blocks.
+
+    Args:
+        kinds, model, version: as for ``load_version``.
+        try_warmup: see ``Kind.inspect``.
+
+    Raises:
+        ConfigurationError: with a line for each problem, however many there are.
+        ModelLoadError: it cannot be read.
+    """
+    configuration = load_configuration(version, BackendNames(kinds), most_problems=None)
+    return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
+
+
+class BackendNames(Sequence[str]):
+    """The names of the backends of some kinds, the last kind's first.
+
+    A kind may have to look for its names; so it is asked only for a name that no kind behind it has.
+    """
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self._kinds = kinds[::-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for kind in self._kinds for name in kind.backends)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in kind.backends for kind in self._kinds)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        return next(iter(self)) if at == 0 else list(self)[at]
+
+
+def _kind_of(kinds: Sequence[Kind], configuration: VersionConfiguration) -> Kind:
+    """The kind that a version's configuration names, or the first that claims its files.
+
+    Raises:
+        ModelLoadError: no kind claims them.
+    """
+    version, named = configuration.folder, configuration.settings.backend
+    # By name from the last on, see ``BackendNames``.
+    for kind in reversed(kinds) if named else kinds:
+        if named in kind.backends if named else kind.claims(version):
+            return kind
     raise ModelLoadError(f"'{version.path}' holds no kind of model that this server was started with")

@@ -232,7 +232,7 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
             warnings.append(triton.warning)
         if missing and not numbers:
             problem = f"'{triton.source}': version_policy selects no version that is there"
-    filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
+    filename = triton.settings.model_filename if triton is not None else ""
     versions = tuple(version_folder(path / str(number), filename, triton) for number in numbers)
     return ModelFolder(
         name,
@@ -257,7 +257,7 @@ def lone_model(root: Path, name: str, override: TritonConfiguration | None = Non
         triton = override or read_triton_configuration(root, name)
     except ConfigurationError as error:
         return ModelFolder(name, root, problem=str(error), is_lone=True)
-    filename = triton.settings.model_filename if triton is not None else MODEL_FILENAME
+    filename = triton.settings.model_filename if triton is not None else ""
     warnings = (triton.warning,) if triton is not None and triton.warning else ()
     return ModelFolder(name, root, (version_folder(root, filename, triton, is_lone=True),), warnings, is_lone=True)
 
@@ -302,7 +302,7 @@ def is_version(name: str) -> bool:
 
 def version_folder(
     path: Path,
-    filename: str = MODEL_FILENAME,
+    filename: str = "",
     triton: TritonConfiguration | None = None,
     *,
     is_lone: bool = False,
@@ -311,11 +311,12 @@ def version_folder(
 
     Args:
         path: the directory, whose name is the version's number.
-        filename: of the graph, or of a directory that holds ``model.onnx``.
+        filename: of the graph, or of a directory that holds ``model.onnx``; "" for ``model.onnx``.
         triton: what the model's config.pbtxt says.
         is_lone: whether it is the model's directory as well, of any name; the number is 1 then.
     """
     number = 1 if is_lone else int(path.name)
+    filename = filename or MODEL_FILENAME
     model_path = path / filename
     if os.path.isdir(model_path):  # which takes what cannot be looked at for no directory
         model_path /= MODEL_FILENAME

@@ -34,7 +34,6 @@ from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.restrictions import by_group
-from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
@@ -42,6 +41,7 @@ from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.certificates import ServerCertificate
+from toutates.server.kinds import kinds_of_models
 from toutates.server.listeners import Listeners, open_listeners
 from toutates.server.loading import FirstLoad
 from toutates.server.monitoring import Monitoring
@@ -322,7 +322,7 @@ class Server:
             self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
         )
         load_options = LoadOptions(
-            kinds=[OnnxKind(sessions, self._placement)],
+            kinds=kinds_of_models(sessions, self._placement),
             placement=self._placement,
             parallel_loads=options.parallel_loads,
         )

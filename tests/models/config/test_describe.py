@@ -225,7 +225,7 @@ def test_a_bounded_queue_is_shown_with_and_without_batching() -> None:
 def test_settings_come_back_from_a_config_that_holds_what_triton_has_no_field_for(settings: ModelSettings) -> None:
     config = model_config("m", BATCHED, settings, with_own=True)
     read = triton_configuration(config, "m", Path("config.pbtxt")).settings
-    assert read == replace(settings, devices=("cpu",))
+    assert read == replace(settings, devices=("cpu",), model_filename="model.onnx")
     # Clients are shown no keys of this server's own.
     assert not any(key.startswith("toutates.") for key in model_config("m", BATCHED, settings).parameters)
 

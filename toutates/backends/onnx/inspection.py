@@ -3,69 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from toutates.backends.onnx.preparing import check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.onnx.warming import time_row, warm_up
-from toutates.models.capacity import capacity_bytes, whole_batch
-from toutates.models.config.configuration import VersionConfiguration, load_configuration
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.describe import ONNX_NAME
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
-from toutates.models.repository import VersionFolder
-from toutates.protocol.signature import Signature
+from toutates.models.inspection import InspectedVersion
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement
 
-__all__ = ["ALL_DEVICES", "InspectedVersion", "inspect_version"]
+__all__ = ["ALL_DEVICES", "inspect_graph"]
 
 #: Execution providers of a server that has every device.
 ALL_DEVICES: Final[tuple[Provider, ...]] = ((TENSORRT, {}), (CUDA, {}), (CPU, {}))
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedVersion:
-    """What is known of a version that was read and not loaded.
-
-    Attributes:
-        configuration: its configuration, from its files.
-        signature: its tensors, from the configuration and the graph.
-        warnings: settings in its files that have no effect or may be mistakes, one sentence each.
-        advice: how it could use cores that are idle, if the graph was run; "" if there is nothing to say.
-    """
-
-    configuration: VersionConfiguration
-    signature: Signature
-    warnings: tuple[str, ...] = ()
-    advice: str = ""
-
-    @property
-    def batch(self) -> tuple[int, int] | None:
-        """See ``whole_batch``."""
-        return whole_batch(self.configuration.settings, self.signature)
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Memory that its batches may take."""
-        return capacity_bytes(self.configuration.settings, self.signature)
-
-
-def inspect_version(
+def inspect_graph(
     model: str,
-    folder: VersionFolder,
-    server: SessionOptions | None = None,
-    device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+    configuration: VersionConfiguration,
+    server: SessionOptions,
+    device_problem: Callable[[Sequence[Provider]], str],
     *,
-    try_warmup: bool = False,
+    try_warmup: bool,
 ) -> InspectedVersion:
-    """Read a version's files and graph, on the CPU. Blocks while ONNX Runtime reads the weights, which are freed again.
+    """Read a version's graph, on the CPU. Blocks while ONNX Runtime reads the weights, which are freed again.
 
     Args:
         model: its name.
-        folder: the version's directory, as ``repository.scan`` has found it.
-        server: how the server would make its sessions; None for a server that has every device.
+        configuration: of the version.
+        server: how the server would make its sessions.
         device_problem: tells why there can be no session with some execution providers; "" if there can.
         try_warmup: whether the warm-up samples are run, once each. A version without samples that is served on the CPU
             runs a row of zeros.
@@ -74,13 +46,12 @@ def inspect_version(
         ConfigurationError: a file cannot be used, or contradicts the graph; with a line for each problem.
         ModelLoadError: the graph cannot be read or run, with ONNX Runtime's reason.
     """
-    server = server or SessionOptions(ALL_DEVICES)
-    prepared = prepare(model, load_configuration(folder, most_problems=None), server)
+    prepared = prepare(model, configuration, server)
+    folder = configuration.folder
     for providers in dict.fromkeys(_hashable(options.providers) for options in prepared.options):
         problem = device_problem([(name, dict(options)) for name, options in providers])
         if problem:
             raise ModelLoadError(problem)
-    configuration = prepared.configuration
     settings = configuration.settings
     on_cpu = SessionOptions(
         custom_op_libraries=server.custom_op_libraries,
@@ -106,7 +77,7 @@ def inspect_version(
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
         advice = idle_cores_advice(run_ns, settings, threads, cores, configuration.source.name)
-    return InspectedVersion(configuration, signature, warnings, advice)
+    return InspectedVersion.of(model, configuration, signature, ONNX_NAME, warnings, advice)
 
 
 def _hashable(providers: Sequence[Provider]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

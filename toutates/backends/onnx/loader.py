@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from toutates.backends.onnx.inspection import inspect_graph
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import check_graph, explained, prepare
-from toutates.backends.onnx.provider_names import CPU
+from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.onnx.warming import warm_up
 from toutates.engine.batched import BatchedServable
@@ -23,6 +24,7 @@ from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import ONNX_BACKENDS
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
+from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.protocol.signature import Signature
@@ -43,10 +45,18 @@ class OnnxKind:
     Args:
         sessions: how the server makes ONNX Runtime's sessions.
         placement: where threads run.
+        device_problem: for ``inspect``, tells why there can be no session with some execution providers; "" if there
+            can.
     """
 
-    def __init__(self, sessions: SessionOptions, placement: Placement | None = None) -> None:
+    def __init__(
+        self,
+        sessions: SessionOptions,
+        placement: Placement | None = None,
+        device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+    ) -> None:
         self._sessions = sessions
+        self._device_problem = device_problem
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
 
@@ -101,6 +111,10 @@ class OnnxKind:
                 logger.info("model '%s' version %d: %s", model, version.number, advice)
                 served = replace(served, advice=advice)
         return served
+
+    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
+        """See ``Kind``. Reads the graph on the CPU, whatever it is served with."""
+        return inspect_graph(model, configuration, self._sessions, self._device_problem, try_warmup=try_warmup)
 
     def _placed(self, options: SessionOptions) -> SessionOptions:
         """The options, with CPUs for the intra-op threads of one more session."""

@@ -66,6 +66,14 @@ def prepare(model: str, configuration: VersionConfiguration, server: SessionOpti
         raise ModelLoadError(configuration.folder.problem)
     _check_readable(configuration.folder.model_path)
     settings, source = configuration.settings, configuration.source
+    if settings.parameters:
+        raise ConfigurationError(
+            "are for other backends than that of ONNX models",
+            source=source,
+            key="parameters",
+            value=dict(settings.parameters),
+            remedy="write what you mean of ONNX Runtime under `session`, and remove the key",
+        )
     options = tuple(
         executor_session_options(server, settings, number, model=model, source=source)
         for number in range(settings.num_executors)

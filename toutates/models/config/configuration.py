@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toutates.models.config.declared import Declared
+from toutates.models.config.describe import ONNX_NAME, BackendName
 from toutates.models.config.other_kinds import refuse_unknown_backend
 from toutates.models.config.problems import MAX_PROBLEMS
 from toutates.models.config.settings import CONFIG_NAME, ONNX_BACKENDS, ModelSettings, load_settings
@@ -86,12 +87,13 @@ def _from_triton(folder: VersionFolder, triton: TritonConfiguration, backends: S
     return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
 
 
-def completed(settings: ModelSettings, signature: Signature) -> ModelSettings:
+def completed(settings: ModelSettings, signature: Signature, backend: BackendName = ONNX_NAME) -> ModelSettings:
     """The settings with everything that the graph has said: those that give the same when they are read again.
 
     Args:
         settings: what the files say.
         signature: what the graph and they have come to.
+        backend: of the version.
     """
     batched = signature.batched
 
@@ -108,6 +110,8 @@ def completed(settings: ModelSettings, signature: Signature) -> ModelSettings:
     preferred = tuple(sorted(set(settings.preferred_batch_sizes)))
     return replace(
         settings,
+        backend=settings.backend or backend.name,
+        model_filename=settings.model_filename or backend.filename,
         batch_size=settings.batch_size if batched else 1,
         batching=batched,
         max_queue_delay_us=settings.max_queue_delay_us if batched else 0,

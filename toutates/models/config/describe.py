@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from toutates.models.config.settings import ModelSettings, SessionSettings, WarmupInput, WarmupSample
+from toutates.models.config.settings import (
+    MODEL_FILENAME,
+    ModelSettings,
+    SessionSettings,
+    WarmupInput,
+    WarmupSample,
+)
 from toutates.models.config.triton_configuration import BACKEND, PLATFORM
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelMetadataResponse
@@ -27,9 +34,28 @@ from toutates.protocol.model_config_pb2 import (
 )
 from toutates.protocol.signature import Signature, TensorSpec
 
-__all__ = ["model_config", "model_metadata"]
+__all__ = ["ONNX_NAME", "BackendName", "model_config", "model_metadata"]
 
 _GPU_DEVICE: Final = 0  # the one that sessions run on
+
+
+@dataclass(frozen=True, slots=True)
+class BackendName:
+    """What a ModelConfig says of the backend of a version.
+
+    Attributes:
+        name: ``backend``.
+        platform: Triton's older name of the same; "" where it has none.
+        filename: of the model's file where the settings do not say it; "" where there is none.
+    """
+
+    name: str
+    platform: str = ""
+    filename: str = ""
+
+
+#: Of ONNX models.
+ONNX_NAME: Final = BackendName(BACKEND, PLATFORM, MODEL_FILENAME)
 
 
 def model_metadata(
@@ -67,6 +93,7 @@ def model_config(
     version_policy: ModelVersionPolicy | None = None,
     given: ModelConfig | None = None,
     with_own: bool = False,
+    backend: BackendName = ONNX_NAME,
 ) -> ModelConfig:
     """Answer ModelConfig: the configuration, complete and normalised.
 
@@ -79,12 +106,13 @@ def model_config(
         given: what the model's config.pbtxt says, if the settings come from there.
         with_own: whether what Triton has no field for goes into ``parameters``, under keys that begin with
             ``toutates.``: then ``triton_configuration`` reads the same settings from the message.
+        backend: of the version.
     """
     policy = version_policy or ModelVersionPolicy(all=ModelVersionPolicy.All())
     if given is None:
-        config = _made(name, signature, settings, gpu)
+        config = _made(name, signature, settings, gpu, backend)
     else:
-        config = _completed(given, name, signature, settings, gpu)
+        config = _completed(given, name, signature, settings, gpu, backend)
     config.version_policy.CopyFrom(policy)
     # Triton shows both as true on every machine, with or without a GPU.
     optimization = config.optimization
@@ -98,13 +126,18 @@ def model_config(
 
 
 def _completed(
-    given: ModelConfig, name: str, signature: Signature, settings: ModelSettings, gpu: bool | None
+    given: ModelConfig,
+    name: str,
+    signature: Signature,
+    settings: ModelSettings,
+    gpu: bool | None,
+    backend: BackendName,
 ) -> ModelConfig:
     """A config.pbtxt with what it leaves out, as Triton fills that in."""
     config = ModelConfig()
     config.CopyFrom(given)
-    config.name, config.platform, config.backend = name, PLATFORM, BACKEND
-    config.default_model_filename = settings.model_filename
+    config.name, config.platform, config.backend = name, backend.platform, backend.name
+    config.default_model_filename = settings.model_filename or backend.filename
     if signature.batched:
         config.max_batch_size = settings.batch_size
     # Where both are there, Triton leaves the file as it is; a scheduler is added to what it has read from the graph.
@@ -136,17 +169,19 @@ def _complete_group(group: ModelInstanceGroup, name: str, gpu: bool | None) -> N
         group.gpus.append(_GPU_DEVICE)
 
 
-def _made(name: str, signature: Signature, settings: ModelSettings, gpu: bool | None) -> ModelConfig:
+def _made(
+    name: str, signature: Signature, settings: ModelSettings, gpu: bool | None, backend: BackendName
+) -> ModelConfig:
     """The settings as a ModelConfig."""
     config = ModelConfig(
         name=name,
-        platform=PLATFORM,
-        backend=BACKEND,
+        platform=backend.platform,
+        backend=backend.name,
         max_batch_size=settings.batch_size if signature.batched else 0,
         input=[_input(tensor, signature.batched) for tensor in signature.inputs],
         output=[_output(tensor, signature.batched, settings) for tensor in signature.outputs],
         instance_group=_instance_groups(name, settings, gpu),
-        default_model_filename=settings.model_filename,
+        default_model_filename=settings.model_filename or backend.filename,
         dynamic_batching=_dynamic_batching(signature, settings),
         model_warmup=[_warmup(sample) for sample in settings.warmup],
     )
@@ -157,7 +192,7 @@ def _made(name: str, signature: Signature, settings: ModelSettings, gpu: bool | 
         config.optimization.execution_accelerators.gpu_execution_accelerator.add(
             name=accelerator, parameters=dict(options)
         )
-    for key, value in _parameters(settings.session).items():
+    for key, value in {**_parameters(settings.session), **settings.parameters}.items():
         config.parameters[key].string_value = value
     return config
 

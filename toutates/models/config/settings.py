@@ -33,6 +33,7 @@ __all__ = [
     "MAX_EXECUTORS",
     "MODEL_FILENAME",
     "ONNX_BACKENDS",
+    "Allocator",
     "ModelSettings",
     "ProfilingSettings",
     "SessionSettings",
@@ -80,6 +81,10 @@ def _no_accelerators() -> Mapping[str, Mapping[str, str]]:
 
 
 def _no_labels() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+def _no_parameters() -> Mapping[str, str]:
     return MappingProxyType({})
 
 
@@ -181,7 +186,7 @@ class ModelSettings:
         output_wire_shapes: the same for outputs.
         required_inputs: inputs that are optional in the graph, and yet belong into every request.
         outputs: those that are offered; () for all of the graph.
-        model_filename: of the graph, in the version's directory.
+        model_filename: of the model's file, in the version's directory; "" for the backend's default.
         devices: what the executors run on, in turn: ``auto`` (what --execution-providers says), ``cpu`` or ``gpu:N``;
             () for ``auto``.
         accelerators: for executors on a GPU, options of execution providers by ``tensorrt`` or ``cuda``; one that is
@@ -189,6 +194,7 @@ class ModelSettings:
         session: of ONNX Runtime.
         warmup: requests to run before the version is ready.
         labels: files of class labels by output, relative to the model's directory.
+        parameters: for the backend, by its own keys; of ONNX models, ``session`` has what they say.
     """
 
     backend: str = field(default="", compare=False)
@@ -209,12 +215,13 @@ class ModelSettings:
     output_wire_shapes: Shapes = field(default_factory=_no_shapes)
     required_inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    model_filename: str = MODEL_FILENAME
+    model_filename: str = ""
     devices: tuple[str, ...] = ()
     accelerators: Mapping[str, Mapping[str, str]] = field(default_factory=_no_accelerators)
     session: SessionSettings = SessionSettings()
     warmup: tuple[WarmupSample, ...] = ()
     labels: Mapping[str, str] = field(default_factory=_no_labels)
+    parameters: Mapping[str, str] = field(default_factory=_no_parameters)
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -275,7 +282,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         output_wire_shapes=section.shapes("output_wire_shapes"),
         required_inputs=section.texts("required_inputs", "[name]"),
         outputs=section.texts("outputs", "[name]"),
-        model_filename=_filename(section, "model_filename", defaults.model_filename),
+        model_filename=_filename(section, "model_filename", MODEL_FILENAME) if section.has("model_filename") else "",
         devices=section.texts("devices", "[cpu], of auto, cpu and gpu:N", lambda text: bool(_DEVICE.fullmatch(text))),
         accelerators=_accelerators(section.mapping("accelerators", "accelerators: {tensorrt: {trt_fp16_enable: '1'}}")),
         session=_session(section.mapping("session", "session: {intra_threads: 4}")),
@@ -284,6 +291,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
             for at, sample in enumerate(section.sections("warmup", "warmup: [{name: zeros, inputs: {...}}]"))
         ),
         labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
+        parameters=_parameters(section.mapping("parameters", "parameters: {threads: 2}")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:
@@ -342,6 +350,10 @@ def _labels(section: Section | None) -> Mapping[str, str]:
         return _no_labels()
     files = section.words()
     return MappingProxyType({name: _filename(section, name, "labels.txt") for name in files})
+
+
+def _parameters(section: Section | None) -> Mapping[str, str]:
+    return MappingProxyType(section.words()) if section is not None else _no_parameters()
 
 
 def _warmup_sample(section: Section, default_name: str) -> WarmupSample:

@@ -26,13 +26,12 @@ from toutates.models.config.settings import (
     MAX_CAPACITY,
     MAX_DELAY_US,
     MAX_EXECUTORS,
-    MODEL_FILENAME,
     ONNX_BACKENDS,
     ModelSettings,
     is_inside,
 )
 from toutates.models.config.triton_fields import PARAMETERS, Verdict, set_fields
-from toutates.models.config.triton_session import with_session
+from toutates.models.config.triton_session import with_parameters, with_session
 from toutates.models.config.triton_tensors import declared_tensors
 from toutates.models.config.triton_warmup import warmup_sample
 from toutates.protocol.model_config_pb2 import (
@@ -137,8 +136,7 @@ class _Reader:
         self._check_name()
         inputs, outputs = declared_tensors(config, self._model, self._problems)
         settings = self._with_queue(self._with_instances(self._with_batching(ModelSettings())))
-        if is_onnx:
-            settings = with_session(settings, config, self._problems)
+        settings = (with_session if is_onnx else with_parameters)(settings, config, self._problems)
         settings = replace(
             settings,
             backend=backend,
@@ -209,8 +207,8 @@ class _Reader:
         return policy
 
     def _filename(self) -> str:
-        name = self._config.default_model_filename or MODEL_FILENAME
-        if not is_inside(name):
+        name = self._config.default_model_filename
+        if name and not is_inside(name):
             self._problems.add("default_model_filename", "leaves the version's directory", name, "write a plain name")
         return name
 

@@ -1,4 +1,7 @@
-"""``parameters`` and ``optimization`` of a config.pbtxt: how the sessions of ONNX Runtime are made."""
+"""``parameters`` and ``optimization`` of a config.pbtxt: how the sessions of ONNX Runtime are made.
+
+For any other backend ``parameters`` are that backend's, but for those of the server itself.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from toutates.models.config.settings import (
     ACCELERATORS,
     MAX_CAPACITY,
     MAX_CAPACITY_BYTES,
+    Allocator,
     ModelSettings,
     ProfilingSettings,
     SessionSettings,
 )
 from toutates.protocol.model_config_pb2 import ModelConfig
 
-__all__ = ["with_session"]
+__all__ = ["with_parameters", "with_session"]
 
 _GRAPH_LEVELS: Final[Mapping[int, Literal["off", "basic", "extended", "all"]]] = MappingProxyType(
     {-1: "basic", 0: "all", 1: "extended", 2: "off"}
@@ -39,6 +43,11 @@ _CONV_ALGORITHMS: Final = MappingProxyType({"0": "EXHAUSTIVE", "1": "HEURISTIC",
 _BOOLEANS: Final = MappingProxyType({"1": True, "true": True, "on": True, "0": False, "false": False, "off": False})
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
+#: Keys of ``parameters`` that are the server's, whatever the backend.
+_OWN: Final = ("toutates.capacity", "toutates.capacity_bytes", "toutates.allocator")
+_ALLOCATORS: Final[Mapping[str, Allocator]] = MappingProxyType({"cpu": "cpu", "cuda_pinned": "cuda_pinned"})
+_NUMBERS: Final = "a whole number"
+
 T = TypeVar("T")
 
 
@@ -54,6 +63,49 @@ def with_session(settings: ModelSettings, config: ModelConfig, problems: Problem
     return reader.with_optimization(reader.with_parameters(settings))
 
 
+def with_parameters(settings: ModelSettings, config: ModelConfig, problems: Problems) -> ModelSettings:
+    """The settings of a version that is no ONNX model, with the server's own parameters, and those of its backend.
+
+    Args:
+        settings: what the message says of everything else.
+        config: the message.
+        problems: get what is wrong.
+    """
+    others = {key: value.string_value for key, value in sorted(config.parameters.items()) if key not in _OWN}
+    settings = _Parameters(config, problems).with_own(settings)
+    return replace(settings, parameters=MappingProxyType(others))
+
+
+class _Parameters:
+    """Reads ``parameters`` of one ModelConfig."""
+
+    def __init__(self, config: ModelConfig, problems: Problems) -> None:
+        self._problems = problems
+        self.values = {key: parameter.string_value for key, parameter in config.parameters.items()}
+
+    def read(self, key: str, convert: Callable[[str], T | None], default: T, expected: str) -> T:
+        """One parameter; the default where it is not there, or is no such value, which is a problem."""
+        if key not in self.values:
+            return default
+        value = convert(self.values[key].strip())
+        if value is None:
+            key_shown = f"parameters['{key}']"
+            self._problems.add(key_shown, f"is not {expected}", self.values[key], "correct the string_value")
+            return default
+        return value
+
+    def with_own(self, settings: ModelSettings) -> ModelSettings:
+        """The settings with the server's own parameters."""
+        capacity = self.read("toutates.capacity", _number, settings.capacity, _NUMBERS)
+        capacity_bytes = self.read("toutates.capacity_bytes", _number, 0, _NUMBERS)
+        return replace(
+            settings,
+            capacity=min(max(capacity, 1), MAX_CAPACITY),
+            capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
+            allocator=self.read("toutates.allocator", _ALLOCATORS.get, settings.allocator, "cpu or cuda_pinned"),
+        )
+
+
 class _Session:
     """Reads the two fields of one ModelConfig."""
 
@@ -62,20 +114,9 @@ class _Session:
         self._cuda_options: dict[str, str] = {}
 
     def with_parameters(self, settings: ModelSettings) -> ModelSettings:
-        values = {key: parameter.string_value for key, parameter in self._config.parameters.items()}
-
-        def read(key: str, convert: Callable[[str], T | None], default: T, expected: str) -> T:
-            if key not in values:
-                return default
-            value = convert(values[key].strip())
-            if value is None:
-                self._problems.add(
-                    f"parameters['{key}']", f"is not {expected}", values[key], "correct the string_value"
-                )
-                return default
-            return value
-
-        numbers, booleans = "a whole number", "true or false"
+        parameters = _Parameters(self._config, self._problems)
+        values, read = parameters.values, parameters.read
+        numbers, booleans = _NUMBERS, "true or false"
         intra = read("intra_op_thread_count", _number, 0, numbers)
         inter = read("inter_op_thread_count", _number, 0, numbers)
         mode = read("execution_mode", {"0": "sequential", "1": "parallel"}.get, "", "0 (sequential) or 1 (parallel)")
@@ -100,17 +141,7 @@ class _Session:
         if "toutates.profiling.file_prefix" in values:
             batches = read("toutates.profiling.stop_after_batches", _number, 0, numbers)
             profiling = ProfilingSettings(values["toutates.profiling.file_prefix"], batches or None)
-        allocators: Mapping[str, Literal["cpu", "cuda_pinned"]] = {"cpu": "cpu", "cuda_pinned": "cuda_pinned"}
-        capacity = read("toutates.capacity", _number, settings.capacity, numbers)
-        capacity_bytes = read("toutates.capacity_bytes", _number, 0, numbers)
-        return replace(
-            settings,
-            session=session,
-            profiling=profiling,
-            capacity=min(max(capacity, 1), MAX_CAPACITY),
-            capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
-            allocator=read("toutates.allocator", allocators.get, settings.allocator, "cpu or cuda_pinned"),
-        )
+        return replace(parameters.with_own(settings), session=session, profiling=profiling)
 
     def with_optimization(self, settings: ModelSettings) -> ModelSettings:
         optimization = self._config.optimization

@@ -24,7 +24,7 @@ _WIDTH = 110
 def write_yaml(settings: ModelSettings) -> str:
     """The text; keys that stand for a flag's value, or for nothing, are comments."""
     lines = [
-        _line("backend", ONNX_BACKENDS[0]),
+        _line("backend", settings.backend if settings.backend not in ("", *ONNX_BACKENDS) else ONNX_BACKENDS[0]),
         _line("batch_size", settings.batch_size),
         _line("capacity", settings.capacity),
         _line("capacity_bytes", settings.capacity_bytes, "64 MiB x capacity, half of the memory at most"),
@@ -41,7 +41,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("output_wire_shapes", _shapes(settings.output_wire_shapes), "as the graph's"),
         _line("required_inputs", list(settings.required_inputs), "from the graph"),
         _line("outputs", list(settings.outputs), "from the graph"),
-        _line("model_filename", settings.model_filename),
+        _line("model_filename", settings.model_filename, "the backend's default"),
         _line("devices", list(settings.devices), "from --execution-providers"),
         _line(
             "accelerators", {name: dict(options) for name, options in settings.accelerators.items()}, "none of its own"
@@ -49,6 +49,7 @@ def write_yaml(settings: ModelSettings) -> str:
         *_session(settings.session),
         _line("warmup", [_warmup(sample) for sample in settings.warmup], "no samples"),
         _line("labels", dict(settings.labels), "none"),
+        _line("parameters", dict(settings.parameters), "none"),
         *_profiling(settings),
     ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,28 @@
+"""The kinds of models that there are: those of a server, and of the commands that look at models without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.provider_names import Provider
+from toutates.backends.onnx.session import SessionOptions
+from toutates.models.kinds import Kind
+from toutates.system.placement import Placement
+
+__all__ = ["kinds_of_models"]
+
+
+def kinds_of_models(
+    sessions: SessionOptions,
+    placement: Placement | None = None,
+    device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+) -> list[Kind]:
+    """All kinds, in the order in which they are asked whether a version's files are theirs.
+
+    Args:
+        sessions: how sessions of ONNX Runtime are made.
+        placement: where threads run.
+        device_problem: see ``OnnxKind``.
+    """
+    return [OnnxKind(sessions, placement, device_problem)]
