@@ -169,7 +169,7 @@ class KnownPort:
         self.refusal: BaseException | None = None
         self.commits = 0
 
-    def way(self, row_shapes: object) -> Lane:
+    def way(self, row_shapes: object, outputs: object = None) -> Lane:
         return Lane(self.packed)
 
     def add_packed(self, way: Lane, rows: int, context: Any, buffer: Any, spans: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import RequestError
 
-__all__ = ["BatchResult", "Outputs", "PendingRequest", "Timing"]
+__all__ = ["BatchResult", "Outputs", "PendingRequest", "Split", "StepTiming", "Timing"]
 
 
 class Split:
@@ -64,15 +64,51 @@ class Outputs:
         data = [content[:].data if isinstance(content, np.ndarray) else content for content in self.data]
         return Outputs(tuple(data), self.row_bytes, self.row_shapes)
 
+    def rows(self, index: int, first: int, rows: int, *, batched: bool) -> Any:
+        """The bytes of some rows of one output, as they are sent, or a view of them.
+
+        Args:
+            index: of the output.
+            first: the first of the rows.
+            rows: how many.
+            batched: whether the model is; else the whole output is one row.
+        """
+        data = self.data[index]
+        size = self.row_bytes[index]
+        if isinstance(data, EncodedStrings):
+            return data.rows(first, rows) if batched else data.content
+        return data[first * size : (first + rows) * size]
+
 
 @dataclass(slots=True)
 class Timing:
-    """When an executor took a batch, the computation started and ended, and the outputs were ready; monotonic ns."""
+    """When an executor took a batch, the computation started and ended, and the outputs were ready; monotonic ns.
+
+    Attributes:
+        steps: of a model that is made of other models: what these have done for the batch, in the order of their ends.
+    """
 
     taken_ns: int
     started_ns: int
     ended_ns: int
     done_ns: int
+    steps: tuple[StepTiming, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """What one member of a model that is made of other models has done for a batch.
+
+    Attributes:
+        model, version: the member's.
+        begun_ns: when it got the rows, monotonic nanoseconds.
+        timing: of its own batch.
+    """
+
+    model: str
+    version: int
+    begun_ns: int
+    timing: Timing
 
 
 class BatchResult:
@@ -93,3 +129,8 @@ class BatchResult:
         """The outputs of the whole batch. Read it once, in the worker's own thread; see ``Outputs.with_views``."""
         outputs = self._outputs
         return outputs.with_views() if outputs is not None and outputs.in_arrays else outputs
+
+    @property
+    def shared_outputs(self) -> Outputs | None:
+        """The same outputs in a form that several threads may read at once: large ones are arrays of uint8."""
+        return self._outputs

@@ -10,15 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from toutates.engine.counters import VersionCounters, WorkerCounters
 from toutates.engine.lane import Batch, Piece, RowShapes
 from toutates.engine.result import BatchResult, Outputs
 from toutates.engine.statistics import VersionStatistics
 from toutates.protocol.signature import Signature
 
-__all__ = ["Backend", "Buffer", "Consumer", "Host", "Port", "Servable", "Way"]
+__all__ = ["Backend", "Buffer", "Consumer", "Content", "Host", "Port", "Servable", "Way", "view_of"]
 
 Buffer = bytes | bytearray | memoryview
+#: The bytes of one input. An array is one of uint8; several threads may read it, as they may not slice one memoryview.
+Content = Buffer | npt.NDArray[np.uint8]
+
+
+def view_of(content: Content) -> memoryview:
+    """The bytes of a content, for the calling thread alone."""
+    # Of an array object of its own, see ``Outputs.with_views``.
+    return content[:].data if isinstance(content, np.ndarray) else memoryview(content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +72,13 @@ class Port(Protocol):
 
     counters: WorkerCounters
 
-    def way(self, row_shapes: RowShapes) -> Way:
-        """The way for rows of these shapes. Not for every request: keep it."""
+    def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> Way:
+        """The way for rows of these shapes. Not for every request: keep it.
+
+        Args:
+            row_shapes: of the inputs that are given.
+            outputs: indices of the outputs that are wanted; None for all. A model may leave out what only others need.
+        """
         ...
 
     def add_packed(self, way: Any, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
@@ -81,6 +97,10 @@ class Port(Protocol):
         """
         ...
 
+    def add_contents(self, way: Any, rows: int, context: Any, contents: Sequence[Content]) -> None:
+        """The same as ``add_packed``, with the bytes of each input by itself, in the order of the row shapes."""
+        ...
+
     def add_gathered(self, way: Any, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0) -> None:
         """Add one request by a way that is not packed. Its arrays are kept until they have run.
 
@@ -91,8 +111,12 @@ class Port(Protocol):
         """
         ...
 
-    def commit(self) -> None:
-        """Let run what was added so far."""
+    def commit(self, *, inline: bool = True) -> None:
+        """Let run what was added so far.
+
+        Args:
+            inline: whether the calling thread may run a quick batch itself.
+        """
         ...
 
 

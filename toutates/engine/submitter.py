@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Piece, RowShapes
 from toutates.engine.result import BatchResult, Split
-from toutates.engine.servable import Buffer, Consumer
+from toutates.engine.servable import Buffer, Consumer, Content, view_of
 from toutates.engine.supertensor import SuperTensor
 
 __all__ = ["LaneWriter", "Submitter"]
@@ -85,8 +85,8 @@ class Submitter:
         #: those that plans hold
         self._writers: WeakValueDictionary[PackedLane, LaneWriter] = WeakValueDictionary()
 
-    def way(self, row_shapes: RowShapes) -> LaneWriter | GatheredLane:
-        """See ``Port``."""
+    def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> LaneWriter | GatheredLane:
+        """See ``Port``. A run makes all outputs, whichever are wanted."""
         lane = self._supertensor.lane(row_shapes)
         return self.writer(lane) if isinstance(lane, PackedLane) else cast(GatheredLane, lane)
 
@@ -138,6 +138,24 @@ class Submitter:
         batch.pending[self._port].append((context, first, rows, None))
         if not self._commit_asked or end == batch.room:
             self._after_adding(full=end == batch.room)
+
+    def add_contents(self, way: LaneWriter, rows: int, context: Any, contents: Sequence[Content]) -> None:
+        """See ``Port``."""
+        if len(contents) == 1:
+            self.add_packed(way, rows, context, view_of(contents[0]), (0, len(contents[0])))
+            return
+        try:
+            parts = self._reserve_parts(way.lane, rows)
+            for part in parts:
+                for view, row_bytes, content in zip(
+                    part.batch.views[self._port], way.lane.row_bytes, contents, strict=True
+                ):
+                    start = part.offset * row_bytes
+                    own = view_of(content)[start : start + part.rows * row_bytes]
+                    view[part.first * row_bytes : (part.first + part.rows) * row_bytes] = own
+            self._enter(parts, context)
+        finally:
+            self._after_adding(full=True)
 
     def _reserve_whole(self, writer: LaneWriter, rows: int) -> tuple[Batch, int] | None:
         """Reserve rows in one batch; returns it and the first of them, or None if they do not fit into what is open."""
@@ -201,14 +219,14 @@ class Submitter:
         finally:
             self._after_adding(full=True)
 
-    def commit(self) -> None:
-        """The rows added so far are written: executors may have them. A quick batch is run here, inline."""
+    def commit(self, *, inline: bool = True) -> None:
+        """The rows added so far are written: executors may have them. A quick batch is run here, if it may be."""
         touched, self._touched = self._touched, set()
         own, self._own = self._own, []
         for writer in own:
             writer.batch = None
         if touched:
-            run = self._supertensor.commit(touched)
+            run = self._supertensor.commit(touched, inline=inline)
             if run is not None:
                 executor, batch = run
                 executor.run_inline(batch, self._deliver)

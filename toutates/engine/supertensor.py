@@ -232,8 +232,12 @@ class SuperTensor:
         self.queue.seal(batch)
         self.lanes.widen_after(batch)
 
-    def commit(self, batches: Collection[Batch]) -> InlineRun | None:
+    def commit(self, batches: Collection[Batch], *, inline: bool = True) -> InlineRun | None:
         """A worker's rows in these batches are written.
+
+        Args:
+            batches: with its rows.
+            inline: whether it may run a quick batch itself.
 
         Returns:
             What the worker itself is to run next, if there is a quick batch for an idle executor.
@@ -243,7 +247,7 @@ class SuperTensor:
                 batch.busy -= 1
                 if batch.rows > batch.counted:  # a worker's own
                     self.budget.count_exactly(batch)
-            return self.executors.dispatch(inline=True)
+            return self.executors.dispatch(inline=inline)
 
     # --- batches out -------------------------------------------------------------------------------------------------
 

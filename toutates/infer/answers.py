@@ -16,7 +16,6 @@ from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.infer_response import WireTensor, classify, write_response
-from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
 
 __all__ = ["Answers", "RequestContext", "is_wanted", "wire_output"]
@@ -197,7 +196,7 @@ class Answers:
             return False
         batched = plan.version.signature.batched
         contents = [
-            [_rows_of(part_outputs, output, at, count, batched) for part_outputs, at, count in parts]
+            [part_outputs.rows(output, at, count, batched=batched) for part_outputs, at, count in parts]
             for output in plan.request.outputs
         ]
         return self._write_contents(context, contents, row_shapes)
@@ -206,7 +205,7 @@ class Answers:
         """Answer with outputs that no template fits: BYTES, and classes. Returns whether the request was answered."""
         plan = context[1]
         batched = plan.version.signature.batched
-        contents = [[_rows_of(outputs, index, first, rows, batched)] for index in plan.request.outputs]
+        contents = [[outputs.rows(index, first, rows, batched=batched)] for index in plan.request.outputs]
         return self._write_contents(context, contents, outputs.row_shapes)
 
     def _write_contents(
@@ -239,15 +238,6 @@ class Answers:
             return False
         call.responder.reply(call, pieces_out, length)
         return True
-
-
-def _rows_of(outputs: Outputs, index: int, first: int, rows: int, batched: bool) -> Any:
-    """The bytes of some rows of one output, as they are sent, or a view of them."""
-    data = outputs.data[index]
-    size = outputs.row_bytes[index]
-    if isinstance(data, EncodedStrings):
-        return data.rows(first, rows) if batched else data.content
-    return data[first * size : (first + rows) * size]
 
 
 def wire_output(plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]) -> tuple[WireTensor, bytes | memoryview]:

@@ -64,7 +64,7 @@ class Plan:
         self.request = request
         self.port = port
         self.rows = request.rows
-        self.way = port.way(tuple(zip(request.inputs, request.shapes, strict=True)))
+        self.way = port.way(tuple(zip(request.inputs, request.shapes, strict=True)), request.outputs)
         self.sizes = request.sizes
         self.span_count = 2 * request.raw_count
         self.in_order = request.sources == tuple(range(request.raw_count))

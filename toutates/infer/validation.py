@@ -11,11 +11,11 @@ from math import prod
 from typing import Final
 
 from toutates.infer.parameters import check_parameters, shared_memory_region
-from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.input_checks import check_batch, check_input, check_names
 from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature, TensorSpec
-from toutates.system.errors import InvalidRequest, RequestError, UnknownModel
+from toutates.system.errors import InvalidRequest, UnknownModel
 
 __all__ = ["ValidatedRequest", "size_mismatch", "validate"]
 
@@ -131,18 +131,8 @@ def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
 
 # --- against the model -----------------------------------------------------------------------------------------------
 
-_MAX_BYTES: Final = 2**63 - 1
 #: Datatypes whose values have no order that Triton would print.
 _UNCLASSIFIABLE: Final = frozenset(("BOOL", "FP16", "BF16", "BYTES"))
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
-
-
-def _name_list(names: Sequence[str]) -> str:
-    quoted = [f"'{name}'" for name in names]
-    return f"[{','.join(quoted)}]"
 
 
 class _Validator:
@@ -166,16 +156,15 @@ class _Validator:
         self._inputs = {tensor.name: tensor for tensor in signature.inputs}
         self._outputs = {tensor.name: index for index, tensor in enumerate(signature.outputs)}
 
-    def _error(self, text: str) -> RequestError:
-        return InvalidRequest(request_prefix(self._request.id) + text)
-
     def validated(self) -> ValidatedRequest:
         outputs = self._requested_outputs()
-        self._check_names()
-        rows = self._read_rows()
-        positions = {tensor.name: at for at, tensor in enumerate(self._request.inputs)}
-        for tensor in reversed(self._request.inputs):
-            self._check_tensor(tensor, rows)
+        given_inputs = self._request.inputs
+        where = (self._signature, self._model, request_prefix(self._request.id))
+        check_names([tensor.name for tensor in given_inputs], *where)
+        rows = check_batch([(tensor.name, tensor.shape) for tensor in given_inputs], *where)
+        positions = {tensor.name: at for at, tensor in enumerate(given_inputs)}
+        for tensor in reversed(given_inputs):
+            check_input(self._inputs[tensor.name], tensor.datatype, tensor.shape, *where)
         given = [
             (index, positions[spec.name]) for index, spec in enumerate(self._signature.inputs) if spec.name in positions
         ]
@@ -200,77 +189,6 @@ class _Validator:
             if name not in self._outputs:
                 raise InvalidRequest(f"unexpected inference output '{name}' for model '{self._model}'")
         return tuple(self._outputs[name] for name in sorted(names))
-
-    def _check_names(self) -> None:
-        given = [tensor.name for tensor in self._request.inputs]
-        required = [tensor.name for tensor in self._signature.inputs if not tensor.optional]
-        most = len(self._signature.inputs)
-        given_names = set(given)
-        missing = [name for name in required if name not in given_names]
-        if not len(required) <= len(given) <= most:
-            raise self._wrong_number(given, len(required), most, missing)
-        for name in reversed(given):
-            if name not in self._inputs:
-                raise InvalidRequest(f"unexpected inference input '{name}' for model '{self._model}'")
-        if missing:  # optional ones were given in their place
-            raise self._wrong_number(given, len(required), most, missing)
-
-    def _wrong_number(self, given: list[str], least: int, most: int, missing: list[str]) -> RequestError:
-        expected = f"{most} inputs" if least == most else f"number of inputs between {least} and {most}"
-        # With too many inputs none need be missing; Triton then writes half of an empty list, and so it is compared.
-        lacking = _name_list(missing) if missing else "]"
-        return self._error(
-            f"expected {expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) "
-            f"{_name_list(given)}, but missing required input(s) {lacking}. "
-            "Please provide all required input(s)."
-        )
-
-    def _read_rows(self) -> int:
-        """Check that all inputs have the same batch dimension, and return it; 1 for a model without one."""
-        if not self._signature.batched:
-            return 1
-        inputs = self._request.inputs
-        for tensor in reversed(inputs):
-            if not tensor.shape:
-                raise self._error(
-                    f"input '{tensor.name}' has no shape but model requires batch dimension for '{self._model}'"
-                )
-        rows = inputs[0].shape[0]
-        for tensor in reversed(inputs):
-            if tensor.shape[0] != rows:
-                raise self._error(f"input '{tensor.name}' batch size does not match other inputs for '{self._model}'")
-        return rows
-
-    def _check_tensor(self, tensor: ModelInferRequest.InferInputTensor, rows: int) -> None:
-        """Check an input's datatype and shape."""
-        spec = self._inputs[tensor.name]
-        if tensor.datatype != spec.datatype.name:
-            shown = tensor.datatype if tensor.datatype in BY_NAME else "<invalid>"
-            raise self._error(
-                f"inference input '{tensor.name}' data-type is '{shown}', but model '{self._model}' expects "
-                f"'{spec.datatype.name}'"
-            )
-        shape = tuple(tensor.shape)
-        if any(size < 0 for size in shape):
-            raise self._error(
-                f"All input dimensions should be specified for input '{tensor.name}' for model '{self._model}', "
-                f"got {_shape_text(shape)}"
-            )
-        expected = self._signature.wire_shape(spec)
-        if not shape and spec.is_scalar and not self._signature.batched:
-            return
-        if len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True)):
-            note = (
-                "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
-                "prepended to each input shape."
-            )
-            raise self._error(
-                f"unexpected shape for input '{tensor.name}' for model '{self._model}'. "
-                f"Expected {_shape_text(expected)}, got {_shape_text(shape)}. {note if self._signature.batched else ''}"
-            )
-        # A dimension of 0 does not help: NumPy and ONNX Runtime multiply the others.
-        if prod(size for size in shape if size) * spec.datatype.numpy.itemsize > _MAX_BYTES:
-            raise self._error(f"byte size for tensor '{tensor.name}' exceeds maximum size of {_MAX_BYTES}")
 
     def _row_shape(self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec) -> tuple[int, ...]:
         return spec.to_graph(tensor.shape[1:] if self._signature.batched else tensor.shape)

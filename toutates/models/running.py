@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -123,6 +124,8 @@ class RunningVersions:
 
             nursery.start_soon(give_up_when_stopped)
             await settle()
+            for version in versions:
+                await _nobody_holds(version)
             nursery.cancel_scope.cancel()
         for version in versions:
             version.servable.close(workers_ended=self.stopped.is_set())
@@ -200,6 +203,19 @@ class RunningVersions:
 
     def _count_death(self) -> None:
         self._counters.executor_deaths += 1
+
+
+async def _nobody_holds(version: ServedVersion) -> None:
+    """Wait until no other model uses a version, and see that none begins to."""
+    free = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def tell() -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(free.set)
+
+    version.calls.close(tell)
+    await free.wait()
 
 
 def identity_of(version: VersionFolder, overridden: bool) -> object:

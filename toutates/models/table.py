@@ -12,6 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from toutates.engine.calls import Calls
 from toutates.engine.servable import Servable
 from toutates.models.config.labels import Labels
 from toutates.models.near_names import NearNames
@@ -48,6 +49,7 @@ class ServedVersion:
         load_ns: how long loading it took.
         labels: of classes, by the index of the output.
         advice: what would make it use cores that have nothing to do; "" for nothing.
+        calls: by which other models use it.
     """
 
     model: str
@@ -57,6 +59,10 @@ class ServedVersion:
     load_ns: int = 0
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
+    calls: Calls = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "calls", Calls(self.model, self.number, self.servable))
 
     @property
     def signature(self) -> Signature:
