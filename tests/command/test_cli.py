@@ -248,7 +248,7 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     "unknown flag": ([*REQUIRED, "--zzz", "x"], ["--zzz", "see 'toutates --help'"]),
     "misspelt command": (["chek", "models"], ["chek models", "did you mean 'check'?"]),
     "a command's misspelt flag": (["check", "models", "--asume-gpu"], ["did you mean '--assume-gpu'?", "check --help"]),
-    "no command": (["models"], ["name a repository by --model-repository", "probe, check, config"]),
+    "no command": (["models"], ["name a repository by --model-repository", "probe, check, config, import"]),
     "abbreviated flag": ([*REQUIRED, "--load", "x"], ["--load", "toutates --help"]),
     "positional": ([*REQUIRED, "serve"], ["serve"]),
     "no worker": (

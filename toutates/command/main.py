@@ -1,5 +1,6 @@
 """The command line: ``toutates`` serves, as ``toutates serve`` and ``tritonserver`` do; ``toutates probe`` checks a
-server's health, ``toutates check`` a repository, and ``toutates config`` shows what a model's configuration comes to.
+server's health, ``toutates check`` a repository, ``toutates config`` shows what a model's configuration comes to, and
+``toutates import`` makes a model of an archive of TorchServe.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _check(arguments[1:])
         if arguments[:1] == ["config"]:
             return _config_show(arguments[2:]) if arguments[1:2] == ["show"] else _config(arguments[1:])
+        if arguments[:1] == ["import"]:
+            return _import(arguments[1:])
         return _serve(parse_options(arguments))
     except ConfigurationError as error:
         _print_error(error, as_json=arguments[:1] not in ([name] for name in COMMANDS) and _wants_json(arguments))
@@ -253,6 +256,40 @@ def _config_show(arguments: list[str]) -> int:
     make_options(settings)  # raises where settings do not go together
     for warning in settings.warnings:
         print(f"toutates: warning: {warning}", file=sys.stderr)
+    return EXIT_OK
+
+
+def _import(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="toutates import",
+        description="Make a model of an archive of TorchServe: a folder of a model repository, whose handler runs as a "
+        "Python model. Nothing of the archive is run, and nothing is installed. Exit codes: 0 clean end, 1 the archive "
+        "cannot be imported, 2 the command line cannot be used.",
+    )
+    parser.add_argument("archive", metavar="ARCHIVE", help="a .mar, a .tar.gz, or a folder with the same content")
+    parser.add_argument(
+        "--output", default="models", metavar="REPOSITORY", help="the model repository (default: models)"
+    )
+    parser.add_argument("--model-name", default="", metavar="NAME", help="name of the model (default: the manifest's)")
+    parser.add_argument(
+        "--handler",
+        default="",
+        metavar="HANDLER",
+        help="FILE.py or FILE.py:FUNCTION of the archive (default: the manifest's)",
+    )
+    parsed = parser.parse_args(arguments)
+    from toutates.repositories.torchserve.importing import import_archive
+
+    try:
+        imported = import_archive(
+            Path(parsed.archive), Path(parsed.output), name=parsed.model_name, handler=parsed.handler
+        )
+    except ConfigurationError as error:
+        _print_error(error)
+        return EXIT_FAILURE
+    print(f"model '{imported.model}' version {imported.version}: {imported.path}")
+    for note in imported.notes:
+        print(f"note: {note}")
     return EXIT_OK
 
 

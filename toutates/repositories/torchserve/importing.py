@@ -1,0 +1,237 @@
+"""Turning a model archive of TorchServe into a folder of a model repository.
+
+    <repository>/<model>/config.pbtxt               a Python model, with the archive's batching and workers
+    <repository>/<model>/<version>/model.py         runs the handler, copied from ``runtime``
+    <repository>/<model>/<version>/ts/              what handlers import of TorchServe, copied from ``runtime``
+    <repository>/<model>/<version>/torchserve.json  which handler, and how
+    <repository>/<model>/<version>/archive/         what the archive held
+
+Everything is made in a hidden directory of the repository, and renamed into place. A refused archive leaves nothing.
+Nothing of the archive is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.repositories.torchserve.imported import (
+    DESCRIPTION,
+    default_of,
+    read_config,
+    set_default,
+    set_versions,
+    urls_of,
+    versions_of,
+    wanted_number,
+    write_config,
+)
+from toutates.repositories.torchserve.manifest import MANIFEST, Handler, Manifest, find_handler, read_manifest
+from toutates.repositories.torchserve.settings import WorkerSettings, model_config, read_settings
+from toutates.repositories.torchserve.unpacking import Bounds, unpack
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["AlreadyThere", "Imported", "import_archive"]
+
+ARCHIVE: Final = "archive"
+_RUNTIME: Final = Path(__file__).parent / "runtime"
+
+
+class AlreadyThere(ConfigurationError):
+    """The repository has this version of the model already.
+
+    Attributes:
+        model, version: which, by TorchServe's names.
+    """
+
+    model: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was imported.
+
+    Attributes:
+        model: its name.
+        version: by TorchServe's name.
+        number: the version's number.
+        path: its directory.
+        notes: what the operator has to know or to do, a sentence each.
+    """
+
+    model: str
+    version: str
+    number: int
+    path: Path
+    notes: tuple[str, ...]
+
+
+def import_archive(
+    archive: Path,
+    repository: Path,
+    *,
+    name: str = "",
+    handler: str = "",
+    batch_size: int | None = None,
+    max_batch_delay_ms: int | None = None,
+    workers: int | None = None,
+    url: str = "",
+    bounds: Bounds | None = None,
+) -> Imported:
+    """Import an archive. Blocks.
+
+    Args:
+        archive: a ``.mar``, a ``.tar.gz``, or a folder with the same content.
+        repository: the model repository's directory, which is made if it is not there.
+        name, handler: in place of what the manifest says; "" for that.
+        batch_size, max_batch_delay_ms, workers: in place of what model-config.yaml says; None for that.
+        url: what the archive is called in descriptions; "" for its file name.
+        bounds: what the archive may come to; None for the usual ones.
+
+    Raises:
+        AlreadyThere: the repository has this version already.
+        ConfigurationError: the archive cannot be imported, or the repository not written.
+    """
+    archive, repository = Path(os.path.abspath(archive)), Path(os.path.abspath(repository))
+    if repository == archive or repository.is_relative_to(archive):
+        raise ConfigurationError("lies in the archive", source=repository, remedy="name another folder")
+    made: Path | None = None
+    try:
+        if not repository.is_dir():
+            repository.mkdir()
+            made = repository
+        work = Path(tempfile.mkdtemp(prefix=".import-", dir=repository))
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise ConfigurationError(problem, source=repository, remedy="name a folder of your own") from error
+    try:
+        imported = _import(archive, repository, work, name, handler, url or archive.name, bounds, batch_size,
+                           max_batch_delay_ms, workers)  # fmt: skip
+        made = None
+        return imported
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise ConfigurationError(problem, source=repository, remedy="see that the disk has room") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def _import(
+    archive: Path,
+    repository: Path,
+    work: Path,
+    name: str,
+    handler_name: str,
+    url: str,
+    bounds: Bounds | None,
+    batch_size: int | None,
+    max_batch_delay_ms: int | None,
+    workers: int | None,
+) -> Imported:
+    unpacked = work / "unpacked"
+    unpacked.mkdir()
+    unpack(archive, unpacked, bounds)
+    content = _content(unpacked)
+    manifest = read_manifest(content, archive, name, handler_name)
+    handler = find_handler(manifest, content, archive)
+    settings, notes = read_settings(content, manifest.config_file)
+    settings = WorkerSettings(
+        settings.batch_size if batch_size is None else batch_size,
+        settings.max_batch_delay_ms if max_batch_delay_ms is None else max_batch_delay_ms,
+        settings.workers if workers is None else workers,
+        settings.gpu,
+        settings.device_ids,
+    )
+    model_dir = repository / manifest.name
+    old = read_config(model_dir)
+    versions = {} if old is None else dict(versions_of(old))
+    urls = {} if old is None else dict(urls_of(old))
+    if manifest.version in versions.values():
+        error = AlreadyThere(
+            f"version {manifest.version} of model '{manifest.name}' is in the repository already",
+            source=archive,
+            remedy="remove it there, or make the archive with another --version",
+        )
+        error.model, error.version = manifest.name, manifest.version
+        raise error
+    number = wanted_number(manifest.version, versions)
+    if (model_dir / str(number)).exists():
+        raise ConfigurationError("is there already", source=model_dir / str(number), remedy="remove it first")
+    versions[number], urls[number] = manifest.version, url
+    config = model_config(manifest.name, settings)
+    set_versions(config, versions, urls)
+    default = number if old is None else default_of(old)
+    if default is not None:
+        set_default(config, default)
+    new = work / manifest.name
+    _fill(new / str(number), content, manifest, handler)
+    if old is None:
+        write_config(new, config)
+        new.rename(model_dir)
+    else:
+        (new / str(number)).rename(model_dir / str(number))
+        write_config(model_dir, config)
+        if len(versions) > 1:
+            notes.append(
+                f"{PBTXT_NAME} holds for all versions of the model: the batching and the workers are the new one's"
+            )
+    path = model_dir / str(number)
+    return Imported(manifest.name, manifest.version, number, path, (*notes, *_notes(path, manifest, handler)))
+
+
+def _content(unpacked: Path) -> Path:
+    """The directory that is the archive's own: archives of the format ``tgz`` may have one named after the model."""
+    if not (unpacked / MANIFEST).exists():
+        entries = list(unpacked.iterdir())
+        if len(entries) == 1 and (entries[0] / MANIFEST).is_file():
+            return entries[0]
+    return unpacked
+
+
+def _fill(version_dir: Path, content: Path, manifest: Manifest, handler: Handler) -> None:
+    """Make the directory of a version. The content is moved there."""
+    shutil.copytree(_RUNTIME, version_dir, ignore=shutil.ignore_patterns("__pycache__"))
+    content.rename(version_dir / ARCHIVE)
+    description = {
+        "model": manifest.name,
+        "version": manifest.version,
+        "module": handler.module,
+        "function": handler.function,
+        "manifest": manifest.document,
+        "config": manifest.config_file or "model-config.yaml",
+    }
+    (version_dir / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def _notes(path: Path, manifest: Manifest, handler: Handler) -> list[str]:
+    notes = []
+    if manifest.requirements_file:
+        file = path / ARCHIVE / manifest.requirements_file
+        notes.append(
+            f"its requirements are not installed: run 'pip install -r {file}' in the server's environment, or pack one "
+            f"and name it as EXECUTION_ENV_PATH in {path.parent / PBTXT_NAME}"
+        )
+    if (handler.is_base and not manifest.serialized_file.endswith(".onnx")) or manifest.serialized_file.endswith(
+        (".pt", ".pth", ".so")
+    ):
+        notes.append(f"'{manifest.serialized_file or manifest.handler}' needs torch in the environment that runs it")
+    if _sends_parts(path / ARCHIVE, handler):
+        notes.append(
+            "the handler sends answers in parts (send_intermediate_predict_response), which is not offered: such calls "
+            "raise"
+        )
+    return notes
+
+
+def _sends_parts(archive: Path, handler: Handler) -> bool:
+    file = archive / f"{handler.module}.py"
+    return file.is_file() and b"send_intermediate_predict_response" in file.read_bytes()

@@ -1,0 +1,323 @@
+"""Unpacking model archives, which may come from anybody: zip (``.mar``), ``.tar.gz``, and folders.
+
+Nothing but plain files is taken, by names that stay in the directory, each once. What is unpacked is counted as it
+comes, because an archive's own figures may be wrong. So the worst archive costs as many bytes as ``Bounds`` allow.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from toutates.models.repository import has_control_characters
+from toutates.system.errors import ConfigurationError
+from toutates.system.text import one_line, shown
+
+__all__ = ["Bounds", "unpack"]
+
+_CHUNK: Final = 65_536
+_MAX_NAME: Final = 1_024
+#: What a tar says of one file; an honest one has a few kilobytes. tarfile keeps all of it in memory.
+_MAX_TAR_HEAD: Final = 2**20
+#: Files and folders of a tar.
+_MAX_HEADS: Final = 40_000
+#: Bytes of a zip's table of contents, which is read as a whole.
+_MAX_DIRECTORY: Final = 4 * 2**20
+#: How many times as large as the archive its files may be, once they are larger than RATIO_FROM.
+_MAX_RATIO: Final = 200
+_RATIO_FROM: Final = 16 * 2**20
+
+_ENCRYPTED: Final = 0x1
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_END: Final = b"PK\x05\x06"
+_END_64: Final = b"PK\x06\x06"
+_END_SIZE: Final = 22
+_MAX_COMMENT: Final = 65_535
+_END_64_SIZES: Final = 76  # the record and its locator, which lie before the end
+
+_BROKEN: Final = (
+    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError,
+    ValueError, RuntimeError, UnicodeError, struct.error, OverflowError, RecursionError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an archive may come to.
+
+    Attributes:
+        max_files: files in it.
+        max_bytes: of all its files, unpacked.
+    """
+
+    max_files: int = 10_000
+    max_bytes: int = 16 * 2**30
+
+
+class _Member(NamedTuple):
+    """A file of an archive: its name, and what opens it."""
+
+    name: str
+    open: Callable[[], AbstractContextManager[BinaryIO]]
+
+
+def unpack(archive: Path, target: Path, bounds: Bounds | None = None) -> None:
+    """Unpack an archive into a directory. Blocks. What a refused one has left there is for the caller to remove.
+
+    Args:
+        archive: a zip (TorchServe's ``.mar``), a ``.tar.gz``, or a folder.
+        target: an empty directory.
+        bounds: what it may come to; None for the usual ones.
+
+    Raises:
+        ConfigurationError: it is none of these, is broken, or holds what an archive must not hold.
+    """
+    try:
+        if archive.is_dir():
+            _Unpacking(archive, target, bounds or Bounds(), None).take(_folder(archive))
+            return
+        if not archive.is_file():
+            raise _refused(archive, "is no file and no folder", "name a .mar, a .tar.gz or a folder")
+        unpacking = _Unpacking(archive, target, bounds or Bounds(), archive.stat().st_size)
+        with archive.open("rb") as file:
+            beginning = file.read(4)
+            file.seek(0)
+            if beginning[:2] == b"\x1f\x8b":
+                unpacking.take(_tar(archive, file, unpacking))
+            elif beginning[:2] == b"PK":
+                unpacking.take(_zip(archive, file, unpacking))
+            else:
+                raise _refused(
+                    archive,
+                    "is neither a zip nor a .tar.gz, as archives of TorchServe are",
+                    "make it with torch-model-archiver",
+                )
+    except OSError as error:
+        problem = f"cannot be unpacked: {error.strerror or error}"
+        raise _refused(archive, problem, "see that it can be read and the disk has room") from error
+    except _BROKEN as error:
+        raise _refused(archive, f"is broken: {one_line(error, 200)}", "make the archive again") from error
+
+
+def _refused(archive: Path, problem: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(problem, source=archive, remedy=remedy)
+
+
+class _Unpacking:
+    """Writes the files of one archive.
+
+    Args:
+        archive: for errors.
+        target: where to.
+        bounds: what it may come to.
+        size: of the archive, bytes; None for a folder.
+    """
+
+    def __init__(self, archive: Path, target: Path, bounds: Bounds, size: int | None) -> None:
+        self._archive = archive
+        self._target = target
+        self._bounds = bounds
+        self._most = bounds.max_bytes
+        if size is not None:
+            self._most = min(self._most, max(_RATIO_FROM, _MAX_RATIO * size))
+        self._written = 0
+        self._names: set[PurePosixPath] = set()
+
+    def take(self, members: Iterator[_Member]) -> None:
+        for member in members:
+            name = self._check(member.name)
+            path = self._target.joinpath(name)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with member.open() as source, path.open("xb") as out:
+                    while data := source.read(_CHUNK):
+                        self._written += len(data)
+                        self.check_size(self._written)
+                        out.write(data)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                raise self.refusal(member.name, "is a file and a folder at once") from None
+
+    def check_size(self, size: int) -> None:
+        """See that so many bytes may come out of the archive.
+
+        Raises:
+            ConfigurationError: they are more than it may have.
+        """
+        if size > self._most:
+            problem = f"has files of more than {self._most} bytes, as an archive has that is to fill the disk"
+            raise _refused(self._archive, problem, "unpack it yourself, and import the folder, if you trust it")
+
+    def check_files(self, count: int) -> None:
+        """See that there may be so many files.
+
+        Raises:
+            ConfigurationError: they are more.
+        """
+        if count > self._bounds.max_files:
+            most = self._bounds.max_files
+            raise _refused(self._archive, f"has more than {most} files", "leave out what the handler does not need")
+
+    def refusal(self, name: str, problem: str) -> ConfigurationError:
+        return _refused(self._archive, f"'{shown(name)}' in it {problem}", "make the archive anew, of plain files")
+
+    def _check(self, name: str) -> PurePosixPath:
+        path = PurePosixPath(name)
+        if name.startswith("/") or name[1:2] == ":":
+            raise self.refusal(name, "has an absolute path")
+        if ".." in path.parts:
+            raise self.refusal(name, "leaves the archive's directory by '..'")
+        if not path.parts or "\\" in name or len(name.encode()) > _MAX_NAME or has_control_characters(name):
+            raise self.refusal(name, "has a name that no file should have")
+        if path in self._names:
+            raise self.refusal(name, "is there twice")
+        self._names.add(path)
+        self.check_files(len(self._names))
+        return path
+
+
+# --- zip -------------------------------------------------------------------------------------------------------------
+
+
+def _zip(archive: Path, file: BinaryIO, unpacking: _Unpacking) -> Iterator[_Member]:
+    _check_directory(archive, file)
+    with zipfile.ZipFile(file) as opened:
+        unpacking.check_files(sum(not member.is_dir() for member in opened.infolist()))
+        for member in opened.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if member.is_dir():
+                continue
+            if kind not in (0, stat.S_IFREG):
+                raise unpacking.refusal(member.filename, "is a link or no plain file")
+            if member.flag_bits & _ENCRYPTED:
+                raise _refused(archive, "is encrypted", "make the archive without a password")
+            if member.compress_type not in _METHODS:
+                raise _refused(archive, "is compressed in another way than deflate", "make the archive anew")
+            # ``orig_filename`` is what stands in the archive; ``filename`` ends at a NUL.
+            yield _Member(member.orig_filename, _opener(opened, member))
+
+
+def _opener(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: opened.open(member)
+
+
+def _check_directory(archive: Path, file: BinaryIO) -> None:
+    """See that the table of contents is short enough to be read as a whole."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MAX_COMMENT - _END_SIZE - _END_64_SIZES))
+    tail = file.read()
+    file.seek(0)
+    at = tail.rfind(_END)
+    if at < 0 or len(tail) - at < _END_SIZE:
+        raise _refused(archive, "is broken: a zip's end is missing", "make or copy the archive again")
+    [length] = struct.unpack_from("<L", tail, at + 12)
+    record = tail.rfind(_END_64, 0, at)
+    if record >= 0 and len(tail) - record >= 48:
+        [length_64] = struct.unpack_from("<Q", tail, record + 40)
+        length = max(length_64, length if length != 0xFFFFFFFF else 0)
+    if length > _MAX_DIRECTORY:
+        problem = f"has a table of contents of {length} bytes, as of a hundred thousand files"
+        raise _refused(archive, problem, "leave out what the handler does not need")
+
+
+# --- tar -------------------------------------------------------------------------------------------------------------
+
+
+class _Inflated:
+    """The decompressed bytes of a ``.tar.gz``, read forward, and counted."""
+
+    def __init__(self, archive: Path, file: BinaryIO, unpacking: _Unpacking) -> None:
+        self._archive = archive
+        self._unpacking = unpacking
+        self._source: Any = gzip.GzipFile(fileobj=file, mode="rb")
+        self._at = 0
+        #: bytes that tarfile may read until it has the head of the next file; None while a file is read
+        self._left: int | None = _MAX_TAR_HEAD
+
+    def expect_head(self, *, expected: bool) -> None:
+        self._left = _MAX_TAR_HEAD if expected else None
+
+    def read(self, size: int = -1) -> bytes:
+        if self._left is not None:
+            self._left -= size if size >= 0 else _MAX_TAR_HEAD + 1
+            if self._left < 0:
+                raise _refused(self._archive, "has a head of more than a megabyte", "make the archive again")
+        data: bytes = self._source.read(size)
+        self._at += len(data)
+        self._unpacking.check_size(self._at)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or position < self._at:
+            raise tarfile.ReadError("its members overlap")
+        left, self._left = self._left, None
+        while self._at < position and self.read(min(_CHUNK, position - self._at)):
+            pass
+        self._left = left
+        return self._at
+
+
+def _tar(archive: Path, file: BinaryIO, unpacking: _Unpacking) -> Iterator[_Member]:
+    inflated: Any = _Inflated(archive, file, unpacking)
+    heads = 0
+    opened: Any  # ``members`` is not in its stub
+    with tarfile.open(fileobj=inflated, mode="r:") as opened:
+        while (member := opened.next()) is not None:
+            inflated.expect_head(expected=False)
+            opened.members = []  # which tarfile collects
+            heads += 1
+            if heads > _MAX_HEADS:
+                raise _refused(archive, "has more folders than files", "leave out what the handler does not need")
+            if not (member.isdir() or member.isreg()) or member.issparse():
+                raise unpacking.refusal(member.name, "is a link or no plain file")
+            if member.isreg():
+                yield _Member(member.name, _tar_opener(opened, member))
+            inflated.expect_head(expected=True)
+
+
+def _tar_opener(opened: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: _present(opened.extractfile(member))
+
+
+@contextmanager
+def _present(opened: Any) -> Iterator[Any]:
+    assert opened is not None  # a plain file has content
+    yield opened
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def _folder(archive: Path) -> Iterator[_Member]:
+    for directory, names, files in os.walk(archive, onerror=_raise):
+        names[:] = sorted(name for name in names if name not in ("__pycache__", ".git"))
+        for name in sorted([*names, *files]):
+            path = Path(directory, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                continue
+            if not stat.S_ISREG(mode):
+                problem = f"'{shown(str(path.relative_to(archive)))}' in it is a link or no plain file"
+                raise _refused(archive, problem, "put the file itself there")
+            yield _Member(str(path.relative_to(archive)), _file_opener(path))
+
+
+def _file_opener(path: Path) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: path.open("rb")
+
+
+def _raise(error: OSError) -> None:
+    raise error
