@@ -37,12 +37,13 @@ class OutputPacker:
         #: by output, the type and row shape that were last found to fit the signature
         self._sound_forms: list[object] = [None] * len(signature.outputs)
 
-    def pack(self, arrays: Sequence[OutputArray], rows: int) -> Outputs:
+    def pack(self, arrays: Sequence[OutputArray], rows: int, known: Outputs | None = None) -> Outputs:
         """Check and convert the outputs of a run.
 
         Args:
             arrays: what a run returned, in the signature's order: arrays of the outputs' datatypes, BYTES encoded.
             rows: rows of the run, the size every output's first dimension must have where the model is batched.
+            known: the form of the outputs, where the lane has it (``PackedLane.known_outputs``).
 
         Raises:
             ExecutionFailed: an output has another type than the signature, not one row per row of the run, or a size
@@ -68,9 +69,11 @@ class OutputPacker:
                 continue
             row_bytes.append(array.nbytes // (batch or 1))
             # A large output keeps the backend's memory until the response is sent. A small one is copied.
-            large = array.nbytes > LARGE_OUTPUT_BYTES
+            large = array.nbytes > LARGE_OUTPUT_BYTES and known is None
             data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
             in_arrays |= large
+        if known is not None:
+            return Outputs(tuple(data), known.row_bytes, known.row_shapes, fixed=True)
         return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
 
 

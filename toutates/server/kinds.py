@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.provider_names import Provider
 from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.plugins.kind import PluginKind
 from toutates.models.kinds import Kind
 from toutates.system.placement import Placement
 
@@ -25,4 +26,4 @@ def kinds_of_models(
         placement: where threads run.
         device_problem: see ``OnnxKind``.
     """
-    return [OnnxKind(sessions, placement, device_problem)]
+    return [PluginKind(), OnnxKind(sessions, placement, device_problem)]

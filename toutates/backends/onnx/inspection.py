@@ -9,7 +9,7 @@ from typing import Final
 from toutates.backends.onnx.preparing import check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
-from toutates.backends.onnx.warming import time_row, warm_up
+from toutates.backends.warming import time_row, warm_up
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import ONNX_NAME
 from toutates.models.config.labels import read_labels, shortfalls

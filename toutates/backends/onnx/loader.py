@@ -13,7 +13,7 @@ from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
-from toutates.backends.onnx.warming import warm_up
+from toutates.backends.warming import warm_up
 from toutates.engine.batched import BatchedServable
 from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
 from toutates.engine.supertensor import SuperTensor

@@ -30,7 +30,7 @@ from toutates.models.config.settings import (
     ModelSettings,
     is_inside,
 )
-from toutates.models.config.triton_fields import PARAMETERS, Verdict, set_fields
+from toutates.models.config.triton_fields import PARAMETERS, check_fields
 from toutates.models.config.triton_session import with_parameters, with_session
 from toutates.models.config.triton_tensors import declared_tensors
 from toutates.models.config.triton_warmup import warmup_sample
@@ -161,11 +161,7 @@ class _Reader:
     # --- the whole message -------------------------------------------------------------------------------------------
 
     def _apply_rules(self) -> None:
-        for path, rule in set_fields(self._config).items():
-            if rule.verdict is Verdict.REFUSED:
-                self._problems.add(path, "a model that needs it cannot be served", None, rule.note)
-            elif rule.verdict is Verdict.IGNORED:
-                self._ignored.append(f"{path} ({rule.note})")
+        self._ignored += check_fields(self._config, self._problems)
         self._ignored += [f"parameters['{key}']" for key in sorted(self._config.parameters) if key not in PARAMETERS]
 
     def _check_name(self) -> None:

@@ -12,7 +12,9 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
 
-__all__ = ["FIELDS", "PARAMETERS", "Verdict", "set_fields"]
+from toutates.models.config.problems import Problems
+
+__all__ = ["FIELDS", "PARAMETERS", "Verdict", "check_fields", "set_fields"]
 
 
 class Verdict(Enum):
@@ -146,6 +148,17 @@ def set_fields(config: Message) -> dict[str, Rule]:
     found: dict[str, Rule] = {}
     _collect(config, "", found)
     return found
+
+
+def check_fields(config: Message, problems: Problems) -> list[str]:
+    """Refuse the fields of a ModelConfig that no model can be served with; returns those that are passed over."""
+    ignored = []
+    for path, rule in set_fields(config).items():
+        if rule.verdict is Verdict.REFUSED:
+            problems.add(path, "a model that needs it cannot be served", None, rule.note)
+        elif rule.verdict is Verdict.IGNORED:
+            ignored.append(f"{path} ({rule.note})")
+    return ignored
 
 
 def _collect(message: Message, prefix: str, found: dict[str, Rule]) -> None:

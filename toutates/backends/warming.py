@@ -1,4 +1,4 @@
-"""Warm-up: runs before a version is ready, so that no client waits for what ONNX Runtime does at the first run.
+"""Warm-up: runs before a version is ready, so that no client waits for what is done at the first run only.
 
 Where the configuration has samples (``model_warmup``), these are run, and the version fails if one of them fails. Else
 rows of zeros are run: one, and as many as a batch takes. No user asked for zeros, so a model that fails on them is
@@ -8,15 +8,14 @@ served nevertheless.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import MAX_BATCH_BYTES
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.warmup import warmup_arrays
@@ -25,7 +24,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 from toutates.system.errors import ModelLoadError, RequestError
 
-__all__ = ["time_row", "warm_up"]
+__all__ = ["Runner", "time_row", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +32,27 @@ logger = logging.getLogger(__name__)
 LONG_RUN_NS: Final = 1_000_000_000
 
 
+class Runner(Protocol):
+    """The part of a backend that warm-up uses.
+
+    Attributes:
+        started_ns, ended_ns: see ``engine.servable.Backend``.
+    """
+
+    started_ns: int
+    ended_ns: int
+
+    def run_arrays(self, inputs: Mapping[int, npt.NDArray[Any] | StringTensor]) -> object:
+        """Run on arrays, by the input's index.
+
+        Raises:
+            RequestError: the run failed.
+        """
+        ...
+
+
 def warm_up(
-    sessions: Sequence[ModelSession], settings: ModelSettings, signature: Signature, model: str, model_dir: Path
+    sessions: Sequence[Runner], settings: ModelSettings, signature: Signature, model: str, model_dir: Path
 ) -> int:
     """Warm up each session of a version. Blocks.
 
@@ -76,7 +94,7 @@ def warm_up(
     return min(filter(None, times), default=0)
 
 
-def time_row(session: ModelSession, signature: Signature) -> int:
+def time_row(session: Runner, signature: Signature) -> int:
     """How long a run of one row of zeros takes, nanoseconds; 0 if the run fails.
 
     The first run also allocates memory, so a run that is neither quick nor very long is done twice.

@@ -1,0 +1,270 @@
+"""Backends of packages: chosen, imported, loaded and refused; each fails alone, and says why."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.backends.plugins.packages import documented_example, install, install_text, write_model
+from tests.waiting import wait_until
+from toutates.backends.onnx.session import SessionOptions
+from toutates.command.main import main
+from toutates.models.inspection import InspectedVersion
+from toutates.models.kinds import inspect_version, load_version
+from toutates.models.repository import scan_model
+from toutates.models.table import ServedVersion
+from toutates.server.kinds import kinds_of_models
+from toutates.system.errors import ConfigurationError, ModelLoadError
+from toutates.system.placement import Placement
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of installed packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.endswith(("_module", "_backend")):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def load(root: Path, model: str = "m") -> ServedVersion:
+    folder = scan_model(root / model)
+    assert not folder.problem, folder.problem
+    return load_version(
+        kinds_of_models(SessionOptions()), model, folder.versions[-1], overridden=False, placement=Placement()
+    )
+
+
+def inspect(root: Path, model: str = "m") -> InspectedVersion:
+    folder = scan_model(root / model)
+    return inspect_version(kinds_of_models(SessionOptions()), model, folder.versions[-1], try_warmup=True)
+
+
+def refused(root: Path, model: str = "m") -> str:
+    with pytest.raises((ModelLoadError, ConfigurationError)) as caught:
+        load(root, model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_documented_example_is_served_and_inspected(site: Path, tmp_path: Path) -> None:
+    name = documented_example(site)
+    config = f'backend: "{name}" max_batch_size: 4 instance_group {{ count: 2 kind: KIND_CPU }}'
+    write_model(tmp_path, "m", config, {"factors.npy": np.array([1.0, 2.0, 3.0])})
+    served = load(tmp_path)
+    assert served.config.backend == "scale"
+    assert served.config.default_model_filename == "factors.npy"
+    assert [list(tensor.dims) for tensor in served.config.input] == [[3]]
+    assert served.servable.statistics().executors == 2
+    assert inspect(tmp_path).signature == served.signature
+
+
+def test_a_file_called_after_a_backend_chooses_it(site: Path, tmp_path: Path) -> None:
+    install(site, "own", '    filenames = ("model.own",)')
+    write_model(tmp_path, "m", "", {"model.own": b""})
+    assert load(tmp_path).config.backend == "own"
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"")
+    assert "onnxruntime cannot load 'model.onnx'" in refused(tmp_path)
+
+
+def test_a_package_is_imported_only_for_its_own_models(site: Path, tmp_path: Path) -> None:
+    install(site, "own", "")
+    install(site, "other", "", head="raise RuntimeError('was imported')")
+    write_model(tmp_path, "m", 'backend: "own"')
+    load(tmp_path)
+    assert "own_module" in sys.modules
+    assert "other_module" not in sys.modules
+
+
+def test_what_a_server_has_of_its_own_is_not_replaced(site: Path, tmp_path: Path) -> None:
+    install_text(
+        site, "bad_module", "raise RuntimeError", {"supertensor": "bad_module:X", "onnxruntime": "bad_module:X"}
+    )
+    write_model(tmp_path, "m", 'backend: "onnxruntime"', {"model.onnx": b""})
+    assert "onnxruntime cannot load" in refused(tmp_path)
+
+
+#: By what is bad: the line about the version, or one at the head of the module; and what is said of it.
+BAD_MODULES = {
+    "raises": ("interface = 1", "1 / 0", "of the package bad-module cannot be imported: ZeroDivisionError"),
+    "exits": ("interface = 1", "raise SystemExit(3)", "cannot be imported: SystemExit: 3 (bad_module.py:4)"),
+    "no version": ("pass", "", "has to write `interface = 1` in the class"),
+    "newer": ("interface = 2", "", "for version 2 of the interface, and this server has 1; install a newer Toutates"),
+    "older": ("interface = -1", "", "this server has 1; install a newer release of it"),
+}
+
+
+@pytest.mark.parametrize(("interface", "head", "said"), BAD_MODULES.values(), ids=BAD_MODULES.keys())
+def test_a_package_that_does_not_fit_is_refused(
+    site: Path, tmp_path: Path, interface: str, head: str, said: str
+) -> None:
+    install(site, "bad", "", interface=interface, head=head)
+    write_model(tmp_path, "m", 'backend: "bad"')
+    assert said in refused(tmp_path)
+
+
+BAD_LOADS = {
+    "raises": ("raise KeyError('k')", "cannot load the model: KeyError: 'k' (bad_module.py:"),
+    "exits": ("raise SystemExit", "cannot load the model: SystemExit"),
+    "returns nothing": ("pass", "returned NoneType from load, expected"),
+    "no outputs": ("return Tensors([Tensor('x', 'FP32', (-1,))], [])", "has no output for this model"),
+    "unknown datatype": (
+        "return Tensors([Tensor('x', 'float', (-1,))], [Tensor('y', 'FP32', (-1,))])",
+        "has an input 'x' that has the datatype 'float', expected one of BOOL",
+    ),
+    "bad shape": (
+        "return Tensors([Tensor('x', 'FP32', (-1, None))], [Tensor('y', 'FP32', (-1,))])",
+        "has the shape [-1, None], expected sizes",
+    ),
+    "same name": (
+        "return Tensors([Tensor('x', 'FP32', (-1,))] * 2, [])",
+        "has an input 'x' that needs a name of its own",
+    ),
+    "no tensors": ("return Tensors(['x'], ['y'])", "has an input that is str, expected Tensor"),
+    "parameter": (
+        "source.integer('threads', 1, 1, 8)",
+        "parameters['threads']: is not a whole number from 1 to 8 (got 'many'); write such as 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), BAD_LOADS.values(), ids=BAD_LOADS.keys())
+def test_a_load_that_fails_tells_the_reason(site: Path, tmp_path: Path, line: str, said: str) -> None:
+    install(site, "bad", f"    def load(self, source): {line}")
+    write_model(tmp_path, "m", 'backend: "bad" parameters { key: "threads" value { string_value: "many" } }')
+    assert said in refused(tmp_path)
+
+
+def test_instances_and_files_that_are_not_there_are_told(site: Path, tmp_path: Path) -> None:
+    install(site, "bad", "    def instance(self, number, device): return None")
+    write_model(tmp_path, "m", 'backend: "bad"')
+    assert "cannot make instances: AttributeError" in refused(tmp_path)
+    install(site, "lost", "    filenames = ('a.bin', 'b.bin')")
+    write_model(tmp_path, "n", 'backend: "lost"')
+    assert refused(tmp_path, "n").startswith(f"unable to find '{tmp_path}/n/1/a.bin' (nor b.bin): No such file")
+
+
+def test_an_entry_point_that_is_no_backend_is_refused(site: Path, tmp_path: Path) -> None:
+    install_text(site, "bad_module", "X = 3", {"bad": "bad_module:X", "gone": "bad_module:Y"})
+    write_model(tmp_path, "m", 'backend: "bad"')
+    assert "is no subclass of toutates.backends.interface.Backend" in refused(tmp_path)
+    write_model(tmp_path, "n", 'backend: "gone"')
+    assert "cannot be imported: AttributeError" in refused(tmp_path, "n")
+
+
+def test_a_backend_that_hangs_in_load_is_given_up_and_freed_later(site: Path, tmp_path: Path) -> None:
+    body = """
+    def load(self, source):
+        import threading
+        type(self).hold = threading.Event()
+        type(self).freed = threading.Event()
+        type(self).hold.wait()
+        return super().load(source)
+
+    def free(self):
+        type(self).freed.set()
+"""
+    install(site, "slow", body)
+    write_model(
+        tmp_path, "m", 'backend: "slow" parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
+    )
+    assert "has not loaded the model within 1 s, and its thread was left to itself" in refused(tmp_path)
+    tried = sys.modules["slow_module"].Tried
+    assert not tried.freed.is_set()
+    tried.hold.set()
+    assert tried.freed.wait(20)
+
+
+def test_what_was_loaded_is_freed_where_the_configuration_contradicts_it(site: Path, tmp_path: Path) -> None:
+    install(site, "own", "    freed = 0\n    def free(self): type(self).freed += 1")
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+    write_model(tmp_path, "m", f'backend: "own" max_batch_size: 4 {tensors}')
+    assert "input 'x' dims: model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,2])" in refused(tmp_path)
+    assert sys.modules["own_module"].Tried.freed == 1
+
+
+def test_an_inspected_version_is_freed_once_for_all_instances(site: Path, tmp_path: Path) -> None:
+    install(site, "own", "    freed = 0\n    def free(self): type(self).freed += 1")
+    write_model(tmp_path, "m", 'backend: "own" instance_group { count: 3 kind: KIND_CPU }')
+    inspect(tmp_path)
+    wait_until(lambda: sys.modules["own_module"].Tried.freed == 1)
+
+
+REFUSED = {
+    "GPU": ("instance_group { kind: KIND_GPU gpus: [ 0 ] }", "instance_group: the backend 'own' runs on the CPU only"),
+    "sequences": ("sequence_batching { }", "sequence_batching: a model that needs it cannot be served"),
+    "pinned": (
+        'parameters { key: "toutates.allocator" value { string_value: "cuda_pinned" } }',
+        "allocator: is for ONNX models only",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_no_backend_of_a_package_has_is_refused(site: Path, tmp_path: Path, config: str, said: str) -> None:
+    install(site, "own", "")
+    write_model(tmp_path, "m", f'backend: "own" max_batch_size: 4 {config}')
+    assert said in refused(tmp_path)
+
+
+def test_fields_and_parameters_without_effect_are_named_in_warnings(site: Path, tmp_path: Path) -> None:
+    install(
+        site,
+        "own",
+        "    def load(self, source):\n        source.flag('known', True)\n        return super().load(source)",
+    )
+    config = "".join(f'parameters {{ key: "{key}" value {{ string_value: "0" }} }}' for key in ("known", "typo"))
+    write_model(
+        tmp_path,
+        "m",
+        f'backend: "own" {config} optimization {{ graph {{ level: 1 }} }} response_cache {{ enable: true }}',
+    )
+    first, second = inspect(tmp_path).warnings
+    assert "response_cache.enable (every request is computed); optimization (of ONNX models only" in first
+    assert "the backend 'own' has no parameters typo" in second
+
+
+@pytest.mark.parametrize("form", ["yaml", "pbtxt"])
+def test_config_prints_what_gives_the_same_again(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    install(
+        site, "own", "    def load(self, source):\n        source.integer('k', 1)\n        return super().load(source)"
+    )
+    config = 'backend: "own" max_batch_size: 4 parameters { key: "k" value { string_value: "2" } }'
+    version = write_model(tmp_path, "m", config)
+    before = inspect(tmp_path)
+    assert main(["config", str(tmp_path / "m"), "--format", form]) == 0
+    printed = capsys.readouterr().out
+    (version / "config.yaml" if form == "yaml" else tmp_path / "m" / "config.pbtxt").write_text(printed)
+    after = inspect(tmp_path)
+    assert after.settings == before.settings
+    assert after.signature == before.signature
+    assert after.settings.backend == "own"
+
+
+def test_check_tells_problems_and_facts_of_any_kind(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "own", "")
+    install(site, "bad", "    def load(self, source): raise ValueError('cut short')")
+    repository = tmp_path / "models"
+    write_model(repository, "good", 'backend: "own" max_batch_size: 4')
+    write_model(repository, "broken", 'backend: "bad"')
+    write_model(repository, "unknown", 'backend: "owwn"')
+    assert main(["check", str(repository)]) == 1
+    captured = capsys.readouterr()
+    said = captured.out + captured.err
+    assert "good 1: batched, SuperTensor" in said
+    assert "the backend 'bad' cannot load the model: ValueError: cut short" in said
+    assert "there is no backend of this name (got 'owwn'); did you mean 'own'?" in said

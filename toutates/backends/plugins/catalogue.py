@@ -1,0 +1,87 @@
+"""Which backends there are beside those of the server itself: the ones that come with it, and installed packages'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Final, overload
+
+__all__ = ["GROUP", "SHIPPED", "Catalogue", "Shipped"]
+
+#: The entry point group of packages that bring a backend. The entry point's name is the backend's.
+GROUP: Final = "toutates.backends"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A backend that comes with the server, and needs a package that an extra of ours installs.
+
+    Attributes:
+        target: its class, as ``module:name``.
+        package: the module that it needs.
+        extra: of ours, that installs it; "" where there is none.
+        files: default names of a model's file, by which the backend is chosen where nothing names it.
+        platform: Triton's older name of it.
+    """
+
+    target: str
+    package: str
+    extra: str
+    files: tuple[str, ...] = ()
+    platform: str = ""
+
+
+#: By name, in the order in which a version's files are looked for.
+SHIPPED: Final[Mapping[str, Shipped]] = MappingProxyType({})
+
+
+class Catalogue(Sequence[str]):
+    """The names of all backends that can be used, those of packages included.
+
+    Packages are asked for entry points only where nothing else has a name, because that reads the metadata of each.
+    """
+
+    def __init__(self, shipped: Mapping[str, Shipped] = SHIPPED) -> None:
+        self.shipped = shipped
+
+    @cached_property
+    def entry_points(self) -> Mapping[str, EntryPoint]:
+        """Those of installed packages, by name; of two with one name the last. Ours come first, whatever others say."""
+        found = {point.name: point for point in entry_points(group=GROUP) if point.name not in self.shipped}
+        return MappingProxyType(dict(sorted(found.items())))
+
+    def chosen_by(self, files: Sequence[str]) -> str:
+        """The backend that a version's files choose; "" if none does.
+
+        Args:
+            files: names of what is in the version's directory.
+        """
+        for name, own in self.shipped.items():
+            if any(file in files for file in own.files):
+                return name
+        suffixes = [file.removeprefix("model.") for file in files if file.startswith("model.")]
+        # As with Triton, the default file of any other backend is called after it.
+        return next((suffix for suffix in suffixes if suffix in self.entry_points), "") if suffixes else ""
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of those whose packages are installed."""
+        yield from (name for name, own in self.shipped.items() if find_spec(own.package) is not None)
+        yield from self.entry_points
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a backend; also one of ours whose package is not installed."""
+        return name in self.shipped or name in self.entry_points
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        return list(self)[at]

@@ -1,0 +1,367 @@
+"""The kind of models that a backend of ``backends.interface`` computes, of the server or of an installed package."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from toutates.backends.interface import Backend, Source, Tensor, Tensors
+from toutates.backends.plugins.catalogue import Catalogue
+from toutates.backends.plugins.importing import import_backend, reason_of
+from toutates.backends.plugins.limited import within
+from toutates.backends.plugins.running import PluginRunner
+from toutates.backends.warming import time_row, warm_up
+from toutates.engine.batched import BatchedServable
+from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
+from toutates.engine.supertensor import SuperTensor
+from toutates.models.capacity import capacity_bytes
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.describe import BackendName, model_config
+from toutates.models.config.labels import Labels, read_labels, shortfalls
+from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.models.config.problems import Problems
+from toutates.models.config.settings import ModelSettings, SessionSettings
+from toutates.models.config.signature_of import signature_of
+from toutates.models.config.triton_fields import check_fields
+from toutates.models.config.warmup import check_warmup
+from toutates.models.inspection import InspectedVersion
+from toutates.models.repository import VersionFolder
+from toutates.models.table import ServedVersion
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
+
+__all__ = ["PluginKind"]
+
+logger = logging.getLogger(__name__)
+
+#: The parameter that says how long loading a version may take, and its default, seconds.
+LOAD_TIMEOUT: Final = "toutates.load_timeout_s"
+LOAD_TIMEOUT_S: Final = 120
+_MAX_TIMEOUT_S: Final = 86_400
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A version that its backend has loaded."""
+
+    name: str
+    source: Source
+    backend: Backend
+    signature: Signature
+    runners: list[PluginRunner]
+    warnings: list[str]
+    labels: dict[int, Labels]
+
+
+class PluginKind:
+    """Versions whose configuration names a backend of ``catalogue``, or whose files choose one.
+
+    Args:
+        catalogue: of the backends that there are.
+    """
+
+    def __init__(self, catalogue: Catalogue | None = None) -> None:
+        self._catalogue = catalogue if catalogue is not None else Catalogue()
+
+    @property
+    def backends(self) -> Sequence[str]:
+        """See ``Kind``."""
+        return self._catalogue
+
+    def claims(self, version: VersionFolder) -> bool:
+        """See ``Kind``."""
+        return bool(self._chosen(version))
+
+    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
+        """See ``Kind``."""
+        loaded = self._load(model, configuration)
+        try:
+            served = _serve(model, configuration, loaded)
+            runs = loaded.runners
+            warm_up(runs, configuration.settings, loaded.signature, model, configuration.folder.model_dir)
+        except BaseException:
+            _close(loaded)
+            raise
+        for warning in loaded.warnings:
+            logger.warning("model '%s' version %d: %s", model, configuration.folder.number, warning)
+        if configuration.notice:
+            logger.info("model '%s' version %d: %s", model, configuration.folder.number, configuration.notice)
+        return served
+
+    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
+        """See ``Kind``."""
+        loaded = self._load(model, configuration)
+        settings, signature, folder = configuration.settings, loaded.signature, configuration.folder
+        try:
+            if try_warmup and settings.warmup:
+                once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
+                warm_up(loaded.runners[:1], once, signature, model, folder.model_dir)
+            elif try_warmup:
+                time_row(loaded.runners[0], signature)
+            name = _described(loaded)
+            return InspectedVersion.of(model, configuration, signature, name, tuple(loaded.warnings))
+        finally:
+            _close(loaded)
+
+    def _chosen(self, version: VersionFolder) -> str:
+        try:
+            names = sorted(os.listdir(version.path))
+        except OSError:
+            return ""
+        # The file that the configuration names, or model.onnx, chooses the backend alone where it is there.
+        named = version.model_path.relative_to(version.path).parts[0]
+        return self._catalogue.chosen_by([named] if named in names else names)
+
+    def _load(self, model: str, configuration: VersionConfiguration) -> _Loaded:
+        settings, folder = configuration.settings, configuration.folder
+        name = settings.backend or self._chosen(folder)
+        warnings = _check_settings(name, configuration)
+        source = _source(model, configuration)
+        seconds = source.integer(LOAD_TIMEOUT, LOAD_TIMEOUT_S, 1, _MAX_TIMEOUT_S)
+
+        def load() -> tuple[Backend, Source, Tensors]:
+            made = import_backend(name, self._catalogue)
+            _check_devices(name, made, settings, configuration.source)
+            own = replace(source, path=_find(made, settings.model_filename, folder.path))
+            backend = made()
+            try:
+                return backend, own, backend.load(own)
+            except BaseException:
+                _free(backend, name, model)
+                raise
+
+        try:
+            backend, source, tensors = within(
+                seconds, load, name=f"load {model}", too_late=lambda late: _free(late[0], name, model)
+            )
+        except ToutatesError:
+            raise
+        except TimeoutError as error:
+            raise ModelLoadError(
+                f"the backend '{name}' has not loaded the model within {seconds} s, and its thread was left to itself; "
+                f"see why, or raise the parameter {LOAD_TIMEOUT}"
+            ) from error
+        except BaseException as error:
+            logger.error("loading model '%s' version %d failed", model, folder.number, exc_info=error)
+            raise ModelLoadError(f"the backend '{name}' cannot load the model: {reason_of(error)}") from error
+        runners: list[PluginRunner] = []
+        try:
+            signature = signature_of(
+                *_specs(name, tensors), settings, source=configuration.source, declared=configuration.declared
+            )
+            check_warmup(settings, signature, folder.model_dir, configuration.source)
+            labels = dict(read_labels(settings, signature, folder.model_dir, configuration.source))
+            warnings += shortfalls(labels, signature, settings, configuration.source)
+            if source.left_over:
+                unknown = ", ".join(source.left_over)
+                warnings.append(f"'{configuration.source}': the backend '{name}' has no parameters {unknown}")
+            runners += _runners(name, model, backend, signature, settings)
+        except BaseException as error:
+            _free(backend, name, model)
+            if isinstance(error, ToutatesError):
+                raise
+            raise ModelLoadError(f"the backend '{name}' cannot make instances: {reason_of(error)}") from error
+        return _Loaded(name, source, backend, signature, runners, warnings, labels)
+
+
+def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]:
+    """Refuse what only ONNX models have; returns warnings of what is passed over."""
+    settings, warnings = configuration.settings, []
+    problems = Problems(configuration.source)
+    if configuration.given is not None:
+        ignored = check_fields(configuration.given, problems)
+        if configuration.given.HasField("optimization"):
+            ignored.append(f"optimization (of ONNX models only; the backend '{name}' has parameters)")
+        if ignored:
+            warnings.append(
+                f"'{configuration.source}': passed over, because this server does not act on it: {'; '.join(ignored)}"
+            )
+    elif settings.accelerators or settings.session != SessionSettings():
+        key = "accelerators" if settings.accelerators else "session"
+        problems.add(key, "is for ONNX models only", None, f"remove it; the backend '{name}' has `parameters`")
+    if settings.profiling is not None:
+        problems.add("profiling", "is for ONNX models only", None, "remove it")
+    if settings.allocator != "cpu":
+        problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
+    problems.raise_all()
+    return warnings
+
+
+def _check_devices(name: str, backend: type[Backend], settings: ModelSettings, source: Path) -> None:
+    wanted = [device for device in settings.devices if device.startswith("gpu")]
+    if wanted and not backend.gpu:
+        raise ConfigurationError(
+            f"the backend '{name}' runs on the CPU only",
+            source=source,
+            key="devices" if source.name != PBTXT_NAME else "instance_group",
+            value=wanted[0],
+            remedy="write KIND_CPU (config.yaml: cpu)",
+        )
+
+
+def _source(model: str, configuration: VersionConfiguration) -> Source:
+    """What the backend is given, but for the path of the file, which needs the backend's default names."""
+    settings, folder, declared = configuration.settings, configuration.folder, configuration.declared
+    batch = (-1,) if declared is not None and declared.max_batch_size else ()
+
+    def tensors(role: str) -> list[Tensor]:
+        return [
+            Tensor(own.name, _datatype_name(own.datatype), (*batch, *own.shape), own.optional)
+            for own in (getattr(declared, role) if declared is not None else ())
+        ]
+
+    return Source(
+        model,
+        folder.number,
+        folder.path,
+        folder.path,
+        batch_size=settings.batch_size if settings.batching else 1,
+        instances=settings.num_executors,
+        inputs=tensors("inputs"),
+        outputs=tensors("outputs"),
+        configuration=configuration.source,
+        parameters=settings.parameters,
+    )
+
+
+def _datatype_name(config_name: str) -> str:
+    return "BYTES" if config_name == "TYPE_STRING" else config_name.removeprefix("TYPE_")
+
+
+def _find(backend: type[Backend], named: str, directory: Path) -> Path:
+    """The model's file.
+
+    Raises:
+        ModelLoadError: it is not there, or cannot be read.
+    """
+    names = [named] if named else list(backend.filenames)
+    if not names:
+        return directory
+    path = next((directory / name for name in names if (directory / name).exists()), directory / names[0])
+    try:
+        if path.is_dir():
+            return path
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        others = f" (nor {', '.join(names[1:])})" if len(names) > 1 else ""
+        remedy = "put the model there, or name its file in default_model_filename or model_filename"
+        raise ModelLoadError(f"unable to find '{path}'{others}: {error.strerror}; {remedy}") from error
+
+
+def _specs(name: str, tensors: object) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """What a backend says of its tensors, checked.
+
+    Raises:
+        ModelLoadError: it is not what ``Backend.load`` has to return.
+    """
+    if not isinstance(tensors, Tensors):
+        raise ModelLoadError(
+            f"the backend '{name}' returned {type(tensors).__name__} from load, expected "
+            "toutates.backends.interface.Tensors; its author has to correct that"
+        )
+    return _specs_of(name, "input", tensors.inputs), _specs_of(name, "output", tensors.outputs)
+
+
+def _specs_of(name: str, role: str, tensors: Sequence[Any]) -> list[TensorSpec]:
+    specs: dict[str, TensorSpec] = {}
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise ModelLoadError(f"the backend '{name}' has an {role} that is {type(tensor).__name__}, expected Tensor")
+        whole: Sequence[object] = tensor.shape
+        shape = tuple(size for size in whole if isinstance(size, int) and size >= -1)
+        problem = ""
+        if not tensor.name or tensor.name in specs:
+            problem = "needs a name of its own"
+        elif tensor.datatype not in BY_NAME:
+            problem = f"has the datatype {tensor.datatype!r}, expected one of {', '.join(BY_NAME)}"
+        elif len(shape) < len(whole):
+            problem = f"has the shape {list(whole)}, expected sizes, and -1 for any size"
+        if problem:
+            raise ModelLoadError(f"the backend '{name}' has an {role} {tensor.name!r} that {problem}")
+        specs[tensor.name] = TensorSpec(tensor.name, BY_NAME[tensor.datatype], shape, tensor.optional)
+    if not specs:
+        raise ModelLoadError(f"the backend '{name}' has no {role} for this model, and a model needs one at least")
+    return list(specs.values())
+
+
+def _runners(
+    name: str, model: str, backend: Backend, signature: Signature, settings: ModelSettings
+) -> list[PluginRunner]:
+    count = settings.num_executors
+    open_runners, lock = count, threading.Lock()
+
+    def close() -> None:
+        nonlocal open_runners
+        with lock:
+            open_runners -= 1
+            is_last = open_runners == 0
+        if is_last:
+            _free(backend, name, model)
+
+    return [
+        PluginRunner(
+            backend.instance(number, settings.device(number)),
+            signature,
+            model,
+            name,
+            quick=backend.quick,
+            on_close=close,
+        )
+        for number in range(count)
+    ]
+
+
+def _close(loaded: _Loaded) -> None:
+    for runner in loaded.runners:
+        runner.close()
+
+
+def _free(backend: Backend, name: str, model: str) -> None:
+    try:
+        backend.free()
+    except (Exception, SystemExit):
+        logger.exception("the backend '%s' failed to free model '%s'", name, model)
+
+
+def _described(loaded: _Loaded) -> BackendName:
+    path, directory = loaded.source.path, loaded.source.directory
+    filename = "" if path == directory else str(path.relative_to(directory))
+    return BackendName(loaded.name, filename=filename)
+
+
+def _serve(model: str, configuration: VersionConfiguration, loaded: _Loaded) -> ServedVersion:
+    settings, signature, number = configuration.settings, loaded.signature, configuration.folder.number
+    triton = configuration.folder.triton
+    supertensor = SuperTensor(
+        model,
+        signature,
+        batch_size=settings.batch_size,
+        capacity=settings.capacity,
+        capacity_bytes=capacity_bytes(settings, signature),
+        max_queue_size=settings.max_queue_size,
+        keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
+        delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
+        enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
+    )
+    config = model_config(
+        model,
+        signature,
+        settings,
+        version_policy=triton.version_policy if triton is not None else None,
+        given=configuration.given,
+        backend=_described(loaded),
+    )
+    return ServedVersion(
+        model=model,
+        number=number,
+        config=config,
+        servable=BatchedServable(number, supertensor, loaded.runners),
+        labels=loaded.labels,
+    )

@@ -1,0 +1,154 @@
+"""Runs batches by instances of a backend of ``backends.interface``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from toutates.backends.interface import Array, Instance
+from toutates.engine.lane import Batch, PackedLane
+from toutates.engine.packing import OutputArray, OutputPacker
+from toutates.engine.result import Outputs
+from toutates.protocol.signature import Signature
+from toutates.protocol.strings import EncodedStrings, StringTensor
+from toutates.system.errors import ExecutionFailed, RequestError
+from toutates.system.logs.limit import LineLimit
+from toutates.system.text import one_line
+
+__all__ = ["PluginRunner"]
+
+logger = logging.getLogger(__name__)
+
+
+class PluginRunner:
+    """One instance of a model version: the backend of one executor (``engine.servable.Backend``).
+
+    Args:
+        instance: what computes.
+        signature: the version's tensors.
+        model, backend: names, for errors.
+        quick: see ``backends.interface.Backend``.
+        on_close: called once no run will follow.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        signature: Signature,
+        model: str,
+        backend: str,
+        *,
+        quick: bool,
+        on_close: Callable[[], None],
+    ) -> None:
+        self.started_ns = self.ended_ns = 0
+        #: only what is quick may be run by workers; how long others take is not even measured
+        self.on_cpu = self.one_thread = quick
+        self._run = instance.run
+        self._signature = signature
+        self._names = [tensor.name for tensor in signature.inputs]
+        self._outputs = [(tensor.name, not tensor.datatype.size) for tensor in signature.outputs]
+        self._model, self._backend = model, backend
+        self._packer = OutputPacker(signature, model)
+        self._on_close = on_close
+        self._limit: LineLimit[str] = LineLimit()
+
+    def run(self, batch: Batch, first: int, rows: int) -> Outputs:
+        """See ``engine.servable.Backend``."""
+        lane = batch.lane
+        known = lane.known_outputs if isinstance(lane, PackedLane) else None
+        outputs = self.run_arrays(lane.inputs(batch, first, rows))
+        if known is None:
+            # A large output is sent from its own memory; that of a view is somebody else's, who may write to it again.
+            outputs = [
+                array.copy() if isinstance(array, np.ndarray) and array.base is not None else array for array in outputs
+            ]
+        return self._packer.pack(outputs, rows, known)
+
+    def run_arrays(self, inputs: Mapping[int, Array | StringTensor]) -> list[OutputArray]:
+        """Run on arrays by the input's index; returns the outputs in the signature's order.
+
+        Raises:
+            InvalidRequest: the backend says that the client is at fault.
+            ExecutionFailed: it raised something else, or returned no outputs.
+        """
+        names = self._names
+        arrays: dict[str, Any] = {
+            names[index]: _as_objects(array) if isinstance(array, StringTensor) else array
+            for index, array in inputs.items()
+        }
+        self.started_ns = time.monotonic_ns()
+        try:
+            outputs = self._run(arrays)
+        except RequestError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failure(error) from error
+        finally:
+            self.ended_ns = time.monotonic_ns()
+        try:
+            found: list[OutputArray] = []
+            for name, of_bytes in self._outputs:
+                output = outputs[name]
+                if not of_bytes and type(output) is not np.ndarray:
+                    raise TypeError(type(output).__name__)
+                found.append(_encoded(output) if of_bytes else output)
+        except Exception as error:
+            raise ExecutionFailed(self._wrong_answer(outputs)) from error
+        return found
+
+    def close(self) -> None:
+        """See ``engine.servable.Backend``."""
+        self._on_close()
+
+    def _failure(self, error: BaseException) -> ExecutionFailed:
+        if not self._limit.count("", time.monotonic_ns()):
+            fields = {"backend": self._backend, "model": self._model}
+            logger.error(
+                "the backend '%s' failed in a run of model '%s'", *fields.values(), exc_info=error, extra=fields
+            )
+        # Paths and lines are for the log.
+        said = one_line(error, 200)
+        reason = f"{type(error).__name__}{': ' if said else ''}{said}"
+        return ExecutionFailed(f"the backend '{self._backend}' failed to run model '{self._model}': {reason}")
+
+    def _wrong_answer(self, outputs: object) -> str:
+        who = f"the backend '{self._backend}' of model '{self._model}'"
+        expected = ", ".join(f"'{name}'" for name, _ in self._outputs)
+        if not isinstance(outputs, Mapping):
+            return f"{who} returned {type(outputs).__name__}, expected a dict of {expected}"
+        for name, of_bytes in self._outputs:
+            if name not in outputs:
+                given = ", ".join(f"'{key}'" for key in list(outputs)[:10]) or "none"
+                return f"{who} returned no output '{name}'; returned were {one_line(given, 200)}"
+            if of_bytes or not isinstance(outputs[name], np.ndarray):
+                found = type(outputs[name]).__name__
+                of = " of bytes or str" if of_bytes else ""
+                return f"{who} returned output '{name}' as {found}, expected an array{of}"
+        return f"{who} returned what cannot be read"
+
+
+def _as_objects(strings: StringTensor) -> Array:
+    array = np.empty(len(strings.starts), np.object_)
+    array[:] = strings.elements()
+    return array.reshape(strings.shape)
+
+
+def _encoded(array: Any) -> EncodedStrings:
+    """BYTES of an array of ``bytes`` or ``str`` objects, or of NumPy's own strings.
+
+    Raises:
+        TypeError, AttributeError: it is no array, or has other elements.
+    """
+    elements = [_as_bytes(element) for element in array.flat]
+    return EncodedStrings.of(elements, array.shape)
+
+
+def _as_bytes(element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    return element.encode() if isinstance(element, str) else bytes(memoryview(element))  # type: ignore[arg-type]
