@@ -181,7 +181,8 @@ def test_a_call_out_of_an_outcome_is_no_deeper_on_the_stack_and_ends() -> None:
             ask(calls, a=rows([1]))  # by now its runs are known to be quick
         calls.call(ModelCall(0, again), {"a": Tensor.of(rows([0]))})
         assert done.wait(30)
-        assert max(depths) - min(depths) < 30
+        # The first may come on this thread, whose stack has pytest's frames.
+        assert max(depths[1:]) - min(depths[1:]) < 30
         assert not THREAD._waiting
 
 
