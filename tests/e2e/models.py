@@ -22,6 +22,7 @@ __all__ = [
     "build_broken_repository",
     "build_repository",
     "gather_model",
+    "greatest_model",
     "greedy_model",
     "heavy_model",
     "reload_model",
@@ -207,6 +208,12 @@ def _ragged() -> bytes:
     ]
     initializers = [_constant("one", [1], np.int64), _constant("start", [0], np.int64)]
     return _model(nodes, [_tensor("INPUT", "INT64", ["n", 4])], [_tensor("OUTPUT", "INT64", ["n", None])], initializers)
+
+
+def greatest_model() -> bytes:
+    """OUTPUT = the greatest number of each row of INPUT, whatever the rows' length."""
+    node = helper.make_node("ReduceMax", ["INPUT"], ["OUTPUT"], axes=[1])
+    return _model([node], [_tensor("INPUT", "INT32", ["n", None])], [_tensor("OUTPUT", "INT32", ["n", 1])])
 
 
 def greedy_model() -> bytes:

@@ -4,7 +4,8 @@ Invariant: no bytes make the connection raise anything. The same bytes, with ans
 same events and the same output however they are cut: the driver's reads are no part of the protocol. (Answers given
 after other bytes are another session: a frame that came before an answer may be a stream error, and a connection error
 once its stream is closed. And a unary call that is over before anyone could answer does not count: it is handed on or
-not, as the reads fall.) At every step the connection's books balance, and no call outlives it.
+not, as the reads fall.) At every step the connection's books balance, and no call outlives it. The same holds where
+messages of 1 KiB are large, and are received straight into their memory if a read ends in them.
 
 A case is 8 bytes that settle limits, cuts and answers, and then the peer's bytes.
 """
@@ -45,6 +46,7 @@ from tests.h2grpc.support import (
     parse,
     request,
     settings,
+    small_is_large,
 )
 from toutates.h2grpc import (
     Allowance,
@@ -89,6 +91,8 @@ SUSPICIOUS = Limits(
     window_updates=_ALLOWANCE,
     other_frames=_ALLOWANCE,
 )
+#: With large messages: their memory is counted as it comes, so that tight bounds on it are met as the reads fall.
+LARGE = (Limits(stream_window=65_535, connection_window=65_535, max_message_size=20_000), "")
 PROFILES = ((TIGHT, ""), (TIGHT, "gzip"), (Limits(), "deflate"), (SUSPICIOUS, ""))
 
 INTERESTING = (0, 1, 2, 5, 100, 16_384, 65_535, 65_536, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
@@ -112,13 +116,14 @@ class _Peer:
                 self._call,
                 self._head,
                 self._data,
+                self._upload,
                 self._reset,
                 self._credit,
                 self._settings,
                 self._connection,
                 self._odd,
             ),
-            (8, 5, 5, 2, 3, 1, 1, 1),
+            (8, 5, 5, 2, 2, 3, 1, 1, 1),
         )[0]
         octets = kind()
         if rng.random() < 0.05:
@@ -196,6 +201,22 @@ class _Peer:
             pad = rng.choice((0, 1, 100, 255))
             payload, flags = bytes([pad]) + payload + bytes(rng.choice((pad, 0))), flags | PADDED
         return frame(DATA, flags, self._some_id(), payload[:16_384])
+
+    def _upload(self) -> bytes:
+        """A larger message, in frames that are mostly alike; at times something comes between, or it stays open."""
+        rng = self._rng
+        stream_id = self._new_id()
+        octets = message(rng.randbytes(rng.choice((1_100, 3_000, 9_000))))
+        size = rng.choice((64, 500, 1_000, 2_500, 16_384))
+        out, at = [self._head(stream_id, 0)], 0
+        while at < len(octets):
+            length = size if rng.random() < 0.9 else rng.randint(1, size)
+            end = at + length >= len(octets) and rng.random() < 0.9
+            out.append(frame(DATA, END_STREAM if end else 0, stream_id, octets[at : at + length]))
+            at += length
+            if rng.random() < 0.03:
+                out.append(rng.choice((self._call, self._connection, self._reset, self._credit, self._data))())
+        return b"".join(out)
 
     def _reset(self) -> bytes:
         return frame(RST_STREAM, 0, self._some_id(), self._number(4))
@@ -277,6 +298,14 @@ def check(case: bytes) -> None:
     profile = plan.choice(PROFILES)
     pauses = sorted(plan.randrange(len(octets) + 1) for _ in range(plan.randrange(6)))
     cuts = sorted(plan.randrange(len(octets) + 1) for _ in range(plan.choice((1, 3, 9, 40))))
+    _compare(octets, pauses, cuts, profile, seed)
+    if plan.random() < 0.5:
+        step = plan.choice((1, 10, 100, 100, 1_000, 1_000))
+        with small_is_large():
+            _compare(octets, pauses, list(range(plan.randint(1, step), len(octets), step)), LARGE, seed)
+
+
+def _compare(octets: bytes, pauses: list[int], cuts: list[int], profile: tuple[Limits, str], seed: bytes) -> None:
     whole = drive(octets, pauses, [], profile, seed)
     cut = drive(octets, pauses, cuts, profile, seed)
     assert whole == cut, f"cut at {cuts}, with answers at {pauses}, it gives\n{cut}\ninstead of\n{whole}"
@@ -320,6 +349,7 @@ def drive(
     handlers.check_over()
     _check_books(server)
     assert not server.connection.streams, "streams are left after the connection was lost"
+    assert not server.pool.lent, "messages that will never be whole have memory"
     return outcome
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import h2.config
 import h2.connection
@@ -26,6 +28,8 @@ from toutates.h2grpc import (
     RequestEnded,
     ServerConnection,
     StreamOpened,
+    direct_receive,
+    messages,
     method_table,
 )
 from toutates.h2grpc.events import InflationDue, LargeRequest
@@ -195,6 +199,16 @@ def _inflate(due: InflationDue) -> bytes | GrpcError:
         return decompress(due.message, due.encoding, due.max_size)
     except GrpcError as error:
         return error
+
+
+@contextmanager
+def small_is_large() -> Iterator[None]:
+    """Messages of 1 KiB are large, so that short sessions have many of them."""
+    with (
+        patch.multiple(direct_receive, LARGE_MESSAGE_BYTES=1_024, LEAST_MISSING=100, LEAST_FRAME=64, LONG_FRAME=2_000),
+        patch.object(messages, "LARGE_MESSAGE_BYTES", 1_024),
+    ):
+        yield
 
 
 @dataclass

@@ -29,10 +29,11 @@ from tests.h2grpc.support import (
     message,
     request,
     rst_stream,
+    small_is_large,
     unary,
     window_update,
 )
-from toutates.h2grpc import Call, Limits, direct_receive, message_memory, messages
+from toutates.h2grpc import Call, Limits, direct_receive, message_memory
 from toutates.h2grpc.message_memory import IDLE_NS, LARGEST_SPARE_BYTES, POOL_BYTES, MessageMemory
 from toutates.h2grpc.shared import Shared
 
@@ -43,13 +44,7 @@ CONTENT = random.Random(1).randbytes(300_000)
 
 @pytest.fixture(autouse=True)
 def _small_is_large() -> Iterator[None]:
-    """Messages of 1 KiB are large, so that short sessions have many of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "LARGE_MESSAGE_BYTES", 1_024)
-        patch.setattr(direct_receive, "LARGE_MESSAGE_BYTES", 1_024)
-        patch.setattr(direct_receive, "LEAST_MISSING", 100)
-        patch.setattr(direct_receive, "LEAST_FRAME", 64)
-        patch.setattr(direct_receive, "LONG_FRAME", 2_000)
+    with small_is_large():
         yield
 
 
@@ -165,6 +160,25 @@ def test_direct_and_ordinary_make_the_same_of_the_same_bytes(
     assert outcome(octets, cuts, directly=False) == whole
     assert outcome(octets, cuts, directly=True) == whole
     assert outcome(octets, cuts, directly=True, handed_in=True) == whole
+
+
+@pytest.mark.parametrize("sizes", [[1_000, 1_000, 300, 1_000], [500, 20, 2_000], [2_500, 2_500, 2_200, 1_000]])
+def test_a_request_that_ends_in_the_middle_of_its_message_is_refused_wherever_reads_end(sizes: list[int]) -> None:
+    octets, frames, at = message(CONTENT[:9_000]), [OPENING, headers(1, REQUEST_BLOCK)], 0
+    for number, size in enumerate(sizes):
+        frames.append(data(1, octets[at : at + size], END_STREAM if number == 2 else 0))
+        at += size
+    sent = b"".join(frames[:5]) + unary(3)
+    whole = outcome(sent, [], directly=False)
+    assert b"the request ended in the middle of a message" in whole[1]
+    assert outcome(sent, list(range(len(sent))), directly=True) == whole
+    for cut in range(1, len(sent), 11):
+        assert outcome(sent, [cut], directly=True) == whole
+        assert outcome(sent, [cut, cut + 700], directly=True) == whole
+    closed = b"".join(frames)
+    whole = outcome(closed, [], directly=False)
+    for cut in range(1, len(closed), 51):
+        assert outcome(closed, [cut, cut + 300], directly=True) == whole
 
 
 @pytest.mark.parametrize("frames", [[3_000], [1_000], [500, 1_000, 700], [16_384], [10, 20_000]])

@@ -14,10 +14,12 @@ from tests.h2grpc.support import (
     HEADERS,
     PING,
     REQUEST_BLOCK,
+    block,
     data,
     frame,
     headers,
     message,
+    request,
     rst_stream,
     unary,
 )
@@ -112,3 +114,41 @@ def test_memory_of_large_messages_goes_back_once_no_more_come(monkeypatch: pytes
         assert server.call(lambda: server.service.shared.pool.kept_bytes) >= 1_000_000
         server.until(lambda: not server.service.shared.pool.kept_bytes)
         assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]
+
+
+def frames_of(octets: bytes, frame_bytes: int = 16_384) -> bytes:
+    """DATA of stream 1, which these end."""
+    return b"".join(
+        data(1, octets[at : at + frame_bytes], END_STREAM if at + frame_bytes >= len(octets) else 0)
+        for at in range(0, len(octets), frame_bytes)
+    )
+
+
+@pytest.mark.parametrize("frame_bytes", [16_384, 900_000])
+def test_a_message_whose_deadline_passes_while_it_comes_is_answered_and_the_rest_dropped(frame_bytes: int) -> None:
+    frames = frames_of(message(CONTENT[:2_000_000]), frame_bytes)
+    with running() as server, RawClient(server, WIDE) as client:
+        head = headers(1, block(request("/test.Echo/Unary", ("grpc-timeout", "50m"))))
+        client.sock.sendall(head + frames[:500_000])
+        refusal = client.until(HEADERS)
+        assert refusal.stream_id == 1
+        assert refusal.flags & END_STREAM
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+        client.sock.sendall(frames[500_000:] + unary(3))
+        assert client.until(HEADERS).stream_id == 3
+        server.until(lambda: server.service.shared.budget.used == 0)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_message_that_ends_early_is_refused_and_leaves_nothing(tls: bool, context: ssl.SSLContext) -> None:
+    with (
+        running(tls=context if tls else None) as server,
+        RawClient(server, WIDE, tls=client_context() if tls else None) as client,
+    ):
+        client.sock.sendall(headers(1, REQUEST_BLOCK) + frames_of(message(CONTENT)[:1_000_000]) + unary(3))
+        refusal = client.until(HEADERS)
+        assert refusal.stream_id == 1
+        assert refusal.flags & END_STREAM
+        assert client.until(HEADERS).stream_id == 3
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+        server.until(lambda: server.service.shared.budget.used == 0)

@@ -155,6 +155,8 @@ class DirectReceive:
             missing = assembler.missing
         if length > missing or missing - have < LEAST_MISSING:
             return False
+        if flags and length < missing:
+            return False  # the request ends in the middle of its message
         if stream_id == self._surprised and length - have < LEAST_MISSING:
             return False
         if assembler is None:
@@ -294,6 +296,8 @@ class DirectReceive:
             have = count - FRAME_HEAD_SIZE
             if word & 0xFF != DATA or flags & ~END_STREAM or stream_id != self._stream_id:
                 self._surprised = self._stream_id
+            elif flags and size < assembler.missing - at:
+                pass  # the request ends in the middle of its message
             elif whole < self._ahead:
                 if size == length and not flags:
                     return whole, b"", (flags, size, have)
