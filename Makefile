@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve models test lint pytest fuzz mutants attacks soak test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts models test lint pytest fuzz mutants attacks soak test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -49,6 +49,14 @@ models: $(MODELS)/mlp/1/model.onnx  ## Build the example model repository
 
 serve: $(VENV)/.serve $(MODELS)/mlp/1/model.onnx  ## Serve the example models on port 8001, with a status page on 9090 (ARGS='--grpc-addr ...')
 	$(BIN)/python -m toutates --model-repository $(MODELS) $(ARGS)
+
+serve-images: $(VENV)/.serve  ## Serve the ensemble of examples/image_classification
+	$(BIN)/python examples/image_classification/make_repository.py $(MODELS)-images
+	$(BIN)/python -m toutates --model-repository $(MODELS)-images $(ARGS)
+
+serve-texts: $(VENV)/.serve  ## Serve the ensemble of examples/text_classification
+	$(BIN)/python examples/text_classification/make_repository.py $(MODELS)-texts
+	$(BIN)/python -m toutates --model-repository $(MODELS)-texts $(ARGS)
 
 # --- checking ---------------------------------------------------------------------------------------------------
 

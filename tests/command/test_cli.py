@@ -26,7 +26,7 @@ from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.infer.tracing.configuration import read_trace_options
 from toutates.infer.tracing.settings import TraceSetting
 from toutates.repositories.specification import S3Specification
-from toutates.server.options import Options, TlsFiles
+from toutates.server.options import Options, TlsFiles, TorchServeOptions
 from toutates.system.address import Address, parse_address
 from toutates.system.errors import ConfigurationError
 from toutates.system.topology import format_cpu_list
@@ -63,6 +63,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--trt-min-subgraph-size", "7", "trt_min_subgraph_size", 7),
     ("--ort-intra-threads", "3", "ort_intra_threads", 3),
     ("--ort-inter-threads", "4", "ort_inter_threads", 4),
+    ("--torchserve-api", "true", "torchserve", TorchServeOptions(Address("127.0.0.1", 8081))),
     ("--grpc-addr", "[::1]:99", "grpc_addr", Address("::1", 99)),
     ("--processing-cores", "5", "processing_cores", 5),
     ("--model-load-thread-count", "5", "parallel_loads", 5),
@@ -126,6 +127,7 @@ def test_every_flag_is_in_the_table_above() -> None:
     flags = {f"--{name}" for name in (*FLAGS, *ALIASES)}
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
+    together |= {"--torchserve-management-addr", "--torchserve-model-store", "--torchserve-allowed-urls"}
     together |= {"--limit", "--config", "--executor-cores"}
     assert flags - {effect[0] for effect in EFFECTS} == together
 

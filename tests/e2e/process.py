@@ -31,6 +31,7 @@ NO_HTTP: Final = ("--metrics-addr", "off", "--http-addr", "off")
 
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
 _REST = re.compile(r", HTTP on 127\.0\.0\.1:(\d+) with ")
+_MANAGEMENT = re.compile(r"management API of TorchServe is on http://127\.0\.0\.1:(\d+)/")
 _STATUS_PAGE = re.compile(r"status page on http://127\.0\.0\.1:(\d+)/")
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
 _STOP_SECONDS = 60.0
@@ -77,6 +78,13 @@ class ServerProcess:
     def rest_port(self) -> int:
         """Of REST, where it was told to have one (``--http-addr 127.0.0.1:0``)."""
         match = _REST.search(self.log)
+        assert match is not None, self.log
+        return int(match[1])
+
+    @property
+    def management_port(self) -> int:
+        """Of TorchServe's management API, where it has one (``--torchserve-management-addr 127.0.0.1:0``)."""
+        match = _MANAGEMENT.search(self.log)
         assert match is not None, self.log
         return int(match[1])
 

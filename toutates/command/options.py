@@ -15,7 +15,7 @@ from toutates.command.settings import Settings
 from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import read_trace_options
 from toutates.repositories.specification import Specification, read_specifications
-from toutates.server.options import Options, TlsFiles
+from toutates.server.options import Options, TlsFiles, TorchServeOptions
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["make_options", "repositories"]
@@ -49,6 +49,7 @@ def make_options(settings: Settings) -> Options:
                 "limits": _limits(settings),
                 "restricted_protocols": parse_restrictions(settings["grpc-restricted-protocol"]),
                 "tls": _tls(settings["tls-cert"], settings["tls-key"], settings["tls-client-ca"]),
+                "torchserve": _torchserve(settings),
                 "tracing": read_trace_options(
                     os.environ,
                     endpoint=settings["trace-endpoint"],
@@ -134,6 +135,21 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
             value=str(text),
             remedy="write one such as ^x-",
         ) from None
+
+
+def _torchserve(settings: Settings) -> TorchServeOptions | None:
+    """TorchServe's APIs; None where they are not wanted."""
+    if not settings["torchserve-api"]:
+        return None
+    address = settings["torchserve-management-addr"]
+    if address is not None and settings["processes"] != 1:
+        raise ConfigurationError(
+            "the management API of TorchServe is there with one process only",
+            key="--torchserve-management-addr",
+            value=str(address),
+            remedy="write off, or leave --processes out",
+        )
+    return TorchServeOptions(address, settings["torchserve-model-store"], settings["torchserve-allowed-urls"] or ())
 
 
 def _tls(cert: str | None, key: str | None, client_ca: str | None) -> TlsFiles | None:

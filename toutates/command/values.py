@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -137,6 +138,19 @@ def names(text: str) -> tuple[str, ...]:
     found = tuple(name.strip() for name in text.split(","))
     if not all(found):
         raise ConfigurationError("has an empty name", value=text, remedy="separate names by single commas")
+    return found
+
+
+def url_prefixes(text: str) -> tuple[str, ...]:
+    """Beginnings of URLs, separated by commas. Each names its host in full."""
+    found = names(text)
+    for prefix in found:
+        if not re.fullmatch(r"(https?://[^/@?#\\\s]+|file://)/[^?#\s]*", prefix):
+            raise ConfigurationError(
+                "is not the beginning of a URL",
+                value=prefix,
+                remedy="write one such as https://models.example/archives/",
+            )
     return found
 
 

@@ -24,11 +24,13 @@ class Listeners:
         grpc: one per worker; they share the port of ``--grpc-addr``.
         http: one per worker; they share the port of ``--http-addr``. Empty where that is off.
         monitoring: of ``--metrics-addr``; None where that is off.
+        management: of ``--torchserve-management-addr``; None where that is off.
     """
 
     grpc: tuple[socket.socket, ...]
     http: tuple[socket.socket, ...]
     monitoring: socket.socket | None
+    management: socket.socket | None = None
 
 
 @contextmanager
@@ -56,4 +58,9 @@ def open_listeners(options: Options, workers: int) -> Iterator[Listeners]:
         if options.metrics_addr is not None:
             [monitoring] = bind(options.metrics_addr, "--metrics-addr", otherwise=OR_OFF)
             opened.enter_context(closing(monitoring))
-        yield Listeners(tuple(grpc), tuple(http), monitoring)
+        management = None
+        if options.torchserve is not None and options.torchserve.management_addr is not None:
+            flag = "--torchserve-management-addr"
+            [management] = bind(options.torchserve.management_addr, flag, otherwise=OR_OFF)
+            opened.enter_context(closing(management))
+        yield Listeners(tuple(grpc), tuple(http), monitoring, management)

@@ -21,6 +21,7 @@ __all__ = [
     "EXIT_USAGE",
     "Options",
     "TlsFiles",
+    "TorchServeOptions",
 ]
 
 #: Bytes of downloads from S3 in the cache.
@@ -42,6 +43,21 @@ class TlsFiles:
     cert: Path
     key: Path
     client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchServeOptions:
+    """TorchServe's APIs.
+
+    Attributes:
+        management_addr: address of the management API; None for none.
+        model_store: directory of the archives that it registers; None for none.
+        allowed_urls: beginnings of the URLs that it may download archives from.
+    """
+
+    management_addr: Address | None = None
+    model_store: Path | None = None
+    allowed_urls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,7 @@ class Options:
         reuse_port: whether other servers of the same user may listen on the ports of gRPC and REST too.
         http_addr: address of REST; None for none but that of gRPC, which serves REST too.
         rest: of REST.
+        torchserve: TorchServe's APIs; None for none.
         metrics_addr: address of the HTTP side; None for none.
         debug_endpoints: whether /debug answers to other machines too.
         shutdown_grace_s: seconds that calls under way get after SIGTERM.
@@ -118,6 +135,7 @@ class Options:
     reuse_port: bool = False
     http_addr: Address | None = Address("0.0.0.0", 8000)
     rest: RestSettings = field(default_factory=RestSettings)
+    torchserve: TorchServeOptions | None = None
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
     debug_endpoints: bool = False
     server_id: str = "triton"

@@ -94,6 +94,7 @@ class Server:
         address: host and port of the gRPC service, once it is bound; the real port where options ask for port 0.
         rest_address: host and port of REST, once it is bound; None where it has no port of its own.
         http_address: host and port of the HTTP side, once it is bound.
+        management_address: host and port of TorchServe's management API, once it is bound.
         view: the server as metrics, status page and dumps see it, once its models are being loaded.
 
     Raises:
@@ -126,6 +127,7 @@ class Server:
         self.address: tuple[str, int] | None = None
         self.rest_address: tuple[str, int] | None = None
         self.http_address: tuple[str, int] | None = None
+        self.management_address: tuple[str, int] | None = None
 
     def stop(self) -> None:
         """Begin the shutdown; the second call ends its grace. On the main thread."""
@@ -149,6 +151,8 @@ class Server:
             self.address = listeners.grpc[0].getsockname()[:2]
             if listeners.http:
                 self.rest_address = listeners.http[0].getsockname()[:2]
+            if listeners.management is not None:
+                self.management_address = listeners.management.getsockname()[:2]
             if listeners.monitoring is not None:
                 self.http_address = listeners.monitoring.getsockname()[:2]
             try:
@@ -253,7 +257,7 @@ class Server:
             gc.collect()
             gc.freeze()
             async with trio.open_nursery() as serving:
-                await serving.start(self.workers.run, listeners.grpc, listeners.http)
+                await serving.start(self.workers.run, listeners.grpc, listeners.http, listeners.management)
                 unready_reason = readiness.begin()
                 if member is None:
                     self._announce(unready_reason)
@@ -307,6 +311,8 @@ class Server:
             f"NOT ready: {unready_reason}" if unready_reason else "ready",
             extra={"port": self.address[1], "workers": workers},
         )
+        if self.management_address is not None:
+            logger.info("the management API of TorchServe is on http://%s:%d/models", *self.management_address)
 
     def _warn_of_gil(self) -> None:
         problem = gil_problem()

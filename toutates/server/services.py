@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
@@ -15,6 +16,10 @@ from toutates.api.grpc.statuses import STATUSES
 from toutates.api.rest.handler import RestHandler
 from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.torchserve.downloads import Downloads
+from toutates.api.torchserve.management import ManagementHandler
+from toutates.api.torchserve.models import Models
+from toutates.api.torchserve.predictions import Defaults
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Sampling
 from toutates.infer.parameter_notices import ParameterNotices
@@ -44,12 +49,14 @@ class WorkerServices:
     Attributes:
         infer: inference, by each transport.
         http: serves HTTP/1.1 to the connections of a listener of its own.
+        management: serves TorchServe's management API; None on all workers but one, and where there is none.
         readiness: the worker's view of the server's readiness.
     """
 
     infer: tuple[InferService, ...]
     http: Service
     readiness: Readiness
+    management: Service | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +77,7 @@ class Services:
         access_log: takes a share of the requests; None for none.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         parameter_notices: says which parameters of requests have no effect.
+        torchserve_defaults: which versions TorchServe's clients mean by none.
     """
 
     options: Options
@@ -85,6 +93,7 @@ class Services:
     access_log: AccessLog | None
     everywhere: Everywhere | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
+    torchserve_defaults: Defaults = field(default_factory=Defaults)
 
     def attach(self, worker: Worker, number: int, *, ready: bool) -> WorkerServices:
         """Have a worker, which does not run yet, serve everything.
@@ -132,10 +141,30 @@ class Services:
             self.secrets,
             self.pages.of(worker),
             side,
+            None if options.torchserve is None else self.torchserve_defaults,
         )
         http = HttpService(worker, rest)
         worker.service = ByFirstBytes(grpc, http)
-        return WorkerServices((infer, rest_infer), worker.service if worker.tls is not None else http, readiness)
+        own = worker.service if worker.tls is not None else http
+        management = self._management(worker, plane, grpc) if number == 0 else None
+        return WorkerServices((infer, rest_infer), own, readiness, management)
+
+    def _management(self, worker: Worker, plane: DataPlane, grpc: Service) -> Service | None:
+        """TorchServe's management API, where it has an address."""
+        chosen = self.options.torchserve
+        if chosen is None or chosen.management_addr is None:
+            return None
+        local = [one for one in self.options.model_repositories if isinstance(one, Path)]
+        models = Models(
+            plane,
+            local[0] if local else None,
+            Downloads(chosen.model_store, chosen.allowed_urls),
+            self.torchserve_defaults,
+            self.queue.nursery.start_soon,
+        )
+        http = HttpService(worker, ManagementHandler(worker, self.queue, models, self.secrets))
+        # A TLS client may choose HTTP/2, which is gRPC here.
+        return http if worker.tls is None else ByFirstBytes(grpc, http)
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self.options.max_inflight_requests

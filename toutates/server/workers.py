@@ -49,6 +49,7 @@ class Workers:
         self.cut_off_calls = 0
         self._readiness: list[Readiness] = []
         self._http: list[Service] = []
+        self._management: Service | None = None
         self._options = options
         self._placement = placement
         self._shutdown = shutdown
@@ -75,12 +76,14 @@ class Workers:
             self.all.append(worker)
             self.infer += own.infer
             self._http.append(own.http)
+            self._management = own.management or self._management
             self._readiness.append(own.readiness)
 
     async def run(
         self,
         grpc: Sequence[socket.socket],
         http: Sequence[socket.socket],
+        management: socket.socket | None = None,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -89,6 +92,7 @@ class Workers:
         Args:
             grpc: one per worker, bound.
             http: as many, or none.
+            management: of TorchServe's management API, which the first worker serves.
             task_status: told when all of them listen.
         """
         limiter = trio.CapacityLimiter(math.inf)
@@ -97,6 +101,8 @@ class Workers:
             async with trio.open_nursery() as threads:
                 for number, worker in enumerate(self.all):
                     others = [(listener, self._http[number]) for listener in http[number : number + 1]]
+                    if management is not None and self._management is not None and number == 0:
+                        others.append((management, self._management))
                     for listener in (grpc[number], *(listener for listener, _ in others)):
                         listener.listen(BACKLOG)
                     cpus = self._placement.workers[number : number + 1]

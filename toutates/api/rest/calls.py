@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from toutates.api.rest.answers import refusal
 from toutates.http1 import Deflater
 from toutates.infer.rest.call import Asks
 from toutates.net.http1.connection import HttpCall
 from toutates.protocol.rest.generate import server_sent_event
 from toutates.protocol.rest.response import InferResponse, head_of
+from toutates.system.errors import RequestError
 
 __all__ = ["Purpose", "RestHttpCall"]
 
@@ -27,9 +29,11 @@ class Purpose:
 
     Attributes:
         handle: answers it.
+        refusal: makes status, header fields and body of an error's answer; None for REST's own.
     """
 
     handle: Callable[[Any], None]
+    refusal: Callable[[RequestError], tuple[int, bytes, bytes]] | None = None
 
 
 class RestHttpCall(HttpCall):
@@ -45,6 +49,11 @@ class RestHttpCall(HttpCall):
         body = Deflater(coding).finish(b"".join(response.pieces))
         return InferResponse(b"%bcontent-encoding: %b\r\n" % (response.fields, coding.encode()), [body], len(body))
 
+    def fail(self, error: RequestError) -> None:
+        """Answer with an error. Does nothing once the request is no longer open."""
+        write = self.head.purpose.refusal or refusal
+        self.reply(*write(error))
+
     def answer(self, response: InferResponse) -> None:
         """Answer an inference that succeeded. Does nothing once the request is no longer open."""
         asks = self.head.purpose.asks
@@ -53,5 +62,8 @@ class RestHttpCall(HttpCall):
             self.responder.reply(self, (head, b"\r\n", *response.pieces), response.length)
         elif asks is Asks.GENERATE:
             self.reply_in_chunks(200, _JSON, [b"".join(response.pieces)])
+        elif asks is Asks.BODY:
+            result_head, result = response.pieces
+            self.reply(*self.head.purpose.tensors.write(result_head, result))
         else:
             self.reply_in_chunks(200, _EVENTS, [server_sent_event(b"".join(response.pieces))])

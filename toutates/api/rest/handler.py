@@ -18,6 +18,7 @@ from toutates.api.rest.calls import Purpose, RestHttpCall
 from toutates.api.rest.endpoints import Route, find_route, restriction_answer
 from toutates.api.rest.slow_answers import SlowAnswers
 from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.torchserve.predictions import Defaults, Predictions
 from toutates.http1 import Head, Refused
 from toutates.infer.rest.call import Asked, Asks
 from toutates.infer.rest.service import RestInferService
@@ -71,6 +72,7 @@ class RestHandler:
         secrets: by group, what its endpoints want of a request.
         pages: what else is served, by path, for GET and HEAD.
         side: the worker's thread for what takes long.
+        torchserve: has TorchServe's inference API served too; None for not.
     """
 
     call_class: type[HttpCall] = RestHttpCall
@@ -86,6 +88,7 @@ class RestHandler:
         secrets: Mapping[str, RestrictedProtocol],
         pages: Mapping[str, Callable[[RestHttpCall], None]],
         side: SideThread,
+        torchserve: Defaults | None = None,
     ) -> None:
         self._worker = worker
         self._plane = plane
@@ -97,6 +100,10 @@ class RestHandler:
         self._pages = pages
         self._slow = SlowAnswers(worker, side, plane.get_table)
         self._secrets = secrets
+        self._predictions: Predictions | None = None
+        if torchserve is not None:
+            most = min(settings.max_input_bytes, worker.limits.max_message_size)
+            self._predictions = Predictions(plane, self._handler_for, torchserve, secrets, most)
 
     # --- for the service ---------------------------------------------------------------------------------------------
 
@@ -111,7 +118,8 @@ class RestHandler:
             return _admit(head, page) if head.method in _GETS else self._admit_answer(head, METHOD_NOT_ALLOWED)
         route = find_route(head.path)
         if route is None:
-            return self._admit_answer(head, NOT_FOUND)
+            admitted = None if self._predictions is None else self._predictions.admit(head)
+            return self._admit_answer(head, NOT_FOUND) if admitted is None else admitted
         endpoint = route.endpoint
         secret = self._secrets.get(endpoint.category)
         if secret is not None:
@@ -132,7 +140,7 @@ class RestHandler:
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
         """Answer a request with an error."""
-        call.reply(*refusal(error))
+        call.fail(error)
 
     def write_refusal(self, refused: Refused) -> tuple[bytes, bytes]:
         """The fields and the body of the answer to a request that is refused before it is read."""

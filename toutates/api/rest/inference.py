@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from toutates.api.rest.answers import STATUSES, refusal
+from toutates.api.rest.answers import STATUSES
 from toutates.api.rest.calls import RestHttpCall
 from toutates.infer.rest.call import request_id
 from toutates.net import Worker
@@ -26,7 +26,7 @@ class RestTransport:
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
         """Answer a call with the status and the text of an error."""
-        call.reply(*refusal(error))
+        call.fail(error)
 
     def status_of(self, error: type[RequestError] | None) -> HTTPStatus:
         """The status of a kind of error; OK for None."""

@@ -11,6 +11,7 @@ from toutates.engine.result import Outputs
 from toutates.infer.answers import Answers, RequestContext, wire_output
 from toutates.infer.call import Transport
 from toutates.infer.observing import Observer
+from toutates.infer.rest.body import body_response
 from toutates.infer.rest.call import RestCall, request_id
 from toutates.infer.rest.plan import LARGE_CONTENTS, RestPlan
 from toutates.net.side_thread import SideThread, outcome_of
@@ -94,6 +95,8 @@ class RestAnswers(Answers):
                 tensors.append(tensor)
                 raws.append(raw)
                 sizes.append(len(raw) if signature.outputs[index].datatype.size and not plan.request.classes else None)
+            if plan.tensors is not None:
+                return partial(body_response, plan.tensors, tensors), raws, 0
             if plan.outputs is None:
                 return partial(_write_flat, plan, identifier, tensors), raws, sum(map(len, raws))
             response = plan.response_for(tensors, sizes, row_shapes)

@@ -11,8 +11,9 @@ import msgspec
 
 from toutates.protocol.rest.request import Target
 from toutates.protocol.rest.response import InferResponse
+from toutates.system.errors import RequestError
 
-__all__ = ["Asked", "Asks", "RestCall", "request_id"]
+__all__ = ["Asked", "Asks", "BodyTensors", "RestCall", "request_id"]
 
 
 def request_id(identifier: bytes) -> str:
@@ -26,6 +27,28 @@ class Asks(Enum):
     INFER = "one answer, in the form of the v2 protocol"
     GENERATE = "one answer, as one flat object"
     STREAM = "all answers, as server-sent events"
+    BODY = "the bytes of an output, for the bytes of an input"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTensors:
+    """The tensors of models that get a request's body as it came and give the answer's: BYTES of one element each.
+
+    Attributes:
+        body: the input that gets the body.
+        head: the input that gets ``head_content``; a model may be without.
+        head_content: what the model is told of the request's head.
+        result: the output that is the answer's body.
+        result_head: the output that says more of the answer; a model may be without.
+        write: from the contents of ``result_head``, b"" without it, and ``result`` to status, header fields and body.
+    """
+
+    body: str
+    head: str
+    head_content: bytes
+    result: str
+    result_head: str
+    write: Callable[[bytes, bytes], tuple[int, bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +63,8 @@ class Asked:
         json_size: the number that it is, where it is plainly one above 0; else 0.
         asks: what for, and how.
         is_coded: whether the answer is to be compressed.
+        tensors: where the body is one of them.
+        refusal: makes status, header fields and body of an error's answer; None for REST's own.
     """
 
     handle: Callable[[Any], None]
@@ -49,6 +74,8 @@ class Asked:
     json_size: int
     asks: Asks
     is_coded: bool
+    tensors: BodyTensors | None = None
+    refusal: Callable[[RequestError], tuple[int, bytes, bytes]] | None = None
 
 
 class RestHead(Protocol):

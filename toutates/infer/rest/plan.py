@@ -8,6 +8,7 @@ from typing import Final
 from toutates.engine.result import Outputs
 from toutates.engine.servable import Port
 from toutates.infer.plan import Plan
+from toutates.infer.rest.call import BodyTensors
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.protocol.infer_response import OutputPart, WireTensor
@@ -26,14 +27,16 @@ class RestPlan(Plan):
 
     Attributes:
         form: reads requests of this kind; None where each is read the long way.
-        outputs: in which form each output is sent; None for the flat objects of the generate extension.
+        outputs: in which form each output is sent; None for the flat objects of the generate extension, and for
+            answers that are an output as it is.
+        tensors: the latter's.
         coded: whether answers are to be compressed.
         response: constant bytes of the last response.
         response_shapes: row shapes of the outputs that ``response`` was made for.
         quick: whether ``response`` is written at once, of outputs as they are.
     """
 
-    __slots__ = ("coded", "form", "outputs", "quick", "response", "response_shapes")
+    __slots__ = ("coded", "form", "outputs", "quick", "response", "response_shapes", "tensors")
 
     def __init__(
         self,
@@ -44,10 +47,12 @@ class RestPlan(Plan):
         form: Form | None = None,
         *,
         coded: bool,
+        tensors: BodyTensors | None = None,
     ) -> None:
         super().__init__(version, request, port)
         self.form = form
         self.coded = coded
+        self.tensors = tensors
         self.outputs = outputs
         self.quick = False
         self.response: ResponseTemplate | None = None

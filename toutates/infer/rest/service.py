@@ -16,13 +16,15 @@ from toutates.infer.inflight import Inflight
 from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.reading import MAX_ID_BYTES, id_too_long
 from toutates.infer.rest.answers import RestAnswers
-from toutates.infer.rest.call import Asked, Asks, RestCall
+from toutates.infer.rest.body import body_message
+from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall
 from toutates.infer.rest.plan import RestPlan
 from toutates.infer.service import InferService
 from toutates.infer.validation import validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
+from toutates.protocol.datatypes import join_strings
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.rest.cutting import Cut, cut
 from toutates.protocol.rest.generate import read_generate_request
@@ -88,7 +90,10 @@ class RestInferService(InferService):
     def _infer_by_cutting(self, call: Any, asked: Asked, body: bytes) -> None:
         """Handle a request that is unlike the last ones."""
         if asked.asks is not Asks.INFER:
-            self._generate(call, asked)
+            if asked.tensors is not None:
+                self._infer_body(call, asked, asked.tensors, body)
+            else:
+                self._generate(call, asked)
             return
         json_end = asked.json_size
         if not 0 < json_end <= len(body):
@@ -180,6 +185,25 @@ class RestInferService(InferService):
             raise
         self._infer_message(call, version, message, [content], b"", RAW_OUTPUTS)
 
+    def _infer_body(self, call: Any, asked: Asked, tensors: BodyTensors, body: bytes | bytearray) -> None:
+        """Handle a body that is one BYTES element of a model, whatever it holds."""
+        plan: Any = self._plans.get(asked.key) or self._cache.recall(asked.key)
+        given = {tensors.body: join_strings([memoryview(body)]), tensors.head: join_strings([tensors.head_content])}
+        if plan is not None:
+            inputs = plan.version.signature.inputs
+            self._submit(call, plan, b"", [given[inputs[index].name] for index in plan.request.inputs], "")
+            return
+        self.counters.parsed += 1
+        version: ServedVersion | None = None
+        try:
+            version = self._table.find(asked.target.model, asked.target.version)
+            message = body_message(asked.target, tensors, version.signature)
+        except RequestError as error:
+            self._count_refusal(error, version)
+            raise
+        contents = [given[tensor.name] for tensor in message.inputs]
+        self._infer_message(call, version, message, contents, b"", None, None, asked.key)
+
     def _generate(self, call: RestCall, asked: Asked) -> None:
         """Handle a request of the generate extension."""
         body = bytes(call.body)
@@ -224,7 +248,10 @@ class RestInferService(InferService):
             validated = validate(message, [len(content) for content in given], version.signature, version.model)
             if message.parameters:
                 self._notices.note(version.model, message.parameters)
-            plan = RestPlan(version, validated, self._port(version), outputs, form, coded=call.head.purpose.is_coded)
+            asked: Asked = call.head.purpose
+            plan = RestPlan(
+                version, validated, self._port(version), outputs, form, coded=asked.is_coded, tensors=asked.tensors
+            )
         except RequestError as error:
             self._count_refusal(error, version)
             raise

@@ -13,7 +13,7 @@ from toutates.models.config.small_file import read_small_file
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import shown
 
-__all__ = ["MANIFEST", "Handler", "Manifest", "find_handler", "read_manifest"]
+__all__ = ["MANIFEST", "Handler", "Manifest", "find_handler", "is_model_name", "read_manifest"]
 
 MANIFEST: Final = Path("MAR-INF", "MANIFEST.json")
 
@@ -124,7 +124,7 @@ def read_manifest(folder: Path, archive: Path, name: str = "", handler: str = ""
 def _check(manifest: Manifest, folder: Path, archive: Path) -> None:
     if not manifest.name:
         raise _wrong(archive, "Model name is not defined.", "name the model by --model-name")
-    if not _NAME.fullmatch(manifest.name):
+    if not is_model_name(manifest.name):
         problem = f"the model's name '{shown(manifest.name)}' is not a letter, then letters, digits, '_', '-' and '.'"
         raise _wrong(archive, problem, "name the model by --model-name")
     if not manifest.version:
@@ -170,6 +170,11 @@ def find_handler(manifest: Manifest, folder: Path, archive: Path) -> Handler:
     if function and not function.isidentifier():
         raise _wrong(archive, f"the handler's function '{shown(function)}' is no name", "write FILE.py:FUNCTION")
     return Handler(module, function)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model of TorchServe can have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _stem(archive: Path) -> str:

@@ -57,7 +57,7 @@ def _elements(request: Any, name: str) -> list[bytes]:
 
 def _response(results: list[Result], rows: list[tuple[bytes, bytes]]) -> Any:
     for result, (_, head) in zip(results, rows, strict=True):
-        if result.status >= 400 and not head:
+        if result.failed and not head:
             text = result.body.decode(errors="replace")
             codes = pb_utils.TritonError
             code = codes.INVALID_ARG if result.status < 500 else codes.INTERNAL

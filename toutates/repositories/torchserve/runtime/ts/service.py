@@ -28,18 +28,21 @@ class Result(NamedTuple):
 
     Attributes:
         status: of HTTP.
-        body: in full; the error's text where the status is one.
+        body: in full; the error's text where it has failed.
         fields: header fields that the handler has set.
+        request_id: the request's.
+        failed: whether there is no answer of the handler. One with a status of its choice is an answer.
     """
 
     status: int
     body: bytes
     fields: dict[str, str]
     request_id: str
+    failed: bool = False
 
     def head(self) -> bytes:
         """Status and header fields, as a JSON object."""
-        document = {"status": self.status, "id": self.request_id, "fields": self.fields}
+        document = {"status": self.status, "id": self.request_id, "failed": self.failed, "fields": self.fields}
         return json.dumps(document).encode()
 
 
@@ -86,7 +89,9 @@ class Service:
                 fields = {str(key).lower(): str(value) for key, value in json.loads(head).items()} if head else {}
                 row = read_body(body, fields.get("content-type", ""))
             except Exception as error:
-                results[index] = Result(400, f"the request's body cannot be read: {error}".encode(), {}, ids[index])
+                results[index] = Result(
+                    400, f"the request's body cannot be read: {error}".encode(), {}, ids[index], failed=True
+                )
                 continue
             data.append(row)
             heads.append(fields)
@@ -101,7 +106,7 @@ class Service:
         context.begin(ids, heads)
 
         def all_fail(status: int, text: str) -> list[Result]:
-            return [Result(status, text.encode(), {}, identifier) for identifier in ids]
+            return [Result(status, text.encode(), {}, identifier, failed=True) for identifier in ids]
 
         try:
             returned = self._handle(data, context)
@@ -124,7 +129,7 @@ class Service:
                 body = _encoded(value)
             except Exception:
                 traceback.print_exc()
-                results.append(Result(503, b"Unsupported model output data type.", {}, identifier))
+                results.append(Result(503, b"Unsupported model output data type.", {}, identifier, failed=True))
             else:
                 results.append(Result(status, body, context.get_response_headers(index), identifier))
         return results

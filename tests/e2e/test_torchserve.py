@@ -1,0 +1,331 @@
+"""TorchServe's clients against a server: predictions, and the management API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from onnx import TensorProto, helper
+
+from tests.e2e.process import ServerProcess, running
+from tests.engine.support import model, tensor
+from tests.torchserve_archives import contents, mar
+
+FLAGS = ("--torchserve-api", "--http-addr", "127.0.0.1:0", "--torchserve-management-addr", "127.0.0.1:0")
+
+
+def echo(path: Path, *, with_head: bool = True) -> None:
+    """A model of ONNX that takes a body as it comes, and gives it back."""
+    names = [("body", "result"), ("head", "result_head")][: 2 if with_head else 1]
+    nodes = [helper.make_node("Identity", [given], [made]) for given, made in names]
+    inputs, outputs = ([tensor(pair[at], ["n", 1], TensorProto.STRING) for pair in names] for at in range(2))
+    (path / "1").mkdir(parents=True)
+    (path / "1" / "model.onnx").write_bytes(model(nodes, inputs, outputs))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    echo(path / "echo")
+    echo(path / "bare", with_head=False)
+    (path / "numbers" / "1").mkdir(parents=True)
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = model([node], [tensor("x", ["n", 4])], [tensor("y", ["n", 4])])
+    (path / "numbers" / "1" / "model.onnx").write_bytes(graph)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    store = tmp_path_factory.mktemp("store")
+    for version in ("1.0", "2.0"):
+        mar(store / f"lengths-{version}.mar", contents(modelVersion=version))
+    mar(store / "hostile.mar", {"../evil": b""})
+    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--torchserve-model-store", str(store))
+    with running(repository, tmp_path_factory.mktemp("server"), (*FLAGS, *flags)) as process:
+        yield process
+
+
+def predictions(server: ServerProcess, path: str = "") -> str:
+    return f"http://127.0.0.1:{server.rest_port}{path}"
+
+
+def management(server: ServerProcess, path: str = "") -> str:
+    return f"http://127.0.0.1:{server.management_port}{path}"
+
+
+def error(answer: requests.Response) -> tuple[int, str, str]:
+    """Status, type and message of a refusal, which is said twice."""
+    document = answer.json()
+    assert document["code"] == answer.status_code
+    assert set(document) == {"code", "type", "message"}
+    return answer.status_code, document["type"], document["message"]
+
+
+# --- predictions -----------------------------------------------------------------------------------------------------
+
+
+def test_ping(server: ServerProcess) -> None:
+    answer = requests.get(predictions(server, "/ping"), timeout=30)
+    assert (answer.status_code, answer.text) == (200, '{\n  "status": "Healthy"\n}\n')
+    assert answer.headers["Pragma"] == "no-cache"
+    assert answer.headers["Cache-Control"] == "no-cache; no-store, must-revalidate, private"
+    assert answer.headers["Expires"] == "Thu, 01 Jan 1970 00:00:00 UTC"
+    assert len(answer.headers["x-request-id"]) == 36
+
+
+@pytest.mark.parametrize(
+    "path", ["/predictions/echo", "/predictions/echo/1", "/predictions/echo/1.0", "/predictions/bare"]
+)
+@pytest.mark.parametrize("body", [b"", b"1", bytes(range(256)) * 1_000])
+def test_a_body_comes_back_as_it_was(server: ServerProcess, path: str, body: bytes) -> None:
+    with requests.Session() as session:
+        for _ in range(3):  # by validation, and by what was remembered
+            answer = session.post(predictions(server, path), body, timeout=30)
+            assert (answer.status_code, answer.content) == (200, body)
+            assert "content-type" not in answer.headers
+
+
+def test_any_method_is_a_prediction(server: ServerProcess) -> None:
+    for method in ("GET", "PUT", "POST"):
+        answer = requests.request(method, predictions(server, "/predictions/echo?a=b"), data=b"x", timeout=30)
+        assert answer.content == b"x"
+
+
+def test_a_compressed_body_is_decompressed(server: ServerProcess) -> None:
+    import gzip
+
+    headers = {"Content-Encoding": "gzip"}
+    answer = requests.post(predictions(server, "/predictions/echo"), gzip.compress(b"abc"), headers=headers, timeout=30)
+    assert answer.content == b"abc"
+
+
+NO_WORKER = "has no worker to serve inference request"
+
+
+def test_refusals_have_the_words_of_torchserve(server: ServerProcess) -> None:
+    def ask(path: str) -> tuple[int, str, str]:
+        return error(requests.post(predictions(server, path), b"x", timeout=30))
+
+    assert ask("/predictions/nobody") == (404, "ModelNotFoundException", "Model not found: nobody")
+    assert ask("/predictions/echo/2.0") == (
+        404,
+        "ModelVersionNotFoundException",
+        "Model version: 2.0 does not exist for model: echo",
+    )
+    code, kind, text = ask("/predictions/numbers")
+    assert (code, kind) == (400, "BadRequestException")
+    assert text.startswith("model 'numbers' does not take a body as it comes: it has an input 'x'")
+    answer = requests.options(predictions(server, "/predictions/echo"), timeout=30)
+    assert error(answer)[:2] == (405, "MethodNotAllowedException")
+
+
+def test_what_a_head_says_twice_is_not_believed(server: ServerProcess) -> None:
+    # This model gives the head back as the answer's, so the client can put there what a handler might.
+    answer = requests.post(predictions(server, "/predictions/echo"), b"x", headers={"status": "200"}, timeout=30)
+    assert error(answer)[:2] == (503, "InternalServerException")
+
+
+def test_without_the_flag_there_is_nothing_of_it(repository: Path, tmp_path: Path) -> None:
+    with running(repository, tmp_path, ("--http-addr", "127.0.0.1:0")) as process:
+        for path in ("/ping", "/predictions/echo"):
+            answer = requests.get(predictions(process, path), timeout=30)
+            assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
+        assert "management" not in process.log
+
+
+# --- the management API ----------------------------------------------------------------------------------------------
+
+
+def ask(server: ServerProcess, method: str, path: str, **more: Any) -> requests.Response:
+    answer = requests.request(method, management(server, path), timeout=60, **more)
+    assert answer.text.endswith("\n")
+    return answer
+
+
+def status(answer: requests.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["status"]
+
+
+def test_the_life_of_a_registered_model(server: ServerProcess, repository: Path) -> None:
+    answer = ask(server, "POST", "/models", params={"url": "lengths-1.0.mar", "batch_size": 4})
+    assert status(answer) == (
+        200,
+        'Model "lengths" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the '
+        "model.",
+    )
+    assert (repository / "lengths" / "1" / "archive" / "handler.py").exists()
+    refused = ask(server, "POST", "/models", json={"url": "lengths-1.0.mar"})
+    assert error(refused) == (
+        409,
+        "ConflictStatusException",
+        "Model version 1.0 is already registered for model lengths",
+    )
+    assert status(ask(server, "POST", "/models", json={"url": "lengths-2.0.mar", "batch_size": 4}))[0] == 200
+    [described] = ask(server, "GET", "/models/lengths").json()
+    assert (described["modelName"], described["modelVersion"]) == ("lengths", "1.0")
+    assert (described["modelUrl"], described["batchSize"], described["workers"]) == ("lengths-1.0.mar", 4, [])
+    both = ask(server, "GET", "/models/lengths/all").json()
+    assert [one["modelVersion"] for one in both] == ["1.0", "2.0"]
+    code, kind, text = error(requests.post(predictions(server, "/predictions/lengths"), b"x", timeout=30))
+    assert (code, kind) == (404, "ModelNotFoundException") or NO_WORKER in text
+    assert error(ask(server, "DELETE", "/models/lengths/1.0")) == (
+        403,
+        "InvalidModelVersionException",
+        "Cannot remove default version for model lengths",
+    )
+    assert status(ask(server, "PUT", "/models/lengths/2.0/set-default")) == (
+        200,
+        'Default version successfully updated for model "lengths" to "2.0"',
+    )
+    assert [one["modelVersion"] for one in ask(server, "GET", "/models/lengths").json()] == ["2.0"]
+    assert status(ask(server, "DELETE", "/models/lengths/1.0")) == (200, 'Model "lengths" unregistered')
+    assert [path.name for path in (repository / "lengths").iterdir() if path.is_dir()] == ["2"]
+    assert status(ask(server, "DELETE", "/models/lengths")) == (200, 'Model "lengths" unregistered')
+    assert not (repository / "lengths").exists()
+    assert error(ask(server, "GET", "/models/lengths"))[0] == 404
+
+
+def test_models_are_listed_in_pages(server: ServerProcess) -> None:
+    first = ask(server, "GET", "/models?limit=2").json()
+    assert first == {
+        "nextPageToken": "2",
+        "models": [{"modelName": "bare", "modelUrl": ""}, {"modelName": "echo", "modelUrl": ""}],
+    }
+    assert ask(server, "GET", "/models?limit=2&next_page_token=2").json() == {
+        "models": [{"modelName": "numbers", "modelUrl": ""}]
+    }
+
+
+def test_a_model_that_is_no_archives_is_described(server: ServerProcess) -> None:
+    [described] = ask(server, "GET", "/models/echo").json()
+    assert (described["modelVersion"], len(described["workers"])) == ("1", 1)
+    assert described["workers"][0]["status"] == "READY"
+    assert described["jobQueueStatus"]["pendingRequests"] == 0
+
+
+REFUSED: Sequence[tuple[str, str, int, str, str]] = [
+    ("POST", "/models", 400, "BadRequestException", "Parameter url is required."),
+    ("POST", "/models?url=nothing.mar", 404, "ModelNotFoundException", "Model not found at: nothing.mar"),
+    (
+        "POST",
+        "/models?url=../secret.mar",
+        404,
+        "ModelNotFoundException",
+        "Relative path is not allowed in url: ../secret.mar",
+    ),
+    ("POST", "/models?url=/etc/passwd", 404, "ModelNotFoundException", "Model not found at: /etc/passwd"),
+    ("POST", "/models?url=.", 404, "ModelNotFoundException", "Model not found at: ."),
+    (
+        "POST",
+        "/models?url=http://127.0.0.1:1/m.mar",
+        404,
+        "ModelNotFoundException",
+        "Given URL http://127.0.0.1:1/m.mar does not match any allowed URL(s)",
+    ),
+    (
+        "POST",
+        "/models?url=file:///etc/passwd",
+        404,
+        "ModelNotFoundException",
+        "Given URL file:///etc/passwd does not match any allowed URL(s)",
+    ),
+    ("POST", "/models?url=hostile.mar", 400, "BadRequestException", "leaves the archive's directory"),
+    ("POST", "/models?url=lengths-1.0.mar&batch_size=x", 400, "BadRequestException", "Parameter batch_size"),
+    ("POST", "/models?url=lengths-1.0.mar&model_name=../x", 400, "BadRequestException", "the model's name '../x'"),
+    ("POST", "/models?url=lengths-1.0.mar&model_name=echo", 400, "BadRequestException", "was not made of an archive"),
+    ("PUT", "/models/nobody", 404, "ModelNotFoundException", "Model not found: nobody"),
+    ("PUT", "/models/..%2fx", 404, "ModelNotFoundException", "Model not found: ../x"),
+    ("PUT", "/models/echo", 400, "BadRequestException", "model 'echo' is a model that was not made of an archive"),
+    ("PUT", "/models/x?min_worker=2&max_worker=1", 400, "BadRequestException", "max_worker cannot be less than"),
+    ("PUT", "/models/x?min_worker=100000", 400, "BadRequestException", "min_worker is a number from 0 to 256."),
+    ("DELETE", "/models/echo", 400, "BadRequestException", "model 'echo' is a model that was not made of an archive"),
+    ("GET", "/models/nobody", 404, "ModelNotFoundException", "Model not found: nobody"),
+    (
+        "GET",
+        "/models/echo/9.0",
+        404,
+        "ModelVersionNotFoundException",
+        "Model version: 9.0 does not exist for model: echo",
+    ),
+    ("PATCH", "/models", 405, "MethodNotAllowedException", "Requested method is not allowed"),
+    ("GET", "/nothing", 404, "ResourceNotFoundException", "Requested resource is not found"),
+    ("GET", "/v2", 404, "ResourceNotFoundException", "Requested resource is not found"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code", "kind", "text"), REFUSED, ids=[f"{one[0]} {one[1]}" for one in REFUSED]
+)
+def test_what_cannot_be_is_refused(
+    server: ServerProcess, repository: Path, method: str, path: str, code: int, kind: str, text: str
+) -> None:
+    refused = error(ask(server, method, path))
+    assert refused[:2] == (code, kind)
+    assert text in refused[2]
+    assert sorted(one.name for one in repository.iterdir()) == ["bare", "echo", "numbers"]
+
+
+def test_a_body_that_is_no_json_is_refused(server: ServerProcess) -> None:
+    assert error(ask(server, "POST", "/models", data=b"{"))[:2] == (400, "BadRequestException")
+
+
+def test_models_that_are_not_changed_by_request(repository: Path, tmp_path: Path) -> None:
+    with running(repository, tmp_path, FLAGS) as process:
+        for method, path in (("POST", "/models?url=x"), ("PUT", "/models/echo"), ("DELETE", "/models/echo")):
+            assert error(ask(process, method, path))[:2] == (405, "MethodNotAllowedException")
+        assert len(ask(process, "GET", "/models").json()["models"]) == 3
+
+
+class Archives(BaseHTTPRequestHandler):
+    """Serves an archive, and sends clients elsewhere."""
+
+    data = b""
+
+    def do_GET(self) -> None:
+        if self.path == "/archives/away.mar":
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere.mar")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_an_archive_is_downloaded_from_where_it_may_and_a_secret_is_asked_for(tmp_path: Path) -> None:
+    Archives.data = mar(tmp_path / "a.mar").read_bytes()
+    (tmp_path / "models").mkdir()
+    with HTTPServer(("127.0.0.1", 0), Archives) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{web.server_port}"
+        flags = ("--model-control-mode", "explicit", "--torchserve-allowed-urls", f"{root}/archives/")
+        secret = ("--http-restricted-api", "model-repository,inference:admin=letmein")
+        with running(tmp_path / "models", tmp_path, (*FLAGS, *flags, *secret)) as process:
+            url = f"{root}/archives/lengths.mar"
+            assert error(ask(process, "POST", "/models", params={"url": url}))[:2] == (403, "AccessDeniedException")
+            assert error(requests.post(predictions(process, "/predictions/m"), timeout=30))[0] == 403
+            assert requests.get(predictions(process, "/ping"), timeout=30).status_code == 200
+
+            def register(url: str) -> requests.Response:
+                return ask(process, "POST", "/models", json={"url": url}, headers={"admin": "letmein"})
+
+            assert error(register(f"{root}/elsewhere.mar"))[0] == 404
+            assert error(register(f"{root}/archives/away.mar")) == (
+                400,
+                "DownloadArchiveException",
+                f"Failed to download archive from: {root}/archives/away.mar",
+            )
+            assert status(register(url))[0] == 200
+        web.shutdown()
+    described = json.loads((tmp_path / "models" / "lengths" / "1" / "torchserve.json").read_text())
+    assert described["model"] == "lengths"

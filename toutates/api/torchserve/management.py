@@ -1,0 +1,215 @@
+"""The management API of TorchServe: from a request's path to what ``models`` does, and back to an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from toutates.api.control_queue import ControlQueue
+from toutates.api.rest.calls import Purpose, RestHttpCall
+from toutates.api.rest.endpoints import restriction_answer
+from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.torchserve.answers import (
+    Problem,
+    document_answer,
+    method_not_allowed,
+    problem_answer,
+    resource_not_found,
+)
+from toutates.api.torchserve.models import Models, Outcome, Registration
+from toutates.http1 import Head, Refused
+from toutates.net import Worker
+from toutates.net.http1.connection import HttpCall
+from toutates.system.errors import Overloaded, RequestError, Unavailable
+
+__all__ = ["ManagementHandler"]
+
+_MAX_BODY: Final = 65_536
+_MAX_PARAMETERS: Final = 64
+_MAX_PAGE: Final = 100
+
+_MODELS: Final = "/models"
+_MODEL: Final = re.compile(r"/models/([^/]+)(?:/([^/]+))?(/set-default)?")
+
+
+class _Parameters:
+    """The parameters of a request, of its query or of a JSON body.
+
+    Raises:
+        Problem: they cannot be read.
+    """
+
+    def __init__(self, query: str, body: bytes) -> None:
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS, errors="strict")
+            self._values: dict[str, Any] = dict(pairs)
+            if body:
+                self._values |= msgspec.json.decode(body, type=dict[str, Any])
+        except (ValueError, msgspec.MsgspecError, RecursionError):
+            raise Problem(400, "BadRequestException", "Failed to parse request.") from None
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self._values.get(name, default)
+        if not isinstance(value, str) or len(value) > 2_048:
+            raise Problem(400, "BadRequestException", f"Parameter {name} is a text.")
+        return value
+
+    def number(self, name: str, default: int | None) -> int | None:
+        value = self._values.get(name)
+        if value is None or value == "":
+            return default
+        text = str(value)
+        if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > 9:
+            raise Problem(400, "BadRequestException", f"Parameter {name} is a whole number.")
+        return int(text)
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        value = self._values.get(name)
+        return default if value is None or value == "" else str(value).lower() == "true"
+
+
+Operation = Callable[[Models, _Parameters], Awaitable[Outcome]]
+
+
+async def _register(models: Models, given: _Parameters) -> Outcome:
+    url = given.text("url")
+    if not url:
+        raise Problem(400, "BadRequestException", "Parameter url is required.")
+    if given.text("runtime", "python") not in ("python", "PYTHON", "python3"):
+        raise Problem(400, "BadRequestException", "Parameter runtime is python.")
+    batch_size = given.number("batch_size", None)
+    if batch_size is not None and not 1 <= batch_size <= 65_536:
+        raise Problem(400, "BadRequestException", "Parameter batch_size is a number from 1 to 65536.")
+    delay = given.number("max_batch_delay", None)
+    if delay is not None and delay > 3_600_000:
+        raise Problem(400, "BadRequestException", "Parameter max_batch_delay is at most 3600000 milliseconds.")
+    workers = given.number("initial_workers", 0)
+    assert workers is not None
+    if workers > 256:
+        raise Problem(400, "BadRequestException", "Parameter initial_workers is at most 256.")
+    return await models.register(
+        Registration(
+            url=url,
+            model_name=given.text("model_name"),
+            handler=given.text("handler"),
+            batch_size=batch_size,
+            max_batch_delay_ms=delay,
+            workers=workers,
+            synchronous=given.boolean("synchronous", default=True),
+        )
+    )
+
+
+async def _list(models: Models, given: _Parameters) -> Outcome:
+    limit, page = given.number("limit", _MAX_PAGE), given.number("next_page_token", 0)
+    assert limit is not None
+    assert page is not None
+    return await models.index(limit if 0 < limit <= _MAX_PAGE else _MAX_PAGE, page)
+
+
+async def _scale(model: str, version: str, models: Models, given: _Parameters) -> Outcome:
+    least, most = given.number("min_worker", 1), given.number("max_worker", None)
+    assert least is not None
+    return await models.scale(model, version, least, most, synchronous=given.boolean("synchronous", default=False))
+
+
+def _operation(method: str, path: str) -> Operation:
+    """What a request asks for.
+
+    Raises:
+        Problem: there is nothing at this path, or nothing with this method.
+    """
+    if path == _MODELS:
+        if method == "GET":
+            return _list
+        if method == "POST":
+            return _register
+        raise method_not_allowed()
+    match = _MODEL.fullmatch(path)
+    if match is None:
+        raise resource_not_found()
+    try:
+        model, version = (unquote(part or "", errors="strict") for part in match.groups()[:2])
+    except UnicodeDecodeError:
+        raise resource_not_found() from None
+    if match[3]:
+        if method != "PUT":
+            raise method_not_allowed()
+        return lambda models, given: models.set_default(model, version)
+    if method == "GET":
+        return lambda models, given: models.describe(model, version)
+    if method == "PUT":
+        return partial(_scale, model, version)
+    if method == "DELETE":
+        return lambda models, given: models.unregister(model, version)
+    raise method_not_allowed()
+
+
+class ManagementHandler:
+    """Answers the management API on one worker; a ``net.http1.service.Handler``.
+
+    Args:
+        worker: whose connections come by the API's address.
+        queue: brings requests to the main thread.
+        models: what is managed.
+        secrets: by group, what its endpoints want of a request. All of it belongs to ``model-repository``.
+    """
+
+    call_class: type[HttpCall] = RestHttpCall
+
+    def __init__(
+        self, worker: Worker, queue: ControlQueue, models: Models, secrets: Mapping[str, RestrictedProtocol]
+    ) -> None:
+        self._worker = worker
+        self._queue = queue
+        self._models = models
+        self._secret = secrets.get("model-repository")
+
+    def admit(self, head: Head) -> int:
+        """See ``Handler``."""
+        secret = self._secret
+        try:
+            if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
+                text = f"This API is restricted, expecting header '{secret.header}'"
+                raise Problem(403, "AccessDeniedException", text)
+            head.purpose = Purpose(partial(self._ask, _operation(head.method, head.path)), _refusal)
+        except Problem as problem:
+            head.purpose = Purpose(partial(_reply, problem))
+        return _MAX_BODY
+
+    def fail(self, call: RestHttpCall, error: RequestError) -> None:
+        """See ``Handler``."""
+        call.fail(error)
+
+    def write_refusal(self, refused: Refused) -> tuple[bytes, bytes]:
+        """See ``Handler``."""
+        text = "Invalid HTTP message." if refused.status == 400 else refused.text
+        _, fields, body = problem_answer(Problem(refused.status, "BadRequestException", text))
+        return fields, body
+
+    def _ask(self, operation: Operation, call: RestHttpCall) -> None:
+        work = partial(self._work, operation, call, call.head.query)
+        self._queue.put(self._worker, bytes(call.body), work, call.fail)
+
+    async def _work(self, operation: Operation, call: RestHttpCall, query: str, body: bytes) -> Callable[[], None]:
+        """On the main thread."""
+        try:
+            code, document = await operation(self._models, _Parameters(query, body))
+        except Problem as problem:
+            return partial(_reply, problem, call)
+        return partial(call.reply, *document_answer(document, code))
+
+
+def _reply(problem: Problem, call: RestHttpCall) -> None:
+    call.reply(*problem_answer(problem))
+
+
+def _refusal(error: RequestError) -> tuple[int, bytes, bytes]:
+    if isinstance(error, Overloaded | Unavailable):
+        return problem_answer(Problem(503, "ServiceUnavailableException", str(error)))
+    return problem_answer(Problem(500, "InternalServerException", str(error)))

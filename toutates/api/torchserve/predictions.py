@@ -1,0 +1,209 @@
+"""/ping, /predictions and /explanations of TorchServe, on the ports of REST.
+
+A prediction is an inference of a model that was made of an archive: its body is one BYTES element, and so is the
+answer's. It takes the way of every other one. TorchServe's names of versions are looked up when the request comes,
+because its head may be older than the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from toutates.api.dataplane.plane import DataPlane
+from toutates.api.rest.calls import Purpose, RestHttpCall
+from toutates.api.rest.endpoints import restriction_answer
+from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.torchserve.answers import (
+    Answer,
+    Problem,
+    as_problem,
+    document_answer,
+    method_not_allowed,
+    no_version,
+    problem_answer,
+    tensors,
+)
+from toutates.http1 import Head, Refused
+from toutates.infer.rest.call import Asked, Asks
+from toutates.models.table import ModelTable
+from toutates.protocol.rest.request import Target
+from toutates.repositories.torchserve.imported import default_of, number_of, versions_of
+from toutates.system.errors import RequestError
+
+__all__ = ["Defaults", "Predictions"]
+
+_PATH: Final = re.compile(r"/(predictions|explanations)/([^/]+)(?:/([^/]+)(?:/(.*))?)?")
+_PING: Final = "/ping"
+#: Bytes of a body that is not looked at.
+_MAX_BODY: Final = 65_536
+
+
+class Defaults:
+    """Which version of each model answers requests that name none, where somebody has said so since the start.
+
+    Attributes:
+        numbers: by model; replaced as a whole by the main thread, read by workers.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: Mapping[str, int] = {}
+
+
+class Predictions:
+    """Answers TorchServe's inference API for one worker.
+
+    Args:
+        plane: the worker's.
+        infer: by a request's head, what handles its inference.
+        defaults: of all workers.
+        secrets: by group, what its endpoints want of a request.
+        max_body: bytes of a body.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        infer: Callable[[Head], Callable[[Any], None]],
+        defaults: Defaults,
+        secrets: Mapping[str, RestrictedProtocol],
+        max_body: int,
+    ) -> None:
+        self._plane = plane
+        self._infer = infer
+        self._defaults = defaults
+        self._secrets = secrets
+        self._max_body = max_body
+        #: what is between the client and this server is not the handler's
+        self._hidden = {one.header.lower() for one in secrets.values()}
+
+    def admit(self, head: Head) -> int | None:
+        """Find out what a request is for; returns the bytes that its body may have, and None if it is none of these.
+
+        Raises:
+            Refused: it gets no further.
+        """
+        match = _PATH.fullmatch(head.path)
+        if match is None and head.path != _PING:
+            return None
+        secret = self._secrets.get("health" if match is None else "inference")
+        if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
+            text = f"This API is restricted, expecting header '{secret.header}'"
+            return _admit_problem(head, Problem(403, "AccessDeniedException", text))
+        if match is None:
+            if head.method not in ("GET", "HEAD", "POST"):
+                return _admit_problem(head, method_not_allowed())
+            head.purpose = Purpose(self._ping)
+            return _MAX_BODY
+        if head.method == "OPTIONS":
+            return _admit_problem(head, method_not_allowed())
+        if head.coding not in ("", "gzip", "deflate"):
+            raise Refused(501, "Unsupported compression type", b"accept-encoding: gzip, deflate\r\n")
+        try:
+            model, version, rest = (unquote(part or "", errors="strict") for part in match.groups()[1:])
+        except UnicodeDecodeError:
+            return None
+        fields = {name: text for name, text in head.fields.items() if name not in self._hidden}
+        fields["explain"] = str(match[1] == "explanations")
+        if rest:
+            fields["url_path"] = rest
+        prediction = _Prediction(self, model, version, msgspec.json.encode(fields), self._infer(head))
+        head.purpose = Purpose(prediction.handle, prediction.refusal)
+        return self._max_body
+
+    def _ping(self, call: RestHttpCall) -> None:
+        readiness = self._plane.readiness
+        healthy = readiness.serving and not readiness.exiting
+        call.reply(*document_answer({"status": "Healthy" if healthy else "Unhealthy"}, 200 if healthy else 500))
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[ModelTable, Mapping[str, int]]:
+        """What the names of versions depend on: the same two objects as long as nothing has changed."""
+        return self._plane.get_table(), self._defaults.numbers
+
+    def number_of(self, model: str, version: str) -> str | None:
+        """The number of a version, "" for the newest; None if the model has no such one."""
+        entry = self._plane.get_table().models.get(model)
+        served = [] if entry is None else entry.served()
+        if not served:
+            return ""  # and whoever looks for it says why
+        config = served[-1].config
+        if version:
+            number = number_of(version, versions_of(config))
+            return None if number is None or number not in [one.number for one in served] else str(number)
+        default = self._defaults.numbers.get(model, default_of(config))
+        return "" if default is None else str(default)
+
+
+@dataclass(slots=True, eq=False)
+class _Prediction:
+    """What requests with one head ask for.
+
+    Attributes:
+        owner: answers them.
+        model, version: as the path names them; "" for no version.
+        head_content: what the handler is told of the head.
+        infer: handles the inference.
+        names: what ``asked`` was made of.
+    """
+
+    owner: Predictions
+    model: str
+    version: str
+    head_content: bytes
+    infer: Callable[[Any], None]
+    names: tuple[object, object] = (None, None)
+
+    def handle(self, call: RestHttpCall) -> None:
+        """Answer a request."""
+        table, defaults = self.owner.names
+        if table is not self.names[0] or defaults is not self.names[1]:
+            number = self.owner.number_of(self.model, self.version)
+            if number is None:
+                call.reply(*problem_answer(no_version(self.model, self.version)))
+                return
+            # The head is shared by all requests that begin with the same bytes, so the next one finds it.
+            call.head.purpose = self._asked(number)
+            self.names = table, defaults
+        self.infer(call)
+
+    def refusal(self, error: RequestError) -> Answer:
+        """The answer to a request that had an error."""
+        return problem_answer(as_problem(error, self.model, self.version))
+
+    def _asked(self, number: str) -> Asked:
+        return Asked(
+            handle=self.handle,
+            target=Target(self.model, number, 0, []),
+            key=repr((self.model, number, Asks.BODY.name)).encode(),
+            json_field=None,
+            json_size=0,
+            asks=Asks.BODY,
+            is_coded=False,
+            tensors=tensors(self.head_content),
+            refusal=self.refusal,
+        )
+
+
+def _admit_problem(head: Head, problem: Problem) -> int:
+    """Admit a request that is refused; its body is read, if that is short, so that the connection goes on.
+
+    Raises:
+        Refused: the body is long.
+    """
+    if not 0 <= head.body_size <= _MAX_BODY:
+        raise Refused(problem.code, problem.message)
+    head.purpose = Purpose(partial(_reply, problem))
+    return _MAX_BODY
+
+
+def _reply(problem: Problem, call: RestHttpCall) -> None:
+    call.reply(*problem_answer(problem))
