@@ -171,7 +171,7 @@ class Backend(ABC):
 
     interface: ClassVar[int] = 0
     filenames: ClassVar[Sequence[str]] = ()
-    quick: ClassVar[bool] = False
+    quick: bool = False
     gpu: ClassVar[bool] = False
 
     @abstractmethod

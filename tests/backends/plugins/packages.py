@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["documented_example", "install", "install_text", "write_model"]
+__all__ = ["ROOT", "documented_example", "install", "install_text", "write_model"]
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.backends.plugins.packages import documented_example, install, install_text, write_model
+from tests.backends.plugins.packages import ROOT, documented_example, install, install_text, write_model
 from tests.waiting import wait_until
 from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.plugins.catalogue import SHIPPED, Catalogue, Shipped
+from toutates.backends.plugins.kind import PluginKind
 from toutates.command.main import main
+from toutates.models.config.other_kinds import EXTRAS
 from toutates.models.inspection import InspectedVersion
 from toutates.models.kinds import inspect_version, load_version
 from toutates.models.repository import scan_model
@@ -67,6 +71,33 @@ def test_the_documented_example_is_served_and_inspected(site: Path, tmp_path: Pa
     assert [list(tensor.dims) for tensor in served.config.input] == [[3]]
     assert served.servable.statistics().executors == 2
     assert inspect(tmp_path).signature == served.signature
+
+
+def test_a_backend_whose_package_is_not_installed_tells_the_extra(tmp_path: Path) -> None:
+    catalogue = Catalogue({"lightgbm": Shipped("m:C", "lightgbm_not_here", "lightgbm", ("model.txt",))})
+    write_model(tmp_path, "m", "", {"model.txt": b""})
+    [version] = scan_model(tmp_path / "m").versions
+    with pytest.raises(ModelLoadError) as caught:
+        load_version([PluginKind(catalogue)], "m", version, overridden=False, placement=Placement())
+    said = "the backend 'lightgbm' needs the package lightgbm_not_here, which is not installed; pip install "
+    assert said in str(caught.value)
+    write_model(tmp_path, "n", 'backend: "own"')
+    [version] = scan_model(tmp_path / "n").versions
+    with pytest.raises(ConfigurationError) as refusal:
+        load_version([PluginKind(catalogue)], "n", version, overridden=False, placement=Placement())
+    assert "there is no backend of this name (got 'own'); write one of" in str(refusal.value)
+    assert "or install one of lightgbm, openvino" in str(refusal.value)
+
+
+def test_every_extra_of_a_backend_is_named_where_it_is_missing_and_can_be_installed() -> None:
+    extras = {own.extra for own in SHIPPED.values() if own.extra}
+    assert set(EXTRAS) == extras
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert extras <= project["optional-dependencies"].keys()
+    page = (ROOT / "docs" / "backends.md").read_text()
+    for name, own in SHIPPED.items():
+        assert f"| `{name}` |" in page
+        assert all(f"`{file}`" in page for file in own.files)
 
 
 def test_a_file_called_after_a_backend_chooses_it(site: Path, tmp_path: Path) -> None:

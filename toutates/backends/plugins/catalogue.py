@@ -35,8 +35,14 @@ class Shipped:
     platform: str = ""
 
 
+_ROOM: Final = "toutates.backends.frameworks"
 #: By name, in the order in which a version's files are looked for.
-SHIPPED: Final[Mapping[str, Shipped]] = MappingProxyType({})
+SHIPPED: Final[Mapping[str, Shipped]] = MappingProxyType(
+    {
+        "openvino": Shipped(f"{_ROOM}.openvino:OpenVino", "openvino", "openvino", ("model.xml",)),
+        "lightgbm": Shipped(f"{_ROOM}.lightgbm:LightGbm", "lightgbm", "lightgbm", ("model.txt",)),
+    }
+)
 
 
 class Catalogue(Sequence[str]):

@@ -37,9 +37,9 @@ def import_backend(name: str, catalogue: Catalogue) -> type[Backend]:
     had_gil = gil_enabled()
     if shipped is not None:
         if find_spec(shipped.package) is None:
-            remedy = f"pip install 'toutates[{shipped.extra}]'" if shipped.extra else f"pip install {shipped.package}"
             raise ModelLoadError(
-                f"the backend '{name}' needs the package {shipped.package}, which is not installed; {remedy}"
+                f"the backend '{name}' needs the package {shipped.package}, which is not installed; pip install "
+                f"{shipped.package}, or the extra {shipped.extra} of toutates"
             )
         module, _, attribute = shipped.target.partition(":")
         package = f"toutates[{shipped.extra}]"

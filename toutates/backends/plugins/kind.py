@@ -36,7 +36,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
 
-__all__ = ["PluginKind"]
+__all__ = ["LoadedVersion", "PluginKind"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +47,29 @@ _MAX_TIMEOUT_S: Final = 86_400
 
 
 @dataclass(slots=True)
-class _Loaded:
-    """A version that its backend has loaded."""
+class LoadedVersion:
+    """A version that its backend has loaded.
+
+    Attributes:
+        name: of the backend.
+        source: what it was loaded from.
+        signature: its tensors.
+        runners: one per instance.
+        warnings: for the operator, one sentence each.
+        labels: of classes, by the index of the output.
+    """
 
     name: str
     source: Source
-    backend: Backend
     signature: Signature
     runners: list[PluginRunner]
     warnings: list[str]
     labels: dict[int, Labels]
+
+    def close(self) -> None:
+        """Free it, as closing its servable does."""
+        for runner in self.runners:
+            runner.close()
 
 
 class PluginKind:
@@ -80,13 +93,13 @@ class PluginKind:
 
     def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
         """See ``Kind``."""
-        loaded = self._load(model, configuration)
+        loaded = self.open(model, configuration)
         try:
             served = _serve(model, configuration, loaded)
             runs = loaded.runners
             warm_up(runs, configuration.settings, loaded.signature, model, configuration.folder.model_dir)
         except BaseException:
-            _close(loaded)
+            loaded.close()
             raise
         for warning in loaded.warnings:
             logger.warning("model '%s' version %d: %s", model, configuration.folder.number, warning)
@@ -96,7 +109,7 @@ class PluginKind:
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
         """See ``Kind``."""
-        loaded = self._load(model, configuration)
+        loaded = self.open(model, configuration)
         settings, signature, folder = configuration.settings, loaded.signature, configuration.folder
         try:
             if try_warmup and settings.warmup:
@@ -107,7 +120,7 @@ class PluginKind:
             name = _described(loaded)
             return InspectedVersion.of(model, configuration, signature, name, tuple(loaded.warnings))
         finally:
-            _close(loaded)
+            loaded.close()
 
     def _chosen(self, version: VersionFolder) -> str:
         try:
@@ -118,7 +131,16 @@ class PluginKind:
         named = version.model_path.relative_to(version.path).parts[0]
         return self._catalogue.chosen_by([named] if named in names else names)
 
-    def _load(self, model: str, configuration: VersionConfiguration) -> _Loaded:
+    def open(self, model: str, configuration: VersionConfiguration) -> LoadedVersion:
+        """Load a version that is not served yet. Blocks.
+
+        Args:
+            model: its name.
+            configuration: of the version.
+
+        Raises:
+            ConfigurationError, ModelLoadError: it cannot be served.
+        """
         settings, folder = configuration.settings, configuration.folder
         name = settings.backend or self._chosen(folder)
         warnings = _check_settings(name, configuration)
@@ -167,7 +189,7 @@ class PluginKind:
             if isinstance(error, ToutatesError):
                 raise
             raise ModelLoadError(f"the backend '{name}' cannot make instances: {reason_of(error)}") from error
-        return _Loaded(name, source, backend, signature, runners, warnings, labels)
+        return LoadedVersion(name, source, signature, runners, warnings, labels)
 
 
 def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]:
@@ -176,6 +198,10 @@ def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]
     problems = Problems(configuration.source)
     if configuration.given is not None:
         ignored = check_fields(configuration.given, problems)
+        if configuration.given.parameters and not settings.backend:
+            # Without a name the file was read as that of an ONNX model.
+            remedy = f"write backend: '{name}'"
+            problems.add("parameters", "are read for a backend only where the file names it", None, remedy)
         if configuration.given.HasField("optimization"):
             ignored.append(f"optimization (of ONNX models only; the backend '{name}' has parameters)")
         if ignored:
@@ -318,11 +344,6 @@ def _runners(
     ]
 
 
-def _close(loaded: _Loaded) -> None:
-    for runner in loaded.runners:
-        runner.close()
-
-
 def _free(backend: Backend, name: str, model: str) -> None:
     try:
         backend.free()
@@ -330,13 +351,13 @@ def _free(backend: Backend, name: str, model: str) -> None:
         logger.exception("the backend '%s' failed to free model '%s'", name, model)
 
 
-def _described(loaded: _Loaded) -> BackendName:
+def _described(loaded: LoadedVersion) -> BackendName:
     path, directory = loaded.source.path, loaded.source.directory
     filename = "" if path == directory else str(path.relative_to(directory))
     return BackendName(loaded.name, filename=filename)
 
 
-def _serve(model: str, configuration: VersionConfiguration, loaded: _Loaded) -> ServedVersion:
+def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersion) -> ServedVersion:
     settings, signature, number = configuration.settings, loaded.signature, configuration.folder.number
     triton = configuration.folder.triton
     supertensor = SuperTensor(

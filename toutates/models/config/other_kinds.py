@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["ForeignKind", "backend_of_platform", "kind_among_files", "refuse_unknown_backend"]
+__all__ = ["EXTRAS", "ForeignKind", "backend_of_platform", "kind_among_files", "refuse_unknown_backend"]
 
 
 class ForeignKind(NamedTuple):
@@ -41,7 +41,6 @@ _KINDS: Final = MappingProxyType(
         "python": ForeignKind(
             "Python models", f"export what it computes to ONNX, and leave the rest to the client, {_KEEP}"
         ),
-        "openvino": ForeignKind("OpenVINO models", f"put the ONNX model there that it was made from, {_KEEP}"),
         "dali": ForeignKind("DALI pipelines", f"prepare inputs in the client or in the graph, {_KEEP}"),
         "fil": ForeignKind("tree ensembles (FIL)", f"convert the model with onnxmltools, {_KEEP}"),
         "tensorrtllm": ForeignKind("TensorRT-LLM models", "keep it on Triton"),
@@ -59,6 +58,8 @@ _PLATFORMS: Final = MappingProxyType(
         "tensorflow_savedmodel": "tensorflow",
     }
 )
+#: Backends of ours that need a package: each is an extra of the same name.
+EXTRAS: Final = ("lightgbm", "openvino")
 #: By the names that Triton's backends give the files of a version.
 _FILES: Final = MappingProxyType(
     {
@@ -69,7 +70,6 @@ _FILES: Final = MappingProxyType(
         "model.py": "python",
         "model.savedmodel": "tensorflow",
         "model.graphdef": "tensorflow",
-        "model.xml": "openvino",
         "model.dali": "dali",
         "xgboost.json": "fil",
         "xgboost.model": "fil",
@@ -109,5 +109,12 @@ def refuse_unknown_backend(config: ModelConfig, backends: Sequence[str], source:
     else:
         near = get_close_matches(name, backends, n=1, cutoff=0.7)
         problem = "there is no backend of this name"
-        remedy = f"did you mean '{near[0]}'?" if near else f"write one of {', '.join(backends)}"
+        remedy = f"did you mean '{near[0]}'?" if near else f"write one of {', '.join(backends)}{_more(backends)}"
     raise ConfigurationError(problem, source=source, key=key, value=getattr(config, key), remedy=remedy)
+
+
+def _more(backends: Sequence[str]) -> str:
+    """The end of the remedy: backends that an extra brings, where it is not installed."""
+    installed = list(backends)
+    missing = [name for name in EXTRAS if name not in installed]
+    return f"; or install one of {', '.join(missing)}, extras of toutates" if missing else ""

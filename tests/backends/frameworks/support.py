@@ -1,0 +1,67 @@
+"""Loads a version as a server does, and runs it as an executor does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.plugins.kind import PluginKind
+from toutates.models.config.configuration import load_configuration
+from toutates.models.inspection import InspectedVersion
+from toutates.models.kinds import inspect_version
+from toutates.models.repository import scan_model
+from toutates.server.kinds import kinds_of_models
+from toutates.system.errors import ConfigurationError, ModelLoadError
+
+__all__ = ["inspect", "mlp", "predict", "refused"]
+
+
+def inspect(root: Path, model: str = "m") -> InspectedVersion:
+    """What ``toutates check`` finds of the newest version."""
+    folder = scan_model(root / model)
+    assert not folder.problem, folder.problem
+    return inspect_version(kinds_of_models(SessionOptions()), model, folder.versions[-1], try_warmup=True)
+
+
+def refused(root: Path, model: str = "m") -> str:
+    """Why the newest version cannot be served."""
+    with pytest.raises((ModelLoadError, ConfigurationError)) as caught:
+        inspect(root, model)
+    return str(caught.value)
+
+
+def predict(root: Path, inputs: Mapping[str, npt.NDArray[Any]], model: str = "m") -> dict[str, npt.NDArray[Any]]:
+    """The outputs of one run, by name."""
+    folder = scan_model(root / model)
+    kind = PluginKind()
+    loaded = kind.open(model, load_configuration(folder.versions[-1], kind.backends))
+    try:
+        arrays = {index: inputs[tensor.name] for index, tensor in enumerate(loaded.signature.inputs)}
+        outputs = loaded.runners[0].run_arrays(arrays)
+        return {
+            tensor.name: np.asarray(output) for tensor, output in zip(loaded.signature.outputs, outputs, strict=True)
+        }
+    finally:
+        loaded.close()
+
+
+def mlp(features: int = 4, classes: int = 3, batch: int | str = "n") -> tuple[Any, npt.NDArray[Any]]:
+    """An ONNX model, OUTPUT = INPUT x weights, and the weights."""
+    import onnx
+
+    weights = np.random.default_rng(1).random((features, classes), np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["INPUT", "W"], ["OUTPUT"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("INPUT", onnx.TensorProto.FLOAT, [batch, features])],
+        [onnx.helper.make_tensor_value_info("OUTPUT", onnx.TensorProto.FLOAT, [batch, classes])],
+        [onnx.numpy_helper.from_array(weights, "W")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return model, weights

@@ -1,0 +1,110 @@
+"""OpenVINO's models and ONNX models, run by OpenVINO."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from tests.backends.frameworks.support import inspect, mlp, predict, refused
+from tests.backends.plugins.packages import write_model
+
+# Whose own import switches the GIL on, which the backend avoids.
+pytestmark = pytest.mark.skipif(find_spec("openvino") is None, reason="is not installed: the extra openvino")
+
+
+def openvino() -> Any:
+    from toutates.backends.frameworks import openvino as own
+
+    return own._openvino
+
+
+def save(root: Path, config: str = "", *, batch: int | str = "n") -> tuple[Path, Any]:
+    """An IR, and the weights of its layer."""
+    version = write_model(root, "m", config)
+    model, weights = mlp(batch=batch)
+    (root / "model.onnx").write_bytes(model.SerializeToString())
+    openvino().save_model(
+        openvino().Core().read_model(root / "model.onnx"), version / "model.xml", compress_to_fp16=False
+    )
+    return version, weights
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_an_ir_is_served_by_its_file(tmp_path: Path, rows: int) -> None:
+    _, weights = save(tmp_path)
+    x = np.random.default_rng(2).random((rows, 4), np.float32)
+    npt.assert_allclose(predict(tmp_path, {"INPUT": x})["OUTPUT"], x @ weights, rtol=1e-5)
+    config = inspect(tmp_path).config()
+    assert (config.backend, config.default_model_filename) == ("openvino", "model.xml")
+
+
+def test_an_onnx_model_is_run_by_openvino_where_the_backend_is_named(tmp_path: Path) -> None:
+    model, weights = mlp()
+    write_model(tmp_path, "m", 'backend: "openvino"', {"model.onnx": model.SerializeToString()})
+    x = np.ones((2, 4), np.float32)
+    npt.assert_allclose(predict(tmp_path, {"INPUT": x})["OUTPUT"], x @ weights, rtol=1e-5)
+
+
+def test_a_fixed_batch_is_opened_where_the_configuration_wants_batches(tmp_path: Path) -> None:
+    tensors = (
+        'input { name: "INPUT" data_type: TYPE_FP32 dims: 4 } output { name: "OUTPUT" data_type: TYPE_FP32 dims: 3 }'
+    )
+    _, weights = save(tmp_path, f"max_batch_size: 8 {tensors}", batch=1)
+    assert inspect(tmp_path).signature.batched
+    x = np.ones((3, 4), np.float32)
+    npt.assert_allclose(predict(tmp_path, {"INPUT": x})["OUTPUT"], x @ weights, rtol=1e-5)
+    (tmp_path / "m" / "config.pbtxt").unlink()
+    assert not inspect(tmp_path).signature.batched
+
+
+def test_outputs_of_one_run_are_not_overwritten_by_the_next(tmp_path: Path) -> None:
+    from toutates.backends.frameworks.openvino import OpenVino
+    from toutates.backends.interface import Source
+
+    version, weights = save(tmp_path)
+    backend = OpenVino()
+    backend.load(Source("m", 1, version, version / "model.xml"))
+    instance = backend.instance(0, "cpu")
+    first = instance.run({"INPUT": np.ones((2, 4), np.float32)})["OUTPUT"]
+    instance.run({"INPUT": np.zeros((2, 4), np.float32)})
+    npt.assert_allclose(first, np.ones((2, 4), np.float32) @ weights, rtol=1e-5)
+
+
+def cut_weights(version: Path) -> None:
+    (version / "model.bin").write_bytes((version / "model.bin").read_bytes()[:8])
+
+
+def cut_graph(version: Path) -> None:
+    (version / "model.xml").write_bytes((version / "model.xml").read_bytes()[:300])
+
+
+def no_weights(version: Path) -> None:
+    (version / "model.bin").unlink()
+
+
+def other_file(version: Path) -> None:
+    shutil.copy(version / "model.bin", version / "model.xml")
+
+
+@pytest.mark.parametrize("spoil", [cut_weights, cut_graph, no_weights, other_file])
+def test_spoilt_files_are_refused(tmp_path: Path, spoil: Any) -> None:
+    version, _ = save(tmp_path)
+    spoil(version)
+    said = refused(tmp_path)
+    assert "OpenVINO cannot load 'model.xml'" in said
+    assert "\n" not in said
+
+
+def test_other_forms_of_files_and_parameters_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, 'backend: "openvino" default_model_filename: "model.bin"')
+    assert "name a file that ends in .xml or .onnx" in refused(tmp_path)
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        'backend: "openvino" parameters { key: "NUM_STREAMS" value { string_value: "AUTO" } }'
+    )
+    assert "parameters['NUM_STREAMS']: is not a whole number from 1" in refused(tmp_path)

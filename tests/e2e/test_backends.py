@@ -1,0 +1,234 @@
+"""Models of other backends through tritonclient, over gRPC and HTTP: LightGBM, OpenVINO, and installed packages."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import numpy.typing as npt_types
+import pytest
+
+from tests.backends.frameworks.support import mlp
+from tests.backends.plugins.packages import documented_example, install, write_model
+from tests.e2e.process import ServerProcess, running
+from tests.waiting import wait_until
+
+grpc_client = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
+http_client = pytest.importorskip("tritonclient.http", reason="has no wheel for free-threaded Python")
+utils = pytest.importorskip("tritonclient.utils", reason="has no wheel for free-threaded Python")
+lightgbm = pytest.importorskip("lightgbm", reason="is not installed: the extra lightgbm")
+
+FEATURES = np.random.default_rng(0).random((200, 5))
+#: Does what the greatest number of a batch says.
+MOODY = """
+    def run(self, inputs):
+        x = inputs["x"]
+        mood = int(x.max())
+        if mood == 100:
+            raise ValueError("cannot compute")
+        if mood == 101:
+            raise InvalidRequest("x is not to be 101")
+        if mood == 102:
+            return {"y": x[:-1]}
+        if mood == 103:
+            return {"y": x.astype(np.float64)}
+        if mood == 104:
+            return {"z": x}
+        if mood == 105:
+            return None
+        if mood == 106:
+            raise SystemExit(3)
+        return {"y": 2 * x}
+"""
+STRINGS = """
+    def load(self, source):
+        return Tensors([Tensor("x", "BYTES", (-1, 2))], [Tensor("y", "BYTES", (-1, 2)), Tensor("n", "INT32", (-1, 2))])
+
+    def run(self, inputs):
+        x = inputs["x"]
+        upper = np.array([element.upper() for element in x.flat], np.object_).reshape(x.shape)
+        return {"y": upper, "n": np.array([len(e) for e in x.flat], np.int32).reshape(x.shape)}
+"""
+HANGS = """
+    def load(self, source):
+        import time
+        time.sleep(3600)
+"""
+
+
+def config(backend: str, more: str = "") -> str:
+    return f'backend: "{backend}" max_batch_size: 8 {more}'
+
+
+@pytest.fixture(scope="module")
+def booster() -> Any:
+    parameters = {"objective": "binary", "verbosity": -1, "num_threads": 1}
+    return lightgbm.train(parameters, lightgbm.Dataset(FEATURES, label=FEATURES[:, 0] > 0.5), 5)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("backends")
+    site, models = folder / "site", folder / "models"
+    site.mkdir()
+    install(site, "moody", MOODY)
+    install(site, "strings", STRINGS)
+    install(site, "hanging", HANGS)
+    install(site, "broken", "    def load(self, source): raise ValueError('the file is cut short')")
+    onnx_model = mlp()[0].SerializeToString()
+    write_model(models, "onnx", "", {"model.onnx": onnx_model})
+    write_model(models, "openvino", config("openvino"), {"model.onnx": onnx_model})
+    write_model(models, "trees", "instance_group { count: 2 kind: KIND_CPU } dynamic_batching { }")
+    booster.save_model(models / "trees" / "1" / "model.txt")
+    write_model(models, "scale", config(documented_example(site)), {"factors.npy": np.array([1.0, 2.0, 3.0, 4.0])})
+    for name in ("moody", "strings", "broken"):
+        write_model(models, name, config(name))
+    limit = 'parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
+    write_model(models, "hanging", config("hanging", limit))
+    write_model(models, "unknown", config("moodie"))
+    write_model(models, "plan", 'platform: "tensorrt_plan"', {"model.plan": b""})
+    code = f"import sys; sys.path.insert(0, {str(site)!r}); from toutates.command.main import main; sys.exit(main())"
+    flags = ["--metrics-addr", "127.0.0.1:0", "--model-control-mode", "explicit", "--load-models"]
+    flags.append(",".join(path.name for path in models.iterdir()))
+    with running(models, folder, flags, ("-c", code)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[tuple[Any, Any]]:
+    """A client, and the module that it is of."""
+    module = grpc_client if request.param == "grpc" else http_client
+    with module.InferenceServerClient(server.address) as client:  # gRPC's port speaks HTTP too
+        yield client, module
+
+
+def infer(client: tuple[Any, Any], model: str, name: str, array: npt_types.NDArray[Any], datatype: str = "FP32") -> Any:
+    own, module = client
+    tensor = module.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return own.infer(model, [tensor])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_lightgbm_answers_what_its_booster_predicts(client: tuple[Any, Any], booster: Any, rows: int) -> None:
+    x = FEATURES[:rows].astype(np.float32)
+    got = infer(client, "trees", "input__0", x).as_numpy("output__0")
+    npt.assert_array_equal(got[:, 0], booster.predict(x).astype(np.float32))
+
+
+def test_openvino_computes_what_onnx_runtime_does(client: tuple[Any, Any]) -> None:
+    x = np.random.default_rng(3).random((6, 4), np.float32)
+    expected = infer(client, "onnx", "INPUT", x).as_numpy("OUTPUT")
+    npt.assert_allclose(infer(client, "openvino", "INPUT", x).as_numpy("OUTPUT"), expected, rtol=1e-5)
+
+
+def test_the_documented_example_is_served(client: tuple[Any, Any]) -> None:
+    x = np.arange(44, dtype=np.float32).reshape(11, 4)
+    npt.assert_array_equal(infer(client, "scale", "x", x).as_numpy("y"), x * [1, 2, 3, 4])
+
+
+def test_strings_go_in_and_out(client: tuple[Any, Any]) -> None:
+    x = np.array([[b"a", "é".encode()], [b"", b"long" * 9]], np.object_)
+    result = infer(client, "strings", "x", x, "BYTES")
+    npt.assert_array_equal(result.as_numpy("y"), [[b"A", "é".encode().upper()], [b"", b"LONG" * 9]])
+    npt.assert_array_equal(result.as_numpy("n"), [[1, 2], [0, 36]])
+
+
+FAILURES = {
+    100: "the backend 'moody' failed to run model 'moody': ValueError: cannot compute",
+    101: "x is not to be 101",
+    102: "model 'moody' returned output 'y' as FP32 [1, 2], expected FP32 [2, 2] for a batch of 2 rows",
+    103: "model 'moody' returned output 'y' as FP64 [2, 2], expected FP32 [2, 2] for a batch of 2 rows",
+    104: "the backend 'moody' of model 'moody' returned no output 'y'; returned were 'z'",
+    105: "the backend 'moody' of model 'moody' returned NoneType, expected a dict of 'y'",
+    106: "the backend 'moody' failed to run model 'moody': SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("mood", FAILURES)
+def test_a_run_that_fails_tells_what_failed_and_the_next_one_works(client: tuple[Any, Any], mood: int) -> None:
+    x = np.full((2, 2), mood, np.float32)
+    with pytest.raises(utils.InferenceServerException) as caught:
+        infer(client, "moody", "x", x)
+    assert caught.value.message() == FAILURES[mood]
+    client_error = mood == 101
+    expected = "StatusCode.INVALID_ARGUMENT" if client_error else "StatusCode.INTERNAL"
+    assert caught.value.status() in (expected, "400" if client_error else "500")
+    npt.assert_array_equal(infer(client, "moody", "x", x / 100 - 1).as_numpy("y"), 2 * (x / 100 - 1))
+
+
+def test_neighbours_of_a_request_that_fails_are_answered(server: ServerProcess) -> None:
+    with grpc_client.InferenceServerClient(server.address) as own, ThreadPoolExecutor(8) as pool:
+
+        def ask(mood: int) -> object:
+            try:
+                x = np.full((1, 2), mood, np.float32)
+                return infer((own, grpc_client), "moody", "x", x).as_numpy("y").tolist()
+            except utils.InferenceServerException as error:
+                return error.message()
+
+        moods = [1, 100, 2, 3, 104, 4] * 10
+        answers = list(pool.map(ask, moods))
+    assert answers == [FAILURES.get(mood, [[2 * mood, 2 * mood]]) for mood in moods]
+
+
+REASONS = {
+    "broken": "the backend 'broken' cannot load the model: ValueError: the file is cut short",
+    "hanging": "the backend 'hanging' has not loaded the model within 1 s",
+    "unknown": "there is no backend of this name (got 'moodie'); did you mean 'moody'?",
+    "plan": "put the ONNX model there that the plan was built from",
+}
+
+
+@pytest.mark.parametrize("model", REASONS)
+def test_a_model_that_cannot_be_served_has_its_reason_in_the_index(server: ServerProcess, model: str) -> None:
+    with grpc_client.InferenceServerClient(server.address) as client:
+        [entry] = [one for one in client.get_model_repository_index().models if one.name == model]
+        assert entry.state == "UNAVAILABLE"
+        assert REASONS[model] in entry.reason
+        assert not client.is_model_ready(model)
+
+
+def test_statistics_metrics_and_the_page_know_any_backend(server: ServerProcess, booster: Any) -> None:
+    with grpc_client.InferenceServerClient(server.address) as client:
+        before = client.get_inference_statistics("trees").model_stats[0].inference_stats.success.count
+        infer((client, grpc_client), "trees", "input__0", FEATURES[:8].astype(np.float32))
+
+        def count() -> int:
+            return int(client.get_inference_statistics("trees").model_stats[0].inference_stats.success.count)
+
+        wait_until(lambda: count() == before + 1)
+        assert {batch.batch_size for batch in client.get_inference_statistics("trees").model_stats[0].batch_stats} >= {
+            8
+        }
+        served = client.get_model_config("trees").config
+        assert (served.backend, served.default_model_filename, served.max_batch_size) == ("lightgbm", "model.txt", 64)
+        assert served.instance_group[0].count == 2
+    page = f"http://127.0.0.1:{server.http_port}"
+    with urllib.request.urlopen(f"{page}/metrics", timeout=20) as answer:
+        metrics = answer.read().decode()
+    assert 'toutates_executors{model="trees",version="1"} 2' in metrics
+    assert 'nv_inference_request_success{model="scale",version="1"}' in metrics
+    with urllib.request.urlopen(f"{page}/status.json", timeout=20) as answer:
+        assert '"trees"' in answer.read().decode()
+
+
+def test_a_model_is_unloaded_and_loaded_again(server: ServerProcess) -> None:
+    x = np.ones((1, 4), np.float32)
+    with grpc_client.InferenceServerClient(server.address) as client:
+        for model, name in (("openvino", "INPUT"), ("scale", "x")):
+            infer((client, grpc_client), model, name, x)
+            client.unload_model(model)
+            with pytest.raises(utils.InferenceServerException, match="has no available versions"):
+                infer((client, grpc_client), model, name, x)
+            client.load_model(model)
+            infer((client, grpc_client), model, name, x)
+
+
+def test_no_backend_has_switched_the_gil_on(server: ServerProcess) -> None:
+    assert "the GIL was switched on" not in server.log
+    assert "has switched the GIL on" not in server.log
