@@ -107,10 +107,10 @@ UNKNOWN = {
         "platform: 'tensorflow_savedmodel'",
         "platform: TensorFlow models are not served (got 'tensorflow_savedmodel'); convert the model",
     ),
-    "Python": (
+    "DALI": (
         "",
-        "backend: 'python'",
-        "backend: Python models are not served (got 'python'); export what it computes",
+        "backend: 'dali'",
+        "backend: DALI pipelines are not served (got 'dali'); prepare inputs in the client",
     ),
     "ensemble": (
         "",

@@ -138,11 +138,11 @@ def test_a_model_without_versions_has_a_problem(tmp_path: Path) -> None:
             id="another graph",
         ),
         pytest.param(
-            "m/1/model.py",
+            "m/1/model.dali",
             "m/1/model.onnx",
-            ", but 'model.py'; Python models are not served, only ONNX models: export what it computes to ONNX, and "
-            "leave the rest to the client, or keep it on Triton",
-            id="a Python model",
+            ", but 'model.dali'; DALI pipelines are not served, only ONNX models: prepare inputs in the client or in the "
+            "graph, or keep it on Triton",
+            id="a pipeline",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from typing import Final
 
 from toutates.engine.dispatcher import Deliver, ExecutorHandle
 from toutates.engine.lane import Batch
-from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
 from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
@@ -131,6 +131,8 @@ class Executor(ExecutorHandle):
             batch.lane.note_run(rows, clock_ns() - began_ns)
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
         self._on_batch(rows, sum(map(len, pending)), timing)
+        if isinstance(outputs, Separate):
+            return _separate(outputs, len(pending), timing)
         return [(pending, outputs, None, timing)]
 
     def _is_wanted(self, pending: list[list[PendingRequest]], by_ns: int) -> bool:
@@ -177,7 +179,9 @@ class Executor(ExecutorHandle):
 
     def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
         try:
-            return self._backend.run(batch, first, rows), None
+            outputs = self._backend.run(batch, first, rows)
+            assert isinstance(outputs, Outputs)
+            return outputs, None
         except Exception as error:
             return None, self._as_failure(error)
 
@@ -201,6 +205,20 @@ class Executor(ExecutorHandle):
 
 #: Pending requests by port, and what they get: outputs or an error.
 Outcome = tuple[list[list[PendingRequest]], Outputs | None, RequestError | None, Timing]
+
+
+def _separate(separate: Separate, ports: int, timing: Timing) -> list[Outcome]:
+    """An outcome for each request of a batch."""
+    outcomes: list[Outcome] = []
+    for port, (context, _, rows, part), result in separate.outcomes:
+        one: list[list[PendingRequest]] = [[] for _ in range(ports)]
+        # Its outputs hold the rows of this request alone.
+        one[port] = [(context, 0, rows, part)]
+        if isinstance(result, RequestError):
+            outcomes.append((one, None, result, timing))
+        else:
+            outcomes.append((one, result, None, timing))
+    return outcomes
 
 
 def _deliver(outcomes: list[Outcome], deliver: Deliver) -> None:

@@ -25,13 +25,16 @@ from toutates.engine.result import Outputs, PendingRequest
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
-__all__ = ["Batch", "GatheredLane", "Lane", "LaneState", "PackedLane", "Piece", "Pin", "RowShapes"]
+__all__ = ["Allocate", "Batch", "GatheredLane", "Lane", "LaneState", "PackedLane", "Piece", "Pin", "RowShapes"]
 
 #: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
 RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
 
 #: Makes an array's memory page-locked, so that a device reads it without a copy.
 Pin = Callable[[npt.NDArray[Any]], None]
+
+#: Makes an array whose contents are undefined, of a shape and a type. Raises MemoryError where there is no room.
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 #: Some rows of one input, for a GatheredLane.
 Piece = npt.NDArray[Any] | StringRows
@@ -242,6 +245,7 @@ class PackedLane(Lane):
 
     Args:
         pin: makes the memory of an input's buffer page-locked; None leaves it as it is.
+        allocate: makes the buffers; None for ordinary memory.
 
     Attributes:
         known_outputs: the form of the outputs, without data, where it is known beforehand; else None.
@@ -250,9 +254,17 @@ class PackedLane(Lane):
 
     packed: ClassVar[bool] = True
 
-    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, pin: Pin | None = None) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        row_shapes: RowShapes,
+        batch_size: int,
+        pin: Pin | None = None,
+        allocate: Allocate | None = None,
+    ) -> None:
         super().__init__(signature, row_shapes, batch_size)
         self._pin = pin
+        self._allocate: Allocate = np.empty if allocate is None else allocate
         tensors = [signature.inputs[index] for index, _ in row_shapes]
         self.row_bytes = tuple(
             prod(shape) * tensor.datatype.size for tensor, (_, shape) in zip(tensors, row_shapes, strict=True)
@@ -280,13 +292,13 @@ class PackedLane(Lane):
         batch = Batch(self, ports, room)
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for index, shape in self.row_shapes:
-            array = np.empty((room, *shape), inputs[index].datatype.numpy)
+            array = self._allocate((room, *shape), inputs[index].datatype.numpy)
             if self._pin is not None:
                 self._pin(array)
             batch.arrays.append(array)
         if self.known_outputs is not None:
             batch.outputs = [
-                np.empty((room, *shape), tensor.datatype.numpy)
+                self._allocate((room, *shape), tensor.datatype.numpy)
                 for tensor, shape in zip(outputs, self.known_outputs.row_shapes, strict=True)
             ]
         batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(ports)]

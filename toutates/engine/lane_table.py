@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 from weakref import WeakValueDictionary
 
-from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Pin, RowShapes
+from toutates.engine.lane import Allocate, Batch, GatheredLane, Lane, PackedLane, Pin, RowShapes
 from toutates.protocol.signature import Signature
 
 __all__ = ["LaneTable"]
@@ -30,6 +30,7 @@ class LaneTable:
         batch_size: most rows of a batch.
         row_share_bytes: memory per row that the first buffers of a lane may take; None gives them room for all rows.
         pin: makes the memory of batches page-locked; None for ordinary memory.
+        allocate: makes the memory of batches; None for ordinary memory.
 
     Attributes:
         last: the lane that was used last.
@@ -37,12 +38,19 @@ class LaneTable:
     """
 
     def __init__(
-        self, signature: Signature, batch_size: int, *, row_share_bytes: int | None = None, pin: Pin | None = None
+        self,
+        signature: Signature,
+        batch_size: int,
+        *,
+        row_share_bytes: int | None = None,
+        pin: Pin | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
         self._signature = signature
         self._batch_size = batch_size
         self._row_share_bytes = row_share_bytes
         self._pin = pin
+        self._allocate = allocate
         #: the lanes that are kept, the least recently used one first
         self._kept: OrderedDict[RowShapes, Lane] = OrderedDict()
         #: these, and those that plans still hold: two lanes of one shape would take each other's place for ever
@@ -70,7 +78,7 @@ class LaneTable:
         inputs = self._signature.inputs
         if not row_shapes or any(not inputs[index].datatype.size or 0 in shape for index, shape in row_shapes):
             return GatheredLane(self._signature, row_shapes, self._batch_size)
-        lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin)
+        lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin, self._allocate)
         if self._row_share_bytes is not None:
             lane.room = max(1, min(lane.batch_rows, self._row_share_bytes // lane.row_memory))
         return lane

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import RequestError
 
-__all__ = ["BatchResult", "Outputs", "PendingRequest", "Split", "StepTiming", "Timing"]
+__all__ = ["BatchResult", "Outputs", "PendingRequest", "Separate", "Split", "StepTiming", "Timing"]
 
 
 class Split:
@@ -78,6 +78,18 @@ class Outputs:
         if isinstance(data, EncodedStrings):
             return data.rows(first, rows) if batched else data.content
         return data[first * size : (first + rows) * size]
+
+
+@dataclass(slots=True)
+class Separate:
+    """What a run comes to where the requests of a batch have outcomes of their own.
+
+    Attributes:
+        outcomes: for each request: the number of its port, the request, and its outputs, which hold the rows of this
+            request alone, or its error.
+    """
+
+    outcomes: list[tuple[int, PendingRequest, Outputs | RequestError]]
 
 
 @dataclass(slots=True)

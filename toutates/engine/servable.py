@@ -6,7 +6,7 @@ runs batches drives a ``Backend`` with each of its executors (``batched``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from toutates.engine.counters import VersionCounters, WorkerCounters
 from toutates.engine.lane import Batch, Piece, RowShapes
-from toutates.engine.result import BatchResult, Outputs
+from toutates.engine.result import BatchResult, Outputs, Separate
 from toutates.engine.statistics import VersionStatistics
 from toutates.protocol.signature import Signature
 
-__all__ = ["Backend", "Buffer", "Consumer", "Content", "Host", "Port", "Servable", "Way", "view_of"]
+__all__ = ["Backend", "Buffer", "Consumer", "Content", "Host", "Port", "RequestAbout", "Servable", "Way", "view_of"]
 
 Buffer = bytes | bytearray | memoryview
 #: The bytes of one input. An array is one of uint8; several threads may read it, as they may not slice one memoryview.
@@ -33,6 +33,21 @@ def view_of(content: Content) -> memoryview:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAbout:
+    """What a request says beside its tensors, for backends whose models may ask.
+
+    Attributes:
+        identifier: the request's id; "" for none.
+        outputs: indices of the outputs that are asked for; None for all.
+        parameters: the request's, by name.
+    """
+
+    identifier: str = ""
+    outputs: Sequence[int] | None = None
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Consumer:
     """Whoever adds requests through a port, always on one and the same thread.
 
@@ -42,6 +57,8 @@ class Consumer:
         at_round_end: asks for a callback once the consumer has handed out the requests it has read.
         is_wanted: whether the request of a context still has a caller at a time, monotonic nanoseconds. Called in any
             thread.
+        about: what the request of a context says beside its tensors. Called in any thread, by backends whose models
+            ask for it.
         counters: what the consumer counts of its requests.
     """
 
@@ -50,6 +67,7 @@ class Consumer:
     at_round_end: Callable[[Callable[[], None]], None]
     is_wanted: Callable[[Any, int], bool] = lambda context, by_ns: True
     counters: WorkerCounters = field(default_factory=WorkerCounters)
+    about: Callable[[Any], RequestAbout] = lambda context: RequestAbout()
 
 
 class Way(Protocol):
@@ -204,8 +222,11 @@ class Backend(Protocol):
     @property
     def one_thread(self) -> bool: ...
 
-    def run(self, batch: Batch, first: int, rows: int) -> Outputs:
+    def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run some rows of a batch: all of it, or after that has failed, those of one request.
+
+        ``Separate`` is for backends that see requests and not only rows, and may be returned for a whole batch. What it
+        says holds: no request of the batch is run again by itself.
 
         Args:
             batch: whose lane gives the inputs (``Lane.inputs``).

@@ -28,7 +28,7 @@ from typing import Final
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import YAML_KEYS, Bounds, Budget, Keys
 from toutates.engine.dispatcher import Dispatcher, ExecutorHandle, InlineRun
-from toutates.engine.lane import Batch, Lane, LaneState, Pin, RowShapes
+from toutates.engine.lane import Allocate, Batch, Lane, LaneState, Pin, RowShapes
 from toutates.engine.lane_table import LaneTable
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
@@ -56,6 +56,7 @@ class SuperTensor:
         max_queue_size: requests that may wait; 0 for as many as there are rows.
         keys: what sets these, for errors.
         pin: makes the memory of batches page-locked (``allocator: cuda_pinned``); None for ordinary memory.
+        allocate: makes the memory of batches; None for ordinary memory.
         quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
         delay_ns: how long an open batch may wait for more rows; 0 for not at all.
         enough_rows: a batch of so many rows does not wait.
@@ -77,6 +78,7 @@ class SuperTensor:
         max_queue_size: int = 0,
         keys: Keys = YAML_KEYS,
         pin: Pin | None = None,
+        allocate: Allocate | None = None,
         quick_ns: int = QUICK_NS,
         delay_ns: int = 0,
         enough_rows: int = 1,
@@ -91,7 +93,7 @@ class SuperTensor:
         self.budget = Budget(name, Bounds(rows, capacity_bytes, max_queue_size, keys), open_batches)
         # A full batch does not wait, so where batches wait there is room for all rows from the beginning.
         row_share_bytes = None if delay_ns else self.budget.share_bytes
-        self.lanes = LaneTable(signature, batch_size, row_share_bytes=row_share_bytes, pin=pin)
+        self.lanes = LaneTable(signature, batch_size, row_share_bytes=row_share_bytes, pin=pin, allocate=allocate)
         self.queue = BatchQueue(open_batches, self.budget, delay_ns=delay_ns, enough_rows=enough_rows)
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
         self.ports: list[Consumer] = []

@@ -8,7 +8,7 @@ from typing import Final
 from toutates.protocol.grpc_service_pb2 import InferParameter
 from toutates.system.errors import InvalidRequest, Unsupported
 
-__all__ = ["check_parameters", "parameters_without_effect", "shared_memory_region"]
+__all__ = ["check_parameters", "parameter_values", "parameters_without_effect", "shared_memory_region"]
 
 _KIND: Final = "parameter_choice"
 
@@ -44,6 +44,13 @@ def check_parameters(parameters: Mapping[str, InferParameter]) -> None:
             raise InvalidRequest(
                 f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
             )
+
+
+def parameter_values(parameters: Mapping[str, InferParameter]) -> dict[str, bool | int | float | str]:
+    """The values of valid parameters, by name."""
+    return {
+        key: getattr(parameter, parameter.WhichOneof(_KIND) or "int64_param") for key, parameter in parameters.items()
+    }
 
 
 def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,8 @@ from typing import Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.result import BatchResult
-from toutates.engine.servable import Buffer, Consumer, Port, Way
-from toutates.infer.answers import Answers, is_wanted
+from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, Way
+from toutates.infer.answers import Answers, RequestContext, is_wanted
 from toutates.infer.call import Call, Handler, Transport
 from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
@@ -255,7 +255,7 @@ class InferService:
             request = read.message
             version = self._table.find(request.model_name, request.model_version)
             validated = validate(request, [len(raw) for raw in read.raws], version.signature, version.model)
-            if request.parameters:
+            if request.parameters and not version.takes_parameters:
                 self._notices.note(version.model, request.parameters)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)
@@ -342,9 +342,17 @@ class InferService:
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
-            port = version.servable.port(Consumer(finish_soon, finish, self.worker.at_round_end, is_wanted, counters))
+            port = version.servable.port(
+                Consumer(finish_soon, finish, self.worker.at_round_end, is_wanted, counters, self._about)
+            )
             self._ports[version] = port
         return port
+
+    def _about(self, context: RequestContext) -> RequestAbout:
+        """See ``Consumer``."""
+        _, plan, id_field, _ = context
+        request = plan.request
+        return RequestAbout(self._transport.request_id(id_field), request.outputs, request.parameters)
 
     def _make_answers(self, counters: WorkerCounters) -> Answers:
         """What answers the requests of one port."""

@@ -6,11 +6,11 @@ The order of the checks and their texts are Triton's: clients compare both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from toutates.infer.parameters import check_parameters, shared_memory_region
+from toutates.infer.parameters import check_parameters, parameter_values, shared_memory_region
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.input_checks import check_batch, check_input, check_names
 from toutates.protocol.names import request_prefix
@@ -33,6 +33,7 @@ class ValidatedRequest:
         raw_count: how many raw contents there are.
         outputs: index in the signature of each output to return, sorted by name as Triton returns them.
         classes: the number of classes asked for, by index of the output.
+        parameters: of the request, for models that read them.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class ValidatedRequest:
     raw_count: int
     outputs: tuple[int, ...]
     classes: Mapping[int, int]
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
 def validate(
@@ -181,6 +183,7 @@ class _Validator:
             raw_count=len(self._raw_sizes),
             outputs=outputs,
             classes=self._checked_classes(),
+            parameters=parameter_values(self._request.parameters),
         )
 
     def _requested_outputs(self) -> tuple[int, ...]:

@@ -50,6 +50,7 @@ class ServedVersion:
         labels: of classes, by the index of the output.
         advice: what would make it use cores that have nothing to do; "" for nothing.
         calls: by which other models use it.
+        takes_parameters: whether it reads the parameters of requests.
     """
 
     model: str
@@ -59,6 +60,7 @@ class ServedVersion:
     load_ns: int = 0
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
+    takes_parameters: bool = False
     calls: Calls = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.provider_names import Provider
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.plugins.kind import PluginKind
+from toutates.backends.python.kind import PythonKind
 from toutates.models.kinds import Kind
 from toutates.system.placement import Placement
 
@@ -26,4 +27,4 @@ def kinds_of_models(
         placement: where threads run.
         device_problem: see ``OnnxKind``.
     """
-    return [PluginKind(), OnnxKind(sessions, placement, device_problem)]
+    return [PluginKind(), PythonKind(), OnnxKind(sessions, placement, device_problem)]

@@ -18,7 +18,9 @@
         ├── Cancelled           the caller has left
         ├── Unsupported         the protocol defines it, this server does not offer it
         ├── NotInRepository     the repositories do not give a model that is to be loaded
-        └── ExecutionFailed     ONNX Runtime refused or failed
+        ├── AlreadyExists       a model says that something is there already
+        ├── UnknownFailure      a model failed, and does not say in which way
+        └── ExecutionFailed     ONNX Runtime, or the code of a model, refused or failed
 
 ``toutates.api.grpc.statuses`` holds the one table from these classes to gRPC statuses. Texts of ``RequestError`` go to
 callers as they are, so they never carry paths or tracebacks.
@@ -29,6 +31,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "AlreadyExists",
     "Cancelled",
     "ConfigurationError",
     "ExecutionFailed",
@@ -46,6 +49,7 @@ __all__ = [
     "TooLate",
     "ToutatesError",
     "Unavailable",
+    "UnknownFailure",
     "UnknownModel",
     "Unsupported",
 ]
@@ -140,5 +144,13 @@ class NotInRepository(RequestError):
     """No repository has the model that is to be loaded, two have it, or the one that has it cannot be read."""
 
 
+class AlreadyExists(RequestError):
+    """A model's code answers so."""
+
+
+class UnknownFailure(RequestError):
+    """A model's code answers with an error of no particular kind."""
+
+
 class ExecutionFailed(RequestError):
-    """ONNX Runtime failed while running a batch."""
+    """ONNX Runtime, or the code of a model, failed while running a batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toutates.h2grpc import Status
 from toutates.system.errors import (
+    AlreadyExists,
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
@@ -15,6 +16,7 @@ from toutates.system.errors import (
     RequestError,
     TooLate,
     Unavailable,
+    UnknownFailure,
     UnknownModel,
     Unsupported,
 )
@@ -33,5 +35,7 @@ STATUSES: dict[type[RequestError], Status] = {
     TooLate: Status.DEADLINE_EXCEEDED,
     Cancelled: Status.CANCELLED,
     Unsupported: Status.UNIMPLEMENTED,
+    AlreadyExists: Status.ALREADY_EXISTS,
+    UnknownFailure: Status.UNKNOWN,
     ExecutionFailed: Status.INTERNAL,
 }

@@ -38,9 +38,6 @@ _KINDS: Final = MappingProxyType(
         ),
         "pytorch": ForeignKind("PyTorch models", f"export the model with torch.onnx.export, {_KEEP}"),
         "tensorflow": ForeignKind("TensorFlow models", f"convert the model with tf2onnx, {_KEEP}"),
-        "python": ForeignKind(
-            "Python models", f"export what it computes to ONNX, and leave the rest to the client, {_KEEP}"
-        ),
         "dali": ForeignKind("DALI pipelines", f"prepare inputs in the client or in the graph, {_KEEP}"),
         "fil": ForeignKind("tree ensembles (FIL)", f"convert the model with onnxmltools, {_KEEP}"),
         "tensorrtllm": ForeignKind("TensorRT-LLM models", "keep it on Triton"),
@@ -67,7 +64,6 @@ _FILES: Final = MappingProxyType(
         "model.engine": "tensorrt",
         "model.pt": "pytorch",
         "model.pt2": "pytorch",
-        "model.py": "python",
         "model.savedmodel": "tensorflow",
         "model.graphdef": "tensorflow",
         "model.dali": "dali",

@@ -353,7 +353,7 @@ def _labels(section: Section | None) -> Mapping[str, str]:
 
 
 def _parameters(section: Section | None) -> Mapping[str, str]:
-    return MappingProxyType(section.words()) if section is not None else _no_parameters()
+    return MappingProxyType(section.words(flags=True)) if section is not None else _no_parameters()
 
 
 def _warmup_sample(section: Section, default_name: str) -> WarmupSample:

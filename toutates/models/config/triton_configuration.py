@@ -134,7 +134,7 @@ class _Reader:
         if is_onnx:
             self._apply_rules()
         self._check_name()
-        inputs, outputs = declared_tensors(config, self._model, self._problems)
+        inputs, outputs = declared_tensors(config, self._model, self._problems, all_required=is_onnx)
         settings = self._with_queue(self._with_instances(self._with_batching(ModelSettings())))
         settings = (with_session if is_onnx else with_parameters)(settings, config, self._problems)
         settings = replace(

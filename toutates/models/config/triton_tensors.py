@@ -14,7 +14,7 @@ __all__ = ["declared_tensors"]
 
 
 def declared_tensors(
-    config: ModelConfig, model: str, problems: Problems
+    config: ModelConfig, model: str, problems: Problems, *, all_required: bool = True
 ) -> tuple[tuple[DeclaredTensor, ...], tuple[DeclaredTensor, ...]]:
     """The inputs and the outputs that a ModelConfig declares.
 
@@ -22,16 +22,17 @@ def declared_tensors(
         config: the message.
         model: name of the model's directory.
         problems: get what is wrong.
+        all_required: whether a batched model of this backend needs all of its inputs.
     """
-    reader = _Tensors(model, bool(config.max_batch_size), problems)
+    reader = _Tensors(model, bool(config.max_batch_size) and all_required, problems)
     return reader.read("input", config.input), reader.read("output", config.output)
 
 
 class _Tensors:
     """Reads tensors of one ModelConfig."""
 
-    def __init__(self, model: str, batched: bool, problems: Problems) -> None:
-        self._model, self._batched, self._problems = model, batched, problems
+    def __init__(self, model: str, all_required: bool, problems: Problems) -> None:
+        self._model, self._all_required, self._problems = model, all_required, problems
 
     def read(self, role: str, tensors: Sequence[ModelInput | ModelOutput]) -> tuple[DeclaredTensor, ...]:
         seen: set[str] = set()
@@ -71,7 +72,7 @@ class _Tensors:
                     "write shapes of as many elements, with the same dimensions open",
                 )
         optional = isinstance(tensor, ModelInput) and tensor.optional
-        if optional and self._batched:
+        if optional and self._all_required:
             self._problems.add(
                 f"{key} optional",
                 "optional inputs are for models without batching",

@@ -142,14 +142,16 @@ class Section:
         )
         return ()
 
-    def words(self) -> dict[str, str]:
-        """Every key of this section with its value as a text; texts and whole numbers only."""
+    def words(self, *, flags: bool = False) -> dict[str, str]:
+        """Every key of this section with its value as a text; texts and whole numbers only, or true and false too."""
         words: dict[str, str] = {}
         for key in self._values:
             self.has(key)
             value = self._values[key]
             if isinstance(value, str) or _is_integer(value):
                 words[key] = str(value)
+            elif flags and isinstance(value, bool):
+                words[key] = str(value).lower()
             else:
                 self.refuse(key, "is neither a text nor a whole number", value, f"write `{key}: '1'`")
         return words

@@ -1,0 +1,231 @@
+"""Python models that go wrong: the caller hears it in a sentence, everybody else notices nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+from tests.e2e.process import ServerProcess, running
+from tests.e2e.python_models import add_model
+from tests.waiting import wait_until
+
+triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
+utils = pytest.importorskip("tritonclient.utils", reason="has no wheel for free-threaded Python")
+
+#: What a model does when the first number of a request is that; all others are answered.
+FAULTS = {
+    "exits": ("os._exit(3)", "is not healthy: it has ended with status 3"),
+    "exits in Python's way": ("sys.exit('enough')", "is not healthy: it has ended with status 1; it said last: enough"),
+    "segfaults": ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV.*Fatal Python error: Segmentation fault"),
+    "hangs": ("time.sleep(1000)", "it has not answered for 2 s"),
+    "ignores signals and hangs": ("ignore(); time.sleep(1000)", "it has not answered for 2 s"),
+    "closes its files": ("os.closerange(3, 200)", "is not healthy: it has"),
+    "writes over its socket": ("write(b'x' * 100)", "is not healthy: it has sent"),
+    "truncates its memory": ("truncate()", "OSError|Errno"),
+    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "signal 9 \\(SIGKILL\\) has ended it"),
+}
+_RUN = "".join(f"    if number == {at}:\n        {what}\n" for at, (what, _) in enumerate(FAULTS.values()))
+METHODS = f"""
+def execute(self, requests):
+    number = int(input_of(requests[0])[0, 0])
+{_RUN}    if number == 100:
+        for at in range(20000):
+            print("line", at)
+    if number == 102:
+        os.fork()  # both go on from here
+    if number == 101:
+        sys.stdout.write("x" * 50_000_000)
+    return [answer(request, input_of(request)) for request in requests]
+
+def finalize(self):
+    raise RuntimeError("not now")
+"""
+HEAD_MORE = """
+def files():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            yield int(name), os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            pass
+
+def ignore():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+def write(data):
+    for number, target in files():
+        if target.startswith("socket:"):
+            os.write(number, data)
+    time.sleep(1000)
+
+def truncate():
+    for number, target in files():
+        if "memfd" in target:
+            os.ftruncate(number, 0)
+
+
+class TritonPythonModel:
+"""
+LOADS = {
+    "no syntax": ("def (", "SyntaxError"),
+    "no class": ("x = 3", "has no class TritonPythonModel"),
+    "raises at import": ("raise ValueError('at import')", "ValueError: at import"),
+    "exits at import": (
+        "import os; print('good bye', flush=True); os._exit(7)",
+        "ended with status 7; it said last: good bye",
+    ),
+    "raises in initialize": (
+        "class TritonPythonModel:\n    def initialize(self, args):\n        lorem_ipsum",
+        "name 'lorem_ipsum' is not defined",
+    ),
+    "raises in auto_complete_config": (
+        "class TritonPythonModel:\n    def auto_complete_config(config):\n        config.add_input({'nam': 'x'})",
+        "contains property other than 'name', 'data_type', 'dims' and 'optional'",
+    ),
+    "completes nothing": (
+        "class TritonPythonModel:\n    def auto_complete_config(config):\n        return 3",
+        "must return a valid pb.ModelConfig object",
+    ),
+    "hangs at start": ("import time; time.sleep(1000)", "it has not answered for 1 s"),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.e2e import python_models
+
+    root = tmp_path_factory.mktemp("models")
+    add_model(root, "good")
+    head = python_models._HEAD.replace("class TritonPythonModel:\n", "") + HEAD_MORE
+    add_model(root, "faulty", METHODS, head=head, more=_TIMEOUT % ("execute", 2))
+    for name, (text, _) in LOADS.items():
+        folder = add_model(root, name.replace(" ", "_"), more=_TIMEOUT % ("start", 1 if "hangs" in name else 60))
+        (folder / "1" / "model.py").write_text(text + "\n")
+    return root
+
+
+_TIMEOUT = 'dynamic_batching {} parameters { key: "toutates.%s_timeout_s" value { string_value: "%d" } }'
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    flags = ["--model-control-mode", "explicit", "--load-models", "good,faulty"]
+    with running(root, tmp_path_factory.mktemp("log"), flags=flags) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Any]:
+    with triton.InferenceServerClient(server.address) as own:
+        yield own
+
+
+def reload(client: Any) -> None:
+    """Have the count of deaths begin anew."""
+    client.unload_model("faulty")
+    client.load_model("faulty")
+
+
+def ask(client: Any, number: float, model: str = "faulty") -> Any:
+    rows = np.full((1, 4), number, np.float32)
+    tensor = triton.InferInput("x", [1, 4], "FP32")
+    tensor.set_data_from_numpy(rows)
+    npt.assert_array_equal(client.infer(model, [tensor], client_timeout=60).as_numpy("y"), rows)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_process_that_goes_wrong_fails_its_requests_and_comes_back(client: Any, name: str) -> None:
+    reload(client)
+    with pytest.raises(utils.InferenceServerException, match=FAULTS[name][1]) as error:
+        ask(client, list(FAULTS).index(name))
+    assert error.value.status() == "StatusCode.INTERNAL"
+    assert str(error.value.message()).startswith("Failed to process the request(s) for model ")
+    ask(client, 50, "good")
+    ask(client, 50)
+
+
+def test_a_process_that_dies_again_and_again_is_started_more_and_more_rarely(client: Any) -> None:
+    reload(client)
+    for _ in range(2):
+        with pytest.raises(utils.InferenceServerException, match="status 3"):
+            ask(client, 0)
+    with pytest.raises(utils.InferenceServerException, match=r"status 3.*; it is started again in 0"):
+        ask(client, 50)
+
+    def works() -> bool:
+        try:
+            ask(client, 50)
+        except utils.InferenceServerException:
+            return False
+        return True
+
+    wait_until(works)
+
+
+def test_what_a_model_forks_does_not_answer_in_its_place(client: Any) -> None:
+    for _ in range(3):
+        ask(client, 102)
+        ask(client, 50)
+
+
+@pytest.mark.parametrize("number", [100, 101])
+def test_what_a_model_prints_is_bounded(client: Any, server: ServerProcess, number: int) -> None:
+    reload(client)
+    before = len(server.log)
+    ask(client, number)
+    ask(client, 50)
+    assert len(server.log) - before < 200_000
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_a_model_that_cannot_be_loaded_says_why(client: Any, name: str) -> None:
+    with pytest.raises(utils.InferenceServerException):
+        client.load_model(name.replace(" ", "_"))
+    reasons = {one.name: one.reason for one in client.get_model_repository_index().models}
+    assert LOADS[name][1] in reasons[name.replace(" ", "_")]
+    ask(client, 50, "good")
+
+
+def test_finalize_that_raises_is_logged_and_the_model_unloaded(client: Any, server: ServerProcess) -> None:
+    client.load_model("faulty")
+    ask(client, 50)
+    client.unload_model("faulty")
+    wait_until(lambda: "RuntimeError: not now" in server.log)
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_nothing_is_left_when_the_server_is_killed(root: Path, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    flags = ["--model-control-mode", "explicit", "--load-models", "good"]
+    with running(root, tmp_path, flags=flags) as process:
+        children = children_of(process.process.pid)
+        assert children
+        process.stop(signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, children)))
+    assert set(os.listdir("/dev/shm")) <= before

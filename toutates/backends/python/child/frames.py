@@ -1,0 +1,53 @@
+"""The frames between the server and the process of an instance: a length, a kind, and the content.
+
+The server asks, and the process answers. While it runs ``execute`` the process may ask too (``QUERY``), and gets one
+``ANSWER`` for each question before it asks the next. Tensors are in shared memory, and frames say where.
+
+| kind | from | content |
+|---|---|---|
+| CONFIGURE | server | JSON: where model.py is, the configuration, whether it may complete it |
+| INITIALIZE | server | JSON: the arguments of ``initialize``, names and datatypes of the tensors |
+| LAYOUT | server | JSON: its number, row shapes by input, row shapes of the outputs where they are fixed; no answer |
+| EXECUTE | server | EXECUTE_HEAD, offsets of inputs and fixed outputs, first row and rows of each request, JSON |
+| GATHERED | server | JSON: rows of each request, and for each of its inputs offset, bytes, shape |
+| FINALIZE | server | nothing |
+| ANSWER | server | JSON |
+| DONE | process | JSON, or for EXECUTE: nothing, when every output is where it belongs |
+| FAILED | process | JSON: the text of an error |
+| QUERY | process | JSON: what is asked for |
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = [
+    "ANSWER",
+    "CONFIGURE",
+    "DONE",
+    "EXECUTE",
+    "EXECUTE_HEAD",
+    "FAILED",
+    "FINALIZE",
+    "GATHERED",
+    "HEAD",
+    "INITIALIZE",
+    "KEPT_ROOM_BYTES",
+    "LAYOUT",
+    "MAX_FRAME_BYTES",
+    "MAX_LAYOUTS",
+    "QUERY",
+]
+
+#: length of the content, kind
+HEAD = struct.Struct("<IB")
+#: whether there is JSON about the requests at the end, number of the layout, requests, rows, room of the batch
+EXECUTE_HEAD = struct.Struct("<?IIII")
+
+CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY = range(1, 11)
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+#: Layouts that both sides remember; then both forget all of them.
+MAX_LAYOUTS = 1024
+#: Memory for outputs up to this size stays with an instance from one batch to the next.
+KEPT_ROOM_BYTES = 16 * 1024 * 1024

@@ -1,0 +1,301 @@
+"""Requests, responses and errors of ``triton_python_backend_utils``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.tensors import Tensor
+
+__all__ = [
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceTrace",
+    "PreferredMemory",
+    "ReceivedRequest",
+    "TritonError",
+    "get_input_tensor_by_name",
+    "get_output_tensor_by_name",
+]
+
+
+class TritonError:
+    """An error that a model answers a request with.
+
+    Args:
+        message: its text, which the client gets unchanged.
+        code: one of this class's constants.
+    """
+
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        self._message, self._code = message, code
+
+    def message(self) -> str:
+        """Its text."""
+        return self._message
+
+    def code(self) -> int:
+        """Its code."""
+        return self._code
+
+
+class InferenceResponse:
+    """A model's answer to one request.
+
+    Args:
+        output_tensors: in any order; those that were not asked for are left out.
+        error: in place of tensors.
+        parameters: for the client, ``bool``, ``int`` and ``str`` by name.
+    """
+
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] | None = None,
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tensors = [] if output_tensors is None else output_tensors
+        if None in self._tensors:
+            raise TritonModelException("Output tensor for inference response should not be empty.")
+        self._error = error
+        self._parameters = parameters if parameters is None else _checked_parameters(parameters)
+
+    def output_tensors(self) -> Sequence[Tensor]:
+        """Its tensors."""
+        return self._tensors
+
+    def has_error(self) -> bool:
+        """Whether it is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error; None for a success."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Its parameters, JSON."""
+        return json.dumps(self._parameters or {})
+
+
+def _checked_parameters(parameters: Any) -> dict[str, Any]:
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return dict(parameters)
+
+
+class PreferredMemory:
+    """Where outputs of a call should be; a hint that this server does not need.
+
+    Args:
+        preferred_memory_type: TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU.
+        preferred_device_id: number of the GPU.
+    """
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
+
+
+class InferenceTrace:
+    """The trace of a request; requests of Python models have none."""
+
+    def get_context(self) -> str | None:
+        """Text that hands the trace on; None without one."""
+        return None
+
+
+class InferenceRequest:
+    """A request to a model.
+
+    Args:
+        request_id: its id.
+        correlation_id: the sequence's, a number or a text.
+        inputs: the tensors.
+        requested_output_names: outputs to return.
+        model_name, model_version: who is asked; -1 is the newest.
+        flags: TRITONSERVER_REQUEST_FLAG_*.
+        timeout: microseconds.
+        preferred_memory, trace: taken and not needed.
+        parameters: ``bool``, ``int`` and ``str`` by name.
+    """
+
+    __slots__ = (
+        "_about",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_names",
+        "_parameters",
+        "_request_id",
+        "_timeout",
+        "model_name",
+        "model_version",
+    )
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: Any = 0,
+        inputs: Any = None,
+        requested_output_names: Any = None,
+        model_name: Any = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None or correlation_id is None:
+            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if not isinstance(correlation_id, (int, str)):
+            raise TritonModelException("Correlation ID must be integer or string")
+        who = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        if None in inputs:
+            raise TritonModelException(f"Input tensor {who}")
+        if None in requested_output_names:
+            raise TritonModelException(f"Requested output name {who}")
+        self._request_id, self._correlation_id, self._flags, self._timeout = request_id, correlation_id, flags, timeout
+        self._inputs, self._names = list(inputs), set(requested_output_names)
+        self._parameters = _checked_parameters({} if parameters is None else parameters)
+        self.model_name, self.model_version = model_name, model_version
+
+    def inputs(self) -> Sequence[Tensor]:
+        """Its tensors."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """Its id."""
+        return self._request_id
+
+    def correlation_id(self) -> Any:
+        """The id of its sequence, a number or a text; 0 for none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """TRITONSERVER_REQUEST_FLAG_* that are set."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Set TRITONSERVER_REQUEST_FLAG_*."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds; 0 for none."""
+        return self._timeout
+
+    def requested_output_names(self) -> set[str]:
+        """Outputs that are asked for."""
+        return self._names
+
+    def parameters(self) -> str:
+        """Its parameters, JSON."""
+        return json.dumps(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        """Its trace."""
+        return InferenceTrace()
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request that a model is to answer. What it says beside its tensors is asked for when the model reads it.
+
+    Args:
+        tensors: makes its input tensors.
+        about: tells what the server knows of it.
+        wanted: whether its caller still waits.
+    """
+
+    __slots__ = ("_ask", "_make", "_wanted")
+
+    def __init__(
+        self, tensors: Callable[[], Sequence[Tensor]], about: Callable[[], dict[str, Any]], wanted: Callable[[], bool]
+    ) -> None:
+        self._make: Any = tensors
+        self._ask, self._wanted = about, wanted
+        self._inputs: Any = None
+        self._about: dict[str, Any] | None = None
+
+    def inputs(self) -> Sequence[Tensor]:
+        """Its tensors."""
+        if self._inputs is None:
+            self._inputs = self._make()
+            self._make = None
+        return self._inputs  # type: ignore[no-any-return]
+
+    def _known(self) -> dict[str, Any]:
+        if self._about is None:
+            self._about = self._ask()
+        return self._about
+
+    def request_id(self) -> str:
+        """Its id."""
+        return str(self._known().get("id", ""))
+
+    def correlation_id(self) -> Any:
+        """The id of its sequence, a number or a text; 0 for none."""
+        return self._known().get("parameters", {}).get("sequence_id", 0)
+
+    def flags(self) -> int:
+        """TRITONSERVER_REQUEST_FLAG_* that are set."""
+        parameters = self._known().get("parameters", {})
+        return int(bool(parameters.get("sequence_start"))) + 2 * int(bool(parameters.get("sequence_end")))
+
+    def set_flags(self, flags: int) -> None:
+        """Refused: a request that was received has the flags that its client gave it."""
+        raise TritonModelException("The flags of a request that was received cannot be changed.")
+
+    def timeout(self) -> int:
+        """Microseconds; 0 for none."""
+        return int(self._known().get("parameters", {}).get("timeout", 0))
+
+    def requested_output_names(self) -> set[str]:
+        """Outputs that are asked for."""
+        return set(self._known().get("outputs", ()))
+
+    def parameters(self) -> str:
+        """Its parameters, JSON: those that have no meaning of their own in the protocol."""
+        given = self._known().get("parameters", {})
+        return json.dumps({key: value for key, value in given.items() if key not in _PROTOCOL_PARAMETERS})
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return not self._wanted()
+
+    def get_response_sender(self) -> Any:
+        """Refused: there is one response for a request, which ``execute`` returns."""
+        raise TritonModelException("Response senders are not offered: return the response from execute.")
+
+
+#: Parameters that Triton takes for itself.
+_PROTOCOL_PARAMETERS = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "triton_enable_empty_final_response")
+)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of that name; None if the request has none."""
+    for tensor in inference_request.inputs():
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of that name; None if the response has none."""
+    for tensor in inference_response.output_tensors():
+        if tensor._name == name:
+            return tensor
+    return None

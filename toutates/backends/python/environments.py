@@ -1,0 +1,102 @@
+"""``EXECUTION_ENV_PATH``: the environment that a model's processes run in, a folder or an archive of conda-pack.
+
+An archive is unpacked once for all models that name it. It is somebody else's file: an entry that would leave the
+folder, a device, or more data than a bound is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+from toutates.backends.python.process import Interpreter
+from toutates.system.errors import ModelLoadError
+
+__all__ = ["Environments"]
+
+_MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
+#: Of an unpacked archive, against those that are small and unpack to everything.
+MAX_UNPACKED_BYTES: Final = 64 * 1024**3
+MAX_ENTRIES: Final = 1_000_000
+
+
+class Environments:
+    """Finds, and unpacks, the environments of models. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        #: by path, size and time of an archive
+        self._unpacked: dict[tuple[str, int, int], Path] = {}
+
+    def interpreter(self, given: str, model_dir: Path) -> Interpreter:
+        """What runs the processes of a model. Blocks while an archive is unpacked.
+
+        Args:
+            given: the parameter; "" for the server's own interpreter.
+            model_dir: that ``$$TRITON_MODEL_DIRECTORY`` stands for.
+
+        Raises:
+            ModelLoadError: there is no such environment.
+        """
+        if not given:
+            return Interpreter()
+        path = Path(given.replace(_MODEL_DIRECTORY, str(model_dir)))
+        try:
+            path = path.resolve(strict=True)
+            folder = path if path.is_dir() else self._unpack(path)
+        except (OSError, tarfile.TarError, EOFError) as error:
+            raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' cannot be used: {error}") from error
+        activate = folder / "bin" / "activate"
+        if not activate.exists():
+            raise ModelLoadError(
+                f"Path {activate} does not exist. The Python environment should contain an 'activate' script."
+            )
+        python = folder / "bin" / "python"
+        if not os.access(python, os.X_OK):
+            raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' has no program bin/python")
+        found = {"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+        if (folder / "conda-meta").exists():
+            libraries = os.environ.get("LD_LIBRARY_PATH", "")
+            found = {
+                "CONDA_PREFIX": str(folder),
+                "PATH": found["PATH"],
+                "LD_LIBRARY_PATH": f"{folder / 'lib'}{os.pathsep + libraries if libraries else ''}",
+            }
+        return Interpreter((str(python),), {**found, "PYTHONHOME": ""} if "PYTHONHOME" in os.environ else found)
+
+    def _unpack(self, archive: Path) -> Path:
+        status = archive.stat()
+        key = str(archive), status.st_size, status.st_mtime_ns
+        with self._lock:
+            known = self._unpacked.get(key)
+            if known is not None and known.is_dir():
+                return known
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="toutates-environments-")
+            name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+            folder = Path(self._folder.name) / name
+            try:
+                _extract(archive, folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._unpacked[key] = folder
+            return folder
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as tar:
+        size = 0
+        for entries, member in enumerate(tar):
+            size += member.size
+            if size > MAX_UNPACKED_BYTES or entries > MAX_ENTRIES:
+                raise tarfile.TarError("it is larger than any environment")
+            # "data" refuses what leaves the folder, by its name or by a link, and what is no file.
+            tar.extract(member, folder, filter="data")

@@ -1,0 +1,389 @@
+"""An instance of a Python model: the backend of one executor, which has the batches run by a process.
+
+Rows are in shared memory already when a batch comes, because its buffers are there (``arena``). The process hears where
+they are, and which request has which. Outputs whose shapes the configuration fixes come back in the batch's own
+buffers; others in memory of the instance, and their places are checked before anything is read.
+
+A process that has died, or was ended because it hung, is started again by the next batch: at once the first time, then
+after a pause that doubles. Requests that come within the pause fail with what the process said last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.backends.python.arena import Arena
+from toutates.backends.python.child import frames
+from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
+from toutates.backends.python.results import Results
+from toutates.engine.lane import Batch, Lane, PackedLane
+from toutates.engine.result import Outputs, PendingRequest, Separate
+from toutates.engine.servable import Consumer
+from toutates.protocol.signature import Signature
+from toutates.protocol.strings import StringRows
+from toutates.system.errors import ExecutionFailed, RequestError
+
+__all__ = ["Limits", "PythonInstance"]
+
+logger = logging.getLogger(__name__)
+
+#: Pauses before a process is started again; none before the first time.
+FIRST_PAUSE_S: Final = 0.5
+MAX_PAUSE_S: Final = 30.0
+#: A process that has lived so long counts as one that never died.
+FORGET_S: Final = 60.0
+#: The outputs of one batch.
+MAX_OUTPUT_BYTES: Final = 2**31
+_ALIGNMENT: Final = 64
+#: Under this key of ``Batch.bindings``, where its buffers are.
+_OFFSETS: Final = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a process may take, seconds.
+
+    Attributes:
+        start_s: to import model.py, and to initialize.
+        execute_s: for one batch; 0 for any time.
+        finalize_s: to finalize.
+    """
+
+    start_s: float = 600.0
+    execute_s: float = 300.0
+    finalize_s: float = 30.0
+
+
+#: One request of a batch: its first row, its rows, the number of its port, and itself.
+Row = tuple[int, int, int, PendingRequest]
+
+
+class PythonInstance:
+    """Runs batches with one process (``engine.servable.Backend``).
+
+    Args:
+        name: of the instance.
+        signature: the model's tensors.
+        model: its name.
+        arena: the memory of the version's batches.
+        process: started and initialized.
+        start: starts and initializes another one.
+        limits: see Limits.
+        one_by_one: whether the model sees each request alone.
+        stacked: whether it sees the batch as one request.
+
+    Attributes:
+        ports: the consumers of the version; set once these are known.
+    """
+
+    on_cpu = False  # no worker shall wait for another process
+    one_thread = False
+
+    def __init__(
+        self,
+        name: str,
+        signature: Signature,
+        model: str,
+        arena: Arena,
+        process: ModelProcess,
+        start: Callable[[], ModelProcess],
+        limits: Limits,
+        *,
+        stacked: bool = False,
+    ) -> None:
+        self.started_ns = self.ended_ns = 0
+        self.ports: Sequence[Consumer] = ()
+        self._name = name
+        self._signature = signature
+        self._arena = arena
+        self._process = process
+        self._start = start
+        self._limits = limits
+        self._stacked = stacked
+        self._results = Results(signature, model, stacked=stacked)
+        self._layouts: WeakKeyDictionary[Lane, int] = WeakKeyDictionary()
+        #: whether the model of this process reads more of requests than their tensors
+        self._asks = False
+        #: memory for outputs that have no place of their own
+        self._room: npt.NDArray[Any] | None = None
+        #: buffers of earlier batches that the model has kept arrays of, by where they are
+        self._kept: dict[int, npt.NDArray[Any]] = {}
+        self._born = time.monotonic()
+        self._deaths = 0
+        self._retry_at = 0.0
+        self._problem = ""
+
+    def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
+        """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""
+        requests: list[Row] = [
+            (request[1], request[2], port, request) for port, own in enumerate(batch.pending) for request in own
+        ]
+        requests.sort(key=itemgetter(0, 1))
+        self.started_ns = time.monotonic_ns()
+        try:
+            return self._run(batch, requests)
+        except Failed as error:
+            message = str(error)
+        except ProcessEnded as error:
+            message = f"Stub process '{self._name}' is not healthy: {error}"
+        except MemoryError:
+            message = "Failed to increase the shared memory pool size: it has no room for the inputs"
+        self.ended_ns = time.monotonic_ns()
+        failure = ExecutionFailed(f"Failed to process the request(s) for model '{self._name}', message: {message}")
+        return Separate([(port, request, failure) for _, _, port, request in requests])
+
+    def close(self) -> None:
+        """Have the model finalize itself, and end its process."""
+        self._process.finalize(self._limits.finalize_s)
+        self._room = None
+        self._kept.clear()
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _run(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
+        process = self._usable()
+        lane = batch.lane
+        blocks: list[npt.NDArray[Any]]
+        refused: list[tuple[int, PendingRequest, RequestError]] = []
+        if isinstance(lane, PackedLane):
+            frame = self._packed_frame(process, batch, lane, requests)
+            kind, blocks = frames.EXECUTE, batch.arrays
+        else:
+            contents, refused = _contents(batch, requests)
+            requests = [request for request, _ in contents]
+            if not requests:
+                return Separate([*refused])
+            frame, block = self._gathered_frame(lane, contents)
+            kind, blocks = frames.GATHERED, [block]
+        try:
+            said = process.ask(kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests))
+            self.ended_ns = time.monotonic_ns()
+            if not said and isinstance(lane, PackedLane) and lane.known_outputs is not None:
+                return lane.take_outputs(batch, 0, batch.rows)
+            outcome = process.parsed(said)
+            self._keep(batch, blocks, outcome)
+            if "requests" not in outcome and isinstance(lane, PackedLane) and lane.known_outputs is not None:
+                return lane.take_outputs(batch, 0, batch.rows)
+            outcomes = self._results.read(outcome, self._room, requests, self.ports)
+        except ProcessEnded as error:
+            self._note_death(error)
+            raise
+        finally:
+            if self._room is not None and self._room.nbytes > frames.KEPT_ROOM_BYTES:
+                self._room = None
+        return Separate([*outcomes, *refused])
+
+    def _packed_frame(self, process: ModelProcess, batch: Batch, lane: PackedLane, requests: list[Row]) -> bytes:
+        number = self._layouts.get(lane)
+        if number is None:
+            number = self._tell_layout(process, lane)
+        offsets = batch.bindings.get(_OFFSETS)
+        if offsets is None:
+            places = [self._arena.offset(array) for array in (*batch.arrays, *batch.outputs)]
+            offsets = batch.bindings[_OFFSETS] = struct.pack(f"<{len(places)}Q", *places)
+        count = len(requests)
+        numbers = [number for first, rows, _, _ in requests for number in (first, rows)]
+        parts = [
+            frames.EXECUTE_HEAD.pack(self._asks, number, count, batch.rows, batch.room),
+            offsets,
+            struct.pack(f"<{2 * count}I", *numbers),
+        ]
+        if self._asks:
+            parts.append(json.dumps(self._about(requests)).encode())
+        return b"".join(parts)
+
+    def _tell_layout(self, process: ModelProcess, lane: PackedLane) -> int:
+        number = len(self._layouts)
+        if number >= frames.MAX_LAYOUTS:
+            self._layouts.clear()
+            number = 0  # which has the process forget the others
+        known = lane.known_outputs
+        process.tell(
+            frames.LAYOUT,
+            {
+                "number": number,
+                "inputs": lane.row_shapes,
+                "outputs": known.row_shapes if known is not None else None,
+            },
+        )
+        self._layouts[lane] = number
+        return number
+
+    def _gathered_frame(self, lane: Lane, contents: list[_Contents]) -> tuple[bytes, npt.NDArray[Any]]:
+        """Copy the arrays of a batch into one block; returns what to say of it, and the block."""
+        rows = [request[1] for request, _ in contents]
+        if self._stacked:
+            # The rows of all requests, one after the other.
+            columns = [[raws[at] for _, raws in contents] for at in range(len(lane.row_shapes))]
+            entries = [(sum(rows), columns)]
+        else:
+            entries = [(own, [[raw] for raw in raws]) for own, (_, raws) in zip(rows, contents, strict=True)]
+        size = 0
+        copies: list[tuple[int, npt.NDArray[Any]]] = []
+        described = []
+        for own_rows, inputs in entries:
+            places = []
+            for raws, (_, shape) in zip(inputs, lane.row_shapes, strict=True):
+                start = size
+                for raw in raws:
+                    copies.append((size, raw))
+                    size += raw.nbytes
+                places.append((start, size - start, (own_rows, *shape) if self._signature.batched else shape))
+                size = -(-size // _ALIGNMENT) * _ALIGNMENT
+            described.append((own_rows, places))
+        block = self._arena.allocate((size,), np.dtype(np.uint8))
+        for at, raw in copies:
+            block[at : at + raw.nbytes] = raw
+        said: dict[str, Any] = {
+            "inputs": [index for index, _ in lane.row_shapes],
+            "blocks": [(self._arena.offset(block), size)],
+            "requests": described,
+        }
+        if self._asks:
+            said["about"] = self._about([request for request, _ in contents])
+        return json.dumps(said).encode(), block
+
+    # --- questions of the process ------------------------------------------------------------------------------------
+
+    def _answer(self, question: Mapping[str, Any], requests: list[Row]) -> Any:
+        if "about" in question:
+            self._asks = True
+            return self._about(requests)
+        if "memory" in question:
+            return self._more_room(question["memory"])
+        position = question.get("wanted")
+        if isinstance(position, int) and 0 <= position < len(requests):
+            _, _, port, request = requests[position]
+            return self.ports[port].is_wanted(request[0], time.monotonic_ns())
+        return None
+
+    def _about(self, requests: list[Row]) -> list[dict[str, Any]]:
+        """What the requests say beside their tensors; nothing of a batch that the model sees as one request."""
+        if self._stacked:
+            return []
+        outputs = self._signature.outputs
+        said = []
+        for _, _, port, request in requests:
+            about = self.ports[port].about(request[0])
+            asked = range(len(outputs)) if about.outputs is None else about.outputs
+            said.append(
+                {
+                    "id": about.identifier,
+                    "outputs": [outputs[index].name for index in asked],
+                    "parameters": dict(about.parameters),
+                }
+            )
+        return said
+
+    def _more_room(self, size: Any) -> tuple[int, int]:
+        """Memory for outputs: where it is, and how much; 0 and 0 if there is none."""
+        if not isinstance(size, int) or not 0 < size <= MAX_OUTPUT_BYTES:
+            return 0, 0
+        self._room = None
+        try:
+            self._room = self._arena.allocate((1 << (size - 1).bit_length(),), np.dtype(np.uint8))
+        except MemoryError:
+            return 0, 0
+        return self._arena.offset(self._room), self._room.nbytes
+
+    def _keep(self, batch: Batch, blocks: list[npt.NDArray[Any]], outcome: Mapping[str, Any]) -> None:
+        """Keep buffers that the model has kept arrays of, and let go of those that it has let go of."""
+        released, kept = outcome.get("released", ()), outcome.get("kept", ())
+        for offset in released if isinstance(released, list) else ():
+            if isinstance(offset, int):
+                self._kept.pop(offset, None)
+        if not isinstance(kept, list) or not kept:
+            return
+        for array in blocks:
+            offset = self._arena.offset(array)
+            if offset in kept:
+                self._kept[offset] = array
+        batch.room = -1  # so that it is not used again: its next rows would change what the model has kept
+
+    # --- the process -------------------------------------------------------------------------------------------------
+
+    def _usable(self) -> ModelProcess:
+        """The process, started again if it has died.
+
+        Raises:
+            Failed, ProcessEnded: it cannot be started, or not yet.
+        """
+        if self._process.alive:
+            return self._process
+        now = time.monotonic()
+        if now < self._retry_at:
+            raise ProcessEnded(f"{self._problem}; it is started again in {self._retry_at - now:.1f} s")
+        logger.info("%s: its process is started again", self._name, extra={"instance": self._name})
+        try:
+            self._process = self._start()
+        except (Failed, ProcessEnded, OSError) as error:
+            self._note_death(error)
+            raise ProcessEnded(str(error)) from error
+        self._born = time.monotonic()
+        return self._process
+
+    def _note_death(self, error: Exception) -> None:
+        """Note why there is no process, and when there may be another."""
+        now = time.monotonic()
+        self._deaths = 1 if now - self._born >= FORGET_S else self._deaths + 1
+        pause_s = 0.0 if self._deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(self._deaths - 2, 30), MAX_PAUSE_S)
+        self._retry_at = now + pause_s
+        self._problem = str(error)
+        self._layouts.clear()
+        self._kept.clear()
+        self._room = None
+        self._asks = False
+        logger.error(
+            "%s: its process is gone (%d in a row): %s; it is started again %s",
+            self._name,
+            self._deaths,
+            error,
+            f"in {pause_s:g} s" if pause_s else "with the next request",
+            extra={"instance": self._name},
+        )
+
+
+#: A request, and the bytes of each of its inputs.
+_Contents = tuple[Row, list[npt.NDArray[Any]]]
+
+
+def _contents(
+    batch: Batch, requests: list[Row]
+) -> tuple[list[_Contents], list[tuple[int, PendingRequest, RequestError]]]:
+    """The contents of the requests of a batch of arrays, and those requests whose BYTES are wrong."""
+    pieces = {(first, rows): arrays for first, rows, arrays in batch.pieces}
+    contents: list[_Contents] = []
+    refused: list[tuple[int, PendingRequest, RequestError]] = []
+    for row in requests:
+        try:
+            contents.append((row, [_content(piece) for piece in pieces[row[0], row[1]]]))
+        except RequestError as error:
+            refused.append((row[2], row[3], error))
+    return contents, refused
+
+
+def _content(piece: npt.NDArray[Any] | StringRows) -> npt.NDArray[Any]:
+    """The bytes of some rows of an input, as they are sent.
+
+    Raises:
+        InvalidRequest: BYTES whose elements are not as many as the shape asks for.
+    """
+    if not isinstance(piece, StringRows):
+        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+    starts, lengths = piece.where()
+    if not len(starts):
+        return np.empty(0, np.uint8)
+    end = int(starts[-1]) + int(lengths[-1])
+    start = int(starts[0]) - 4
+    return np.frombuffer(piece.content, np.uint8, end - start, start)

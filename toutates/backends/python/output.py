@@ -1,0 +1,147 @@
+"""What the processes of models print goes to the log, with the model's name, and no more of it than a log can take."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from toutates.backends.python.child.logger import MARK
+from toutates.system.logs.limit import LineLimit
+from toutates.system.text import printable
+
+__all__ = ["OutputReader", "PrintedOutput"]
+
+logger = logging.getLogger(__name__)
+
+#: Lines of one model in ten seconds that reach the log. The others are counted.
+MAX_LINES: Final = 200
+#: Characters of a line.
+MAX_LINE: Final = 2_000
+_READ_BYTES: Final = 262_144
+#: Lines that are kept for the error of requests when the process dies.
+_KEPT_LINES: Final = 20
+_LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "V": logging.DEBUG}
+
+
+class PrintedOutput:
+    """What one process prints. Written by the reader's thread; ``last`` may be read by any.
+
+    Args:
+        model: name of the model.
+        instance: name of the instance.
+        limit: of the lines, shared by all processes of the version.
+    """
+
+    def __init__(self, model: str, instance: str, limit: LineLimit[str]) -> None:
+        self.ended = threading.Event()
+        self._model, self._instance, self._limit = model, instance, limit
+        self._rest = b""
+        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    @property
+    def last(self) -> str:
+        """The last line that says something; "" if there is none."""
+        lines = [line for line in list(self._last) if line.strip()]
+        # What Python says last of an error is a sentence; of a crash it is a stack, whose first line is one.
+        fatal = [line for line in lines if line.startswith("Fatal Python error")]
+        return (fatal or lines or [""])[-1].strip()
+
+    def feed(self, data: bytes) -> None:
+        """Take what was printed."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()[-MAX_LINE:]
+        if len(lines) > 2 * MAX_LINES:
+            # Most of them would be left out one by one.
+            left_out = len(lines) - 2 * MAX_LINES
+            for line in lines[:MAX_LINES]:
+                self._line(line)
+            self._limit.count(self._instance, time.monotonic_ns(), MAX_LINES)
+            logger.debug("model '%s' (%s): %d lines were not even read", self._model, self._instance, left_out)
+            lines = lines[-MAX_LINES:]
+        for line in lines:
+            self._line(line)
+
+    def end(self) -> None:
+        """Nothing more will be printed."""
+        if self._rest:
+            self._line(self._rest)
+        self.ended.set()
+
+    def _line(self, data: bytes) -> None:
+        text = data[: MAX_LINE + 100].decode(errors="replace").rstrip("\r")
+        level = logging.INFO
+        if text.startswith(MARK):
+            where, _, text = text[2:].partition(MARK)
+            level = _LEVELS.get(data[1:2].decode(), logging.INFO)
+            text = f"{where}: {text}"
+        self._last.append(printable(text, MAX_LINE))
+        left_out = self._limit.count(self._instance, time.monotonic_ns(), MAX_LINES)
+        if not left_out:
+            fields = {"model": self._model, "instance": self._instance}
+            logger.log(level, "model '%s' (%s): %s", self._model, self._instance, self._last[-1], extra=fields)
+        elif left_out == 1:
+            logger.warning(
+                "model '%s' (%s) prints more than %d lines in ten seconds; the others are left out",
+                self._model,
+                self._instance,
+                MAX_LINES,
+                extra={"model": self._model, "instance": self._instance},
+            )
+
+
+class OutputReader:
+    """Reads what all processes print, in one thread, which is started with the first of them. A daemon."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._poll = select.epoll()
+        self._thread: threading.Thread | None = None
+        #: by descriptor
+        self._outputs: dict[int, tuple[PrintedOutput, Callable[[], None]]] = {}
+
+    def add(self, descriptor: int, output: PrintedOutput, on_end: Callable[[], None] = lambda: None) -> None:
+        """Read a pipe until its end; then close it.
+
+        Args:
+            descriptor: of the pipe. It belongs to this reader from now on.
+            output: takes what is read.
+            on_end: called then, in the reader's thread.
+        """
+        os.set_blocking(descriptor, False)
+        with self._lock:
+            self._outputs[descriptor] = output, on_end
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="model output", daemon=True)
+                self._thread.start()
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def _run(self) -> None:
+        while True:
+            for descriptor, _ in self._poll.poll():
+                try:
+                    self._read(descriptor)
+                except Exception:
+                    logger.exception("reading what a model prints failed")
+
+    def _read(self, descriptor: int) -> None:
+        with self._lock:
+            output, on_end = self._outputs[descriptor]
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            output.feed(data)
+            return
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        with self._lock:
+            del self._outputs[descriptor]
+        output.end()
+        on_end()

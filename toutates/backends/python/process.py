@@ -1,0 +1,286 @@
+"""The process of one instance: how it is started, asked, and ended.
+
+It is a fresh interpreter, in a process group of its own, so that what it forks ends with it. It has two files of the
+server: a socket and the shared memory. What it sends is not trusted: each frame is bounded and read as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from toutates.backends.python.arena import Arena
+from toutates.backends.python.child import frames
+from toutates.backends.python.output import OutputReader, PrintedOutput
+from toutates.system.logs.limit import LineLimit
+from toutates.system.text import one_line
+
+__all__ = ["Failed", "Interpreter", "ModelProcess", "ProcessEnded"]
+
+logger = logging.getLogger(__name__)
+
+_BOOTSTRAP: Final = Path(__file__).parent / "child" / "bootstrap.py"
+#: How often a wait looks whether the process still lives.
+_LOOK_S: Final = 0.5
+#: Characters of what a process says that reach a client.
+_MAX_SAID: Final = 500
+#: How long a process may take to end once its socket is closed.
+_EXIT_S: Final = 2.0
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+class ProcessEnded(Exception):
+    """The process is gone, or was ended because it broke the rules; the text says how."""
+
+
+class Failed(Exception):
+    """The model's code has raised; the text is Python's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """What runs the processes of a model.
+
+    Attributes:
+        command: its start.
+        environment: variables that are set beside the server's.
+    """
+
+    command: Sequence[str] = (sys.executable,)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class ModelProcess:
+    """One process. Used by one thread at a time.
+
+    Args:
+        model: name of the model.
+        instance: name of the instance.
+        interpreter: runs it.
+        arena: shared with it.
+        reader: reads what it prints.
+        limit: of the lines that it prints.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        instance: str,
+        interpreter: Interpreter,
+        arena: Arena,
+        reader: OutputReader,
+        limit: LineLimit[str],
+    ) -> None:
+        self.instance = instance
+        self.output = PrintedOutput(model, instance, limit)
+        self._buffer = bytearray()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        printed, prints = os.pipe()
+        memory = os.dup(arena.descriptor)
+        try:
+            self._process = subprocess.Popen(
+                [*interpreter.command, "-u", str(_BOOTSTRAP), str(theirs.fileno()), str(memory)],
+                stdin=subprocess.DEVNULL,
+                stdout=prints,
+                stderr=prints,
+                pass_fds=(theirs.fileno(), memory),
+                start_new_session=True,
+                env={**os.environ, **interpreter.environment},
+            )
+        except BaseException:
+            ours.close()
+            os.close(printed)
+            raise
+        finally:
+            theirs.close()
+            os.close(prints)
+            os.close(memory)
+        self._socket = ours
+        # Waits end now and then, to see that a process is gone whose socket somebody else has kept open.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
+        self._ended = False
+        reader.add(printed, self.output)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return not self._ended
+
+    def ask(
+        self,
+        kind: int,
+        content: bytes | Mapping[str, Any],
+        timeout_s: float,
+        answer: Callable[[dict[str, Any]], Any] = lambda question: None,
+    ) -> bytes:
+        """Send a frame, and wait for what it comes to, with the GIL released.
+
+        Args:
+            kind, content: see ``frames``.
+            timeout_s: seconds after which the process is taken to hang, and ended; 0 for never.
+            answer: answers the questions that the process asks meanwhile.
+
+        Returns:
+            The content of DONE.
+
+        Raises:
+            Failed: the model has raised.
+            ProcessEnded: it has ended, or was ended.
+        """
+        deadline = time.monotonic() + timeout_s if timeout_s else None
+        self.tell(kind, content, deadline)
+        while True:
+            got, data = self._receive(deadline, timeout_s)
+            if got == frames.DONE:
+                return data
+            if got == frames.FAILED:
+                raise Failed(str(self._parsed(data).get("text", "")))
+            if got != frames.QUERY:
+                self._break(f"it has sent a frame of kind {got}")
+            self.tell(frames.ANSWER, json.dumps(answer(self._parsed(data))).encode(), deadline)
+
+    def tell(self, kind: int, content: bytes | Mapping[str, Any], deadline: float | None = None) -> None:
+        """Send a frame that is not answered, or is later."""
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        left = memoryview(frames.HEAD.pack(len(data), kind) + data)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                self._look(deadline)
+            except OSError:
+                self._gone()
+
+    def parsed(self, data: bytes) -> dict[str, Any]:
+        """JSON that it has sent.
+
+        Raises:
+            ProcessEnded: it was something else; the process is ended.
+        """
+        return self._parsed(data) if data else {}
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            self._break("it has sent what is no JSON object")
+        return value
+
+    def _receive(self, deadline: float | None, timeout_s: float) -> tuple[int, bytes]:
+        buffer = self._buffer
+        while True:
+            if len(buffer) >= frames.HEAD.size:
+                length, kind = frames.HEAD.unpack_from(buffer)
+                if length > frames.MAX_FRAME_BYTES:
+                    self._break(f"it has sent a frame of {length} bytes")
+                end = frames.HEAD.size + length
+                if len(buffer) == end:
+                    content = bytes(memoryview(buffer)[frames.HEAD.size :])
+                    buffer.clear()
+                    return kind, content
+                if len(buffer) > end:
+                    self._break("it has sent more than it was asked for, as a process does that has forked")
+            try:
+                data = self._socket.recv(262_144)
+            except BlockingIOError:
+                self._look(deadline, timeout_s)
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                self._gone()
+            buffer += data
+
+    def _look(self, deadline: float | None, timeout_s: float = 0.0) -> None:
+        """See whether there is anything to wait for."""
+        if self._has_exited():
+            self._gone()
+        if deadline is not None and time.monotonic() >= deadline:
+            self._break(f"it has not answered for {timeout_s:g} s")
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    def _has_exited(self) -> bool:
+        """Whether it has ended. It is not waited for: nobody shall get its number before its group is killed."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+    def _gone(self) -> NoReturn:
+        """Raise for a process that has ended by itself."""
+        until = time.monotonic() + _EXIT_S
+        while not self._has_exited():
+            if time.monotonic() >= until:
+                self._break("it has closed its socket")
+            time.sleep(0.005)
+        self.kill()
+        code = self._process.returncode
+        how = f"it has ended with status {code}"
+        if code < 0:
+            try:
+                how = f"signal {-code} ({signal.Signals(-code).name}) has ended it"
+            except ValueError:
+                how = f"signal {-code} has ended it"
+        self._break(how)
+
+    def _break(self, why: str) -> NoReturn:
+        """End the process.
+
+        Raises:
+            ProcessEnded: always.
+        """
+        self.kill()
+        self.output.ended.wait(1)
+        said = one_line(self.output.last, _MAX_SAID)
+        raise ProcessEnded(f"{why}; it said last: {said}" if said else why)
+
+    def finalize(self, timeout_s: float) -> None:
+        """Have the model finalize itself, and end the process; what goes wrong is logged."""
+        if self._ended:
+            return
+        try:
+            self.ask(frames.FINALIZE, b"", timeout_s)
+            self._wait_exit(min(timeout_s, 5.0))
+        except (Failed, ProcessEnded) as error:
+            logger.error("finalize of %s failed: %s", self.instance, one_line(error, 2_000))
+        finally:
+            self.kill()
+
+    def _wait_exit(self, timeout_s: float) -> None:
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("the process of %s does not end by itself, and is killed", self.instance)
+
+    def kill(self) -> None:
+        """End the process now, and what it has forked."""
+        if self._ended:
+            return
+        self._ended = True
+        self._socket.close()
+        # Before the wait: until then the number of its group is nobody else's.
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        self._process.wait()

@@ -1,0 +1,222 @@
+"""What a process says of its outputs becomes outputs of requests. Nothing of it is taken on trust."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from toutates.engine.result import Outputs, PendingRequest
+from toutates.engine.servable import Consumer
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import EncodedStrings, Numbers, StringRows
+from toutates.system.errors import (
+    AlreadyExists,
+    Cancelled,
+    ExecutionFailed,
+    InvalidRequest,
+    RequestError,
+    Unavailable,
+    UnknownFailure,
+    UnknownModel,
+    Unsupported,
+)
+
+__all__ = ["Results"]
+
+#: By the code of a ``TritonError``.
+_ERRORS: Final[Sequence[type[RequestError]]] = (
+    UnknownFailure,
+    ExecutionFailed,
+    UnknownModel,
+    InvalidRequest,
+    Unavailable,
+    Unsupported,
+    AlreadyExists,
+    Cancelled,
+)
+#: Characters of an error.
+_MAX_TEXT: Final = 8_192
+#: Row shapes that are kept, so that answers of the same shapes are written by the same template.
+_MAX_FORMS: Final = 256
+
+#: One request of a batch: its first row, its rows, the number of its port, and itself.
+Row = tuple[int, int, int, PendingRequest]
+Array = npt.NDArray[Any]
+
+
+class Results:
+    """Reads what the process of an instance says after a batch.
+
+    Args:
+        signature: the model's tensors.
+        model: its name.
+        stacked: whether the model sees a batch as one request.
+    """
+
+    def __init__(self, signature: Signature, model: str, *, stacked: bool) -> None:
+        self._signature = signature
+        self._model = model
+        self._stacked = stacked
+        self._forms: dict[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = {}
+
+    def read(
+        self,
+        said: Mapping[str, Any],
+        room: Array | None,
+        requests: Sequence[Row],
+        ports: Sequence[Consumer],
+    ) -> list[tuple[int, PendingRequest, Outputs | RequestError]]:
+        """The outcome of each request.
+
+        Args:
+            said: by the process.
+            room: memory that its outputs are in.
+            requests: of the batch, in the order in which the process knows them.
+            ports: the consumers, by number.
+        """
+        answers = said.get("requests")
+        memory = np.empty(0, np.uint8) if room is None else room
+        expected = 1 if self._stacked else len(requests)
+        if not isinstance(answers, list) or len(answers) != expected:
+            error = self._wrong("no answer for each request")
+            return [(port, request, error) for _, _, port, request in requests]
+        if self._stacked:
+            return self._cut(answers[0], memory, requests, ports)
+        return [
+            (port, request, self._outcome(answer, memory, rows, ports[port], request))
+            for answer, (_, rows, port, request) in zip(answers, requests, strict=True)
+        ]
+
+    def _cut(
+        self, answer: Any, memory: Array, requests: Sequence[Row], ports: Sequence[Consumer]
+    ) -> list[tuple[int, PendingRequest, Outputs | RequestError]]:
+        """The rows of each request of the one answer for all."""
+        whole = self._read(answer, memory, sum(rows for _, rows, _, _ in requests))
+        outcomes: list[tuple[int, PendingRequest, Outputs | RequestError]] = []
+        first = 0
+        for _, rows, port, request in requests:
+            if isinstance(whole, RequestError):
+                outcomes.append((port, request, whole))
+                continue
+            parts = {index: _rows(content, first, rows) for index, content in whole.items()}
+            outcomes.append((port, request, self._outputs(parts, rows, ports[port], request)))
+            first += rows
+        return outcomes
+
+    def _outcome(
+        self, answer: Any, memory: Array, rows: int, port: Consumer, request: PendingRequest
+    ) -> Outputs | RequestError:
+        found = self._read(answer, memory, rows)
+        return found if isinstance(found, RequestError) else self._outputs(found, rows, port, request)
+
+    def _read(self, answer: Any, memory: Array, rows: int) -> dict[int, Array | EncodedStrings] | RequestError:
+        """The outputs of one answer, by index; or its error."""
+        if not isinstance(answer, dict):
+            return self._wrong("no answer")
+        error, outputs = answer.get("error"), answer.get("outputs")
+        if isinstance(error, list) and len(error) == 2:
+            code = error[0] if isinstance(error[0], int) and 0 <= error[0] < len(_ERRORS) else 0
+            return _ERRORS[code](str(error[1])[:_MAX_TEXT])
+        if not isinstance(outputs, dict):
+            return self._wrong("neither outputs nor an error")
+        found: dict[int, Array | EncodedStrings] = {}
+        try:
+            for index, tensor in enumerate(self._signature.outputs):
+                place = outputs.get(str(index))
+                if place is not None:
+                    found[index] = self._tensor(tensor, place, memory, rows)
+        except RequestError as refusal:
+            return refusal
+        return found
+
+    def _tensor(self, tensor: TensorSpec, place: Any, memory: Array, rows: int) -> Array | EncodedStrings:
+        """One output.
+
+        Args:
+            tensor: what it is to be.
+            place: its datatype, shape, and where it is.
+            memory: that it is in.
+            rows: that it is to have.
+
+        Raises:
+            ExecutionFailed: it is something else.
+        """
+        if not isinstance(place, list) or len(place) != 4:
+            raise self._wrong(f"output '{tensor.name}' in no known form")
+        datatype, shape, at, size = place
+        if not isinstance(shape, list) or not all(isinstance(one, int) and one >= 0 for one in shape):
+            raise self._wrong(f"output '{tensor.name}' in no known form")
+        expected = [rows, *tensor.graph_shape] if self._signature.batched else [*tensor.graph_shape]
+        fits = len(shape) == len(expected) and all(
+            want in (-1, have) for want, have in zip(expected, shape, strict=True)
+        )
+        if datatype != tensor.datatype.name or not fits:
+            of_rows = f" for {rows} row{'' if rows == 1 else 's'}" if self._signature.batched else ""
+            raise self._wrong(
+                f"output '{tensor.name}' as {datatype} {shape}, expected {tensor.datatype.name} {expected}{of_rows}"
+            )
+        if not isinstance(at, int) or not isinstance(size, int) or not 0 <= at <= at + size <= memory.nbytes:
+            raise self._wrong(f"output '{tensor.name}' outside of its memory")
+        if tensor.datatype.size:
+            content = memory[at : at + size].copy()
+            if size != prod(shape) * tensor.datatype.size:
+                raise self._wrong(f"{size} bytes for output '{tensor.name}'")
+            values: Array = content.view(tensor.datatype.numpy).reshape(shape)
+            return values
+        try:
+            encoded = memory[at : at + size].tobytes()
+            starts, _ = StringRows.received(encoded, shape, tensor=tensor.name, model=self._model).where()
+        except InvalidRequest as error:
+            raise self._wrong(f"output '{tensor.name}' with wrong strings: {error}") from error
+        bounds: Numbers = [*(int(start) - 4 for start in starts), size]
+        return EncodedStrings(encoded, bounds, tuple(shape))
+
+    def _outputs(
+        self, found: Mapping[int, Array | EncodedStrings], rows: int, port: Consumer, request: PendingRequest
+    ) -> Outputs | RequestError:
+        """Outputs of a request, with nothing in place of those that it did not ask for and the model did not give."""
+        batched = self._signature.batched
+        data: list[bytes | EncodedStrings] = []
+        row_bytes: list[int] = []
+        row_shapes: list[tuple[int, ...]] = []
+        if len(found) < len(self._signature.outputs):
+            asked = port.about(request[0]).outputs
+            for index, tensor in enumerate(self._signature.outputs):
+                if index not in found and (asked is None or index in asked):
+                    return self._wrong(f"no output '{tensor.name}'")
+        for index in range(len(self._signature.outputs)):
+            content = found.get(index)
+            shape = () if content is None else tuple(content.shape[1:] if batched else content.shape)
+            row_shapes.append(shape)
+            if content is None:
+                data.append(b"")
+                row_bytes.append(0)
+            elif isinstance(content, EncodedStrings):
+                data.append(content)
+                row_bytes.append(0)
+            else:
+                data.append(np.ascontiguousarray(content).tobytes())
+                row_bytes.append(content.nbytes // rows if batched and rows else 0 if batched else content.nbytes)
+        form = tuple(row_shapes)
+        if form not in self._forms:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            self._forms[form] = form
+        return Outputs(tuple(data), tuple(row_bytes), self._forms[form])
+
+    def _wrong(self, what: str) -> ExecutionFailed:
+        return ExecutionFailed(f"model '{self._model}' returned {what}")
+
+
+def _rows(content: Array | EncodedStrings, first: int, rows: int) -> Array | EncodedStrings:
+    if not isinstance(content, EncodedStrings):
+        return content[first : first + rows]
+    row = prod(content.shape[1:])
+    bounds = content.bounds[first * row : (first + rows) * row + 1]
+    start = int(bounds[0])
+    encoded = content.content[start : int(bounds[-1])]
+    return EncodedStrings(encoded, [int(bound) - start for bound in bounds], (rows, *content.shape[1:]))
