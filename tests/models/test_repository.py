@@ -140,8 +140,8 @@ def test_a_model_without_versions_has_a_problem(tmp_path: Path) -> None:
         pytest.param(
             "m/1/model.dali",
             "m/1/model.onnx",
-            ", but 'model.dali'; DALI pipelines are not served, only ONNX models: prepare inputs in the client or in the "
-            "graph, or keep it on Triton",
+            ", but 'model.dali'; DALI pipelines are not served, only ONNX models: prepare inputs in the client or in "
+            "the graph, or keep it on Triton",
             id="a pipeline",
         ),
     ],

@@ -42,6 +42,7 @@ class PrintedOutput:
         self.ended = threading.Event()
         self._model, self._instance, self._limit = model, instance, limit
         self._rest = b""
+        self._fatal = ""
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
 
     @property
@@ -49,8 +50,7 @@ class PrintedOutput:
         """The last line that says something; "" if there is none."""
         lines = [line for line in list(self._last) if line.strip()]
         # What Python says last of an error is a sentence; of a crash it is a stack, whose first line is one.
-        fatal = [line for line in lines if line.startswith("Fatal Python error")]
-        return (fatal or lines or [""])[-1].strip()
+        return self._fatal or (lines or [""])[-1].strip()
 
     def feed(self, data: bytes) -> None:
         """Take what was printed."""
@@ -81,6 +81,8 @@ class PrintedOutput:
             level = _LEVELS.get(data[1:2].decode(), logging.INFO)
             text = f"{where}: {text}"
         self._last.append(printable(text, MAX_LINE))
+        if text.startswith("Fatal Python error"):
+            self._fatal = self._last[-1]
         left_out = self._limit.count(self._instance, time.monotonic_ns(), MAX_LINES)
         if not left_out:
             fields = {"model": self._model, "instance": self._instance}
