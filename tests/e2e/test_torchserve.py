@@ -106,9 +106,6 @@ def test_a_compressed_body_is_decompressed(server: ServerProcess) -> None:
     assert answer.content == b"abc"
 
 
-NO_WORKER = "has no worker to serve inference request"
-
-
 def test_refusals_have_the_words_of_torchserve(server: ServerProcess) -> None:
     def ask(path: str) -> tuple[int, str, str]:
         return error(requests.post(predictions(server, path), b"x", timeout=30))
@@ -173,8 +170,9 @@ def test_the_life_of_a_registered_model(server: ServerProcess, repository: Path)
     assert (described["modelUrl"], described["batchSize"], described["workers"]) == ("lengths-1.0.mar", 4, [])
     both = ask(server, "GET", "/models/lengths/all").json()
     assert [one["modelVersion"] for one in both] == ["1.0", "2.0"]
-    code, kind, text = error(requests.post(predictions(server, "/predictions/lengths"), b"x", timeout=30))
-    assert (code, kind) == (404, "ModelNotFoundException") or NO_WORKER in text
+    code, kind, text = error(requests.post(predictions(server, "/predictions/lengths/1.0"), b"x", timeout=30))
+    assert (code, kind) == (503, "ServiceUnavailableException")
+    assert text.startswith('Model "lengths" Version 1.0" has no worker to serve inference request.')
     assert error(ask(server, "DELETE", "/models/lengths/1.0")) == (
         403,
         "InvalidModelVersionException",
@@ -270,6 +268,12 @@ def test_what_cannot_be_is_refused(
     assert refused[:2] == (code, kind)
     assert text in refused[2]
     assert sorted(one.name for one in repository.iterdir()) == ["bare", "echo", "numbers"]
+
+
+@pytest.mark.parametrize("field", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_web_pages_are_refused(server: ServerProcess, field: dict[str, str]) -> None:
+    refused = ask(server, "POST", "/models?url=lengths-1.0.mar", headers=field)
+    assert error(refused)[:2] == (403, "AccessDeniedException")
 
 
 def test_a_body_that_is_no_json_is_refused(server: ServerProcess) -> None:

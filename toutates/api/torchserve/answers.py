@@ -29,6 +29,7 @@ __all__ = [
     "method_not_allowed",
     "no_model",
     "no_version",
+    "no_worker",
     "problem_answer",
     "resource_not_found",
     "tensors",
@@ -85,7 +86,8 @@ def no_version(model: str, version: str) -> Problem:
     return Problem(404, "ModelVersionNotFoundException", f"Model version: {version} does not exist for model: {model}")
 
 
-def _no_worker(model: str, version: str) -> Problem:
+def no_worker(model: str, version: str) -> Problem:
+    """A model has no worker, or all that can wait for one do."""
     # Misprint and all: clients compare it.
     which = f'Model "{model}" Version {version}" has' if version else f'Model "{model}" has'
     return Problem(
@@ -108,7 +110,7 @@ def as_problem(error: RequestError, model: str, version: str) -> Problem:
         return Problem(503, "InternalServerException", "Prediction failed")
     if isinstance(error, Unsupported | Cancelled):
         return Problem(503, "InternalServerException", str(error))
-    return _no_worker(model, version)
+    return no_worker(model, version)
 
 
 def document_answer(document: Any, code: int = 200, request_id: str = "") -> Answer:
@@ -136,13 +138,13 @@ class _ResultHead(msgspec.Struct, frozen=True):
     fields: dict[str, str] = {}
 
 
-def write_prediction(result_head: bytes, result: bytes) -> Answer:
-    """What a handler has answered."""
+def write_prediction(result_head: bytes, result: Any) -> tuple[int, bytes, Any]:
+    """What a handler has answered; the result is bytes or a view of them, and is not copied."""
     try:
         head = _read_head(result_head)
         if head.failed:
             kind = "BadRequestException" if head.status == 400 else "InternalServerException"
-            return problem_answer(Problem(head.status, kind, result.decode(errors="replace")), head.id)
+            return problem_answer(Problem(head.status, kind, bytes(result).decode(errors="replace")), head.id)
         fields = {name: value for name, value in head.fields.items() if name.lower() not in _NOT_THE_HANDLERS}
         return head.status, encode_fields(fields) + _fields_of_all(head.id), result
     except (ValueError, msgspec.MsgspecError):

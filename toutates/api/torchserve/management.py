@@ -174,6 +174,9 @@ class ManagementHandler:
         """See ``Handler``."""
         secret = self._secret
         try:
+            # A page that somebody looks at on this machine reaches its loopback address too. Browsers say so.
+            if "origin" in head.fields or head.fields.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+                raise Problem(403, "AccessDeniedException", "Requests of web pages are refused.")
             if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
                 text = f"This API is restricted, expecting header '{secret.header}'"
                 raise Problem(403, "AccessDeniedException", text)

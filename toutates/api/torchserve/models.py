@@ -108,6 +108,7 @@ class Models:
         name, version = imported.model, imported.version
         which = f'Model "{name}" Version: {version} registered with {wanted.workers} initial workers'
         if not wanted.workers:
+            self._note_idle(name, idle=not self._loaded(name))
             return 200, {"status": f"{which}. Use scale workers API to add workers for the model."}
         load = partial(self._load_new, imported)
         if not wanted.synchronous:
@@ -142,6 +143,7 @@ class Models:
         async with self._turn:
             try:
                 await self._load(imported.model)
+                self._note_idle(imported.model, idle=False)
             except RequestError as error:
                 logger.warning("model '%s' version %s: %s", imported.model, imported.version, error)
                 await trio.to_thread.run_sync(self._remove, imported.path.parent, imported.number)
@@ -180,6 +182,7 @@ class Models:
                 await trio.to_thread.run_sync(write_config, self._folder(model), config)
             try:
                 await (self._load(model) if workers else self._unload(model))
+                self._note_idle(model, idle=not workers)
             except RequestError as error:
                 logger.warning("model '%s': %s", model, error)
                 text = f"Failed to start workers for model {model} version: {version or 'default'}"
@@ -212,6 +215,7 @@ class Models:
                 await self._unload(model)
                 await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
                 self._set_default(model, None)
+                self._note_idle(model, idle=False)
             else:
                 await trio.to_thread.run_sync(self._remove, folder, chosen[0])
                 if loaded:
@@ -339,6 +343,9 @@ class Models:
     def _set_default(self, model: str, number: int | None) -> None:
         numbers = {name: one for name, one in self.defaults.numbers.items() if name != model}
         self.defaults.numbers = numbers if number is None else {**numbers, model: number}
+
+    def _note_idle(self, model: str, *, idle: bool) -> None:
+        self.defaults.idle = self.defaults.idle | {model} if idle else self.defaults.idle - {model}
 
     def _served(self, model: str) -> list[ServedVersion]:
         entry = self.plane.get_table().models.get(model)

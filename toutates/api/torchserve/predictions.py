@@ -27,6 +27,7 @@ from toutates.api.torchserve.answers import (
     document_answer,
     method_not_allowed,
     no_version,
+    no_worker,
     problem_answer,
     tensors,
 )
@@ -35,7 +36,7 @@ from toutates.infer.rest.call import Asked, Asks
 from toutates.models.table import ModelTable
 from toutates.protocol.rest.request import Target
 from toutates.repositories.torchserve.imported import default_of, number_of, versions_of
-from toutates.system.errors import RequestError
+from toutates.system.errors import RequestError, UnknownModel
 
 __all__ = ["Defaults", "Predictions"]
 
@@ -46,14 +47,16 @@ _MAX_BODY: Final = 65_536
 
 
 class Defaults:
-    """Which version of each model answers requests that name none, where somebody has said so since the start.
+    """What the management API has said of models since the start. The main thread replaces each as a whole.
 
     Attributes:
-        numbers: by model; replaced as a whole by the main thread, read by workers.
+        numbers: by model, the version that answers requests which name none.
+        idle: names of models that are registered and have no workers.
     """
 
     def __init__(self) -> None:
         self.numbers: Mapping[str, int] = {}
+        self.idle: frozenset[str] = frozenset()
 
 
 class Predictions:
@@ -129,6 +132,10 @@ class Predictions:
         """What the names of versions depend on: the same two objects as long as nothing has changed."""
         return self._plane.get_table(), self._defaults.numbers
 
+    def is_idle(self, model: str) -> bool:
+        """Whether a model is registered and has no workers."""
+        return model in self._defaults.idle
+
     def number_of(self, model: str, version: str) -> str | None:
         """The number of a version, "" for the newest; None if the model has no such one."""
         entry = self._plane.get_table().models.get(model)
@@ -177,6 +184,8 @@ class _Prediction:
 
     def refusal(self, error: RequestError) -> Answer:
         """The answer to a request that had an error."""
+        if isinstance(error, UnknownModel) and self.owner.is_idle(self.model):
+            return problem_answer(no_worker(self.model, self.version))
         return problem_answer(as_problem(error, self.model, self.version))
 
     def _asked(self, number: str) -> Asked:

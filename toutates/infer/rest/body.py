@@ -17,6 +17,8 @@ __all__ = ["body_message", "body_response"]
 
 #: The length before each BYTES element.
 _LENGTH_BYTES: Final = 4
+#: Shorter contents are copied, so that a small answer that waits does not keep a whole batch.
+_COPIED_BYTES: Final = 65_536
 
 
 def body_message(target: Target, tensors: BodyTensors, signature: Signature) -> ModelInferRequest:
@@ -56,11 +58,12 @@ def body_response(
     Raises:
         ExecutionFailed: an output has another number of elements than one.
     """
-    contents = {tensors.result_head: b""}
+    contents: dict[str, bytes | memoryview] = {tensors.result_head: b""}
     for output, raw in zip(outputs, raws, strict=True):
-        whole = bytes(raw)
+        whole = memoryview(raw)
         if int.from_bytes(whole[:_LENGTH_BYTES], "little") != len(whole) - _LENGTH_BYTES:
             raise ExecutionFailed(f"output '{output.name}' has another number of elements than one")
-        contents[output.name] = whole[_LENGTH_BYTES:]
-    pieces: list[bytes | memoryview] = [contents[tensors.result_head], contents[tensors.result]]
+        content = whole[_LENGTH_BYTES:]
+        contents[output.name] = content if len(content) > _COPIED_BYTES else bytes(content)
+    pieces = [contents[tensors.result_head], contents[tensors.result]]
     return InferResponse(b"", pieces, sum(map(len, pieces)))

@@ -48,7 +48,7 @@ class BodyTensors:
     head_content: bytes
     result: str
     result_head: str
-    write: Callable[[bytes, bytes], tuple[int, bytes, bytes]]
+    write: Callable[[bytes, Any], tuple[int, bytes, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
