@@ -116,7 +116,7 @@ def test_a_process_that_ends_is_a_worker_that_died(server: ServerProcess) -> Non
 
 def test_tritons_clients_ask_the_same_model(server: ServerProcess) -> None:
     def infer(body: str, head: str) -> requests.Response:
-        inputs = [
+        inputs: Any = [
             {"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [text]}
             for name, text in (("body", body), ("head", head))
         ]
