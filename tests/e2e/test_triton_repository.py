@@ -183,7 +183,7 @@ def test_weights_beside_the_graph_are_found(channel: Any) -> None:
     ("model", "reason"),
     [
         ("malformed", 'line 2, column 1: Message type "inference.ModelConfig" has no field named "max_batch"'),
-        ("ensemble", "ensemble_scheduling: a model that needs it cannot be served"),
+        ("ensemble", "ensemble scheduling cannot be set for model 'ensemble' whose platform is not ensemble"),
         (
             "mismatched",
             "unable to load model 'mismatched', configuration expects datatype TYPE_INT32 for input 'INPUT', model "

@@ -112,11 +112,6 @@ UNKNOWN = {
         "backend: 'dali'",
         "backend: DALI pipelines are not served (got 'dali'); prepare inputs in the client",
     ),
-    "ensemble": (
-        "",
-        "platform: 'ensemble' ensemble_scheduling { }",
-        "platform: ensembles are not served (got 'ensemble'); join the graphs into one with onnx.compose",
-    ),
     "config.yaml": (
         "tensorrt",
         "",

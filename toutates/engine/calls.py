@@ -40,7 +40,7 @@ THREAD: Final = ThreadQueue()
 _MAX_WAYS: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What has become of a call.
 
@@ -50,6 +50,7 @@ class Outcome:
         rows: how many.
         error: why it failed; None if it did not.
         timing: of its batch; of one whose rows were in several, the last.
+        begun_ns: when it was submitted, monotonic nanoseconds.
         is_whole: whether ``outputs`` are of these rows alone, as bytes, because they were in several batches.
     """
 
@@ -58,6 +59,7 @@ class Outcome:
     rows: int
     error: RequestError | None
     timing: Timing
+    begun_ns: int
     is_whole: bool = False
 
     def content(self, index: int, *, batched: bool) -> Content:
@@ -199,7 +201,8 @@ class Calls:
             RequestError: a shape does not fit the model, too much is under way, or the version does not answer any
                 more. ``on_done`` is not called then.
         """
-        with THREAD.working():
+        outermost = THREAD.enter()
+        try:
             call.begun_ns = time.monotonic_ns()
             lent = self._take_port()
             try:
@@ -210,6 +213,8 @@ class Calls:
                 raise
             finally:
                 self._free.append(lent)
+        finally:
+            THREAD.leave(outermost=outermost)
 
     def _take_port(self) -> _LentPort:
         try:
@@ -262,20 +267,23 @@ class Calls:
 
     def _finish(self, result: BatchResult) -> None:
         """Hand out what has become of the calls of a batch. On the thread that has run it."""
-        with THREAD.working():
+        outermost = THREAD.enter()
+        try:
             for request in result.pending:
                 outcome = self._outcome(request, result)
                 if outcome is not None:
                     call: ModelCall = request[0]
                     self._count(call, outcome)
                     THREAD.put(call.on_done, outcome)
+        finally:
+            THREAD.leave(outermost=outermost)
 
     def _outcome(self, request: PendingRequest, result: BatchResult) -> Outcome | None:
         """What has become of a call; None if other batches have rows of it that have not run."""
         call, first, rows, part = request
         outputs = result.shared_outputs
         if part is None:
-            return Outcome(outputs, first, rows, result.error, result.timing)
+            return Outcome(outputs, first, rows, result.error, result.timing, call.begun_ns)
         split, index = part
         with self._lock:
             if outputs is not None:
@@ -285,12 +293,12 @@ class Calls:
             if split.left:
                 return None
         if split.error is not None:
-            return Outcome(None, 0, call.rows, split.error, result.timing)
+            return Outcome(None, 0, call.rows, split.error, result.timing, call.begun_ns)
         parts = [part_of for part_of in split.parts if part_of is not None]
         try:
-            return Outcome(self._joined(parts, call.rows), 0, call.rows, None, result.timing, True)
+            return Outcome(self._joined(parts, call.rows), 0, call.rows, None, result.timing, call.begun_ns, True)
         except RequestError as error:
-            return Outcome(None, 0, call.rows, error, result.timing)
+            return Outcome(None, 0, call.rows, error, result.timing, call.begun_ns)
 
     def _joined(self, parts: Sequence[tuple[Outputs, int, int]], rows: int) -> Outputs:
         """The outputs of rows that were in several batches."""

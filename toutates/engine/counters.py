@@ -138,7 +138,8 @@ class WorkerCounters:
         run_ns = timing.ended_ns - timing.started_ns
         self.starts[((start_ns - 1) // BUCKET_NS).bit_length()] += answered
         self.runs[((run_ns - 1) // BUCKET_NS).bit_length()] += answered
-        self.replies[((now_ns - timing.ended_ns - 1) // BUCKET_NS).bit_length()] += answered
+        # Steps of an ensemble that ran side by side add up to more time than has passed.
+        self.replies[((max(now_ns - timing.ended_ns, 1) - 1) // BUCKET_NS).bit_length()] += answered
         self.success += answered
         self.success_ns += answered * now_ns - arrivals
         self.rows += all_rows
@@ -175,20 +176,20 @@ class ExecutorCounters:
         self.durations = _buckets()
         self.runs = _buckets()
 
-    def add(self, rows: int, requests: int, timing: Timing) -> None:
-        """One batch has run; called by the executor itself."""
+    def add(self, rows: int, requests: int, timing: Timing, *, times: int = 1) -> None:
+        """One batch has run, or ``times`` of them alike; called by the executor itself."""
         counters = self.by_rows.get(rows)
         if counters is None:
             # Replaced as a whole, so that a reader in another thread never walks a dict that grows.
             counters = BatchCounters()
             self.by_rows = {**self.by_rows, rows: counters}
         run_ns = timing.ended_ns - timing.started_ns
-        counters.count += 1
-        counters.input_ns += timing.started_ns - timing.taken_ns
-        counters.infer_ns += run_ns
-        counters.output_ns += timing.done_ns - timing.ended_ns
-        self.durations[((timing.done_ns - timing.taken_ns - 1) // BUCKET_NS).bit_length()] += 1
-        self.runs[((run_ns - 1) // BUCKET_NS).bit_length()] += 1
+        counters.count += times
+        counters.input_ns += times * (timing.started_ns - timing.taken_ns)
+        counters.infer_ns += times * run_ns
+        counters.output_ns += times * (timing.done_ns - timing.ended_ns)
+        self.durations[((timing.done_ns - timing.taken_ns - 1) // BUCKET_NS).bit_length()] += times
+        self.runs[((run_ns - 1) // BUCKET_NS).bit_length()] += times
 
 
 @dataclass(slots=True)

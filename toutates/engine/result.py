@@ -107,7 +107,7 @@ class Timing:
     steps: tuple[StepTiming, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTiming:
     """What one member of a model that is made of other models has done for a batch.
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
+from toutates.models.dependencies import Dependencies
+from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 
 __all__ = ["CurrentTable", "latest"]
 
@@ -41,6 +42,7 @@ class CurrentTable:
         self._shown: dict[str, ModelEntry] = {}
         #: models that were served and are in no repository any more: numbers of their versions
         self._removed: dict[str, tuple[int, ...]] = {}
+        self._dependencies = Dependencies()
         self._make(complete=False)
 
     def get(self, name: str) -> ModelEntry | None:
@@ -50,13 +52,16 @@ class CurrentTable:
     def begin(self, models: Mapping[str, ModelEntry]) -> None:
         """Show the models of the initial load."""
         self._models = dict(models)
+        for model in models.values():
+            self._dependencies.note(model)
         self._show_all()
         self._make()
 
     def enter(self, model: ModelEntry) -> None:
         """Replace a model's entry, or add one."""
         self._models[model.name] = model
-        self._shown[model.name] = _as_it_is(model)
+        self._dependencies.note(model)
+        self._show(model)
         self._removed = {name: gone for name, gone in self._removed.items() if name != model.name}
         self._change()
 
@@ -64,6 +69,8 @@ class CurrentTable:
         """Drop a model that is in no repository any more. The numbers of its versions are remembered for callers."""
         model = self._models.pop(name)
         del self._shown[name]
+        self._dependencies.forget(name)
+        self._show_dependent()
         if numbers := latest({*model.versions, *model.gone}):
             oldest = len(self._removed) - MAX_REMOVED + 1
             self._removed = dict(list(self._removed.items())[max(oldest, 0) :]) | {name: numbers}
@@ -75,8 +82,33 @@ class CurrentTable:
             self._show_all()
             self._change()
 
+    def problem_of(self, version: ServedVersion) -> str:
+        """What would be wrong with the versions of others that a version is made of, if it were served; "" for nothing.
+
+        Args:
+            version: that may not be in the table.
+        """
+        return self._dependencies.problem_of(version, self._models)
+
+    def missing(self, versions: Iterable[ServedVersion]) -> tuple[str, ...]:
+        """Names of models that versions are made of, and of which nothing is served."""
+        names = {need.model for one in versions if one.dependent is not None for need in one.dependent.needs}
+        return tuple(sorted(name for name in names if name not in self._models or not self._models[name].served()))
+
     def _show_all(self) -> None:
-        self._shown = {name: _as_it_is(model) for name, model in self._models.items()}
+        self._shown = {name: _as_it_is(model, {}) for name, model in self._models.items()}
+        self._show_dependent()
+
+    def _show(self, model: ModelEntry) -> None:
+        self._shown[model.name] = _as_it_is(model, {})
+        self._show_dependent()
+
+    def _show_dependent(self) -> None:
+        """Bind versions that are made of others to those that there are now, before anybody sees the new table."""
+        if self._dependencies:
+            problems = self._dependencies.bind(self._models)
+            for name in {version.model for version in problems}:
+                self._shown[name] = _as_it_is(self._models[name], problems)
 
     def _change(self) -> None:
         self._make()
@@ -100,11 +132,23 @@ def latest(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(numbers)[-MAX_GONE:])
 
 
-def _as_it_is(model: ModelEntry) -> ModelEntry:
-    return replace(model, versions={number: _version_as_it_is(entry) for number, entry in model.versions.items()})
+def _as_it_is(model: ModelEntry, problems: Mapping[ServedVersion, str]) -> ModelEntry:
+    """A model's entry, with those of its versions as unavailable that cannot answer.
+
+    Args:
+        model: as it is known.
+        problems: what is wrong with what versions are made of; "" for nothing.
+    """
+    versions = {number: _version_as_it_is(entry, problems) for number, entry in model.versions.items()}
+    return replace(model, versions=versions)
 
 
-def _version_as_it_is(entry: VersionEntry) -> VersionEntry:
-    if entry.served is None or entry.served.servable.ready:
+def _version_as_it_is(entry: VersionEntry, problems: Mapping[ServedVersion, str]) -> VersionEntry:
+    served = entry.served
+    if served is None:
+        return entry
+    if problem := problems.get(served):
+        return replace(entry, state=ModelState.UNAVAILABLE, reason=f"Invalid argument: {problem}")
+    if served.servable.ready:
         return entry
     return replace(entry, state=ModelState.UNAVAILABLE, reason="Internal: its executors died and are replaced")

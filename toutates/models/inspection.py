@@ -8,6 +8,7 @@ from toutates.models.capacity import capacity_bytes, whole_batch
 from toutates.models.config.configuration import VersionConfiguration, completed
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.settings import ModelSettings
+from toutates.models.table import Dependent
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 
@@ -26,6 +27,8 @@ class InspectedVersion:
         backend: what a ModelConfig says of its backend.
         warnings: settings in its files that have no effect or may be mistakes, one sentence each.
         advice: how it could use cores that are idle, if it was run; "" if there is nothing to say.
+        dependent: what can be said of the versions of other models that it is made of; None for a model by itself.
+        own_config: its ModelConfig, where that is not made of the settings.
     """
 
     model: str
@@ -35,6 +38,8 @@ class InspectedVersion:
     backend: BackendName
     warnings: tuple[str, ...] = ()
     advice: str = ""
+    dependent: Dependent | None = None
+    own_config: ModelConfig | None = None
 
     @classmethod
     def of(
@@ -62,6 +67,8 @@ class InspectedVersion:
 
     def config(self) -> ModelConfig:
         """The ModelConfig from which the same settings are read again."""
+        if self.own_config is not None:
+            return self.own_config
         triton = self.configuration.folder.triton
         return model_config(
             self.model,

@@ -144,6 +144,22 @@ class ModelManager:
         if alone.value:
             del self._turns[name]
 
+    def answers(self, name: str) -> bool:
+        """Whether every version of a model that is served can answer."""
+        model = self.table.models.get(name)
+        return model is not None and bool(model.served()) and not model.fails
+
+    def missing(self, name: str) -> tuple[str, ...]:
+        """Names of models that a model is made of, and of which nothing is served."""
+        model = self._table.get(name)
+        return self._table.missing(model.served()) if model is not None else ()
+
+    def members(self, name: str) -> set[str]:
+        """Names of the models that a model is made of."""
+        model = self._table.get(name)
+        served = model.served() if model is not None else []
+        return {need.model for one in served if one.dependent is not None for need in one.dependent.needs}
+
     def refuse(self, name: str, problem: str) -> None:
         """Show why a model cannot be served of which nothing is."""
         known = self._table.get(name)

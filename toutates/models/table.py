@@ -6,11 +6,11 @@ The table is immutable and replaced as a whole, so that readers in every thread 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from toutates.engine.calls import Calls
 from toutates.engine.servable import Servable
@@ -20,7 +20,18 @@ from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest, ModelNotReady, UnknownModel
 
-__all__ = ["UNLOADED", "ModelEntry", "ModelState", "ModelTable", "ServedVersion", "VersionEntry", "parse_version"]
+__all__ = [
+    "UNLOADED",
+    "Dependent",
+    "Member",
+    "ModelEntry",
+    "ModelState",
+    "ModelTable",
+    "Need",
+    "ServedVersion",
+    "VersionEntry",
+    "parse_version",
+]
 
 #: Triton's reason for versions that were unloaded, which do not count against readiness.
 UNLOADED: Final = "unloaded"
@@ -37,6 +48,52 @@ class ModelState(Enum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A version of another model that a version is made of.
+
+    Attributes:
+        model: its name.
+        version: its number; None for the newest.
+    """
+
+    model: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What has to be known of a version that others are made of.
+
+    Attributes:
+        signature: its tensors.
+        batch_size: its ``max_batch_size``; 0 where it is not batched.
+    """
+
+    signature: Signature
+    batch_size: int
+
+
+class Dependent(Protocol):
+    """What connects a version with the versions of other models that it is made of. For the manager's thread.
+
+    Attributes:
+        needs: which these are.
+    """
+
+    @property
+    def needs(self) -> Sequence[Need]: ...
+
+    def disagreements(self, members: Mapping[Need, Member]) -> list[str]:
+        """What these versions and it do not agree on, a sentence each; some may be missing."""
+        ...
+
+    def bind(self, members: Mapping[Need, ServedVersion] | None) -> None:
+        """Use these versions from now on; None for none, so that it cannot answer. Those from before are let go of
+        when what they have under way is done."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedVersion:
     """A model version that has been loaded.
@@ -49,6 +106,7 @@ class ServedVersion:
         load_ns: how long loading it took.
         labels: of classes, by the index of the output.
         advice: what would make it use cores that have nothing to do; "" for nothing.
+        dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
         takes_parameters: whether it reads the parameters of requests.
     """
@@ -61,6 +119,7 @@ class ServedVersion:
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
     takes_parameters: bool = False
+    dependent: Dependent | None = None
     calls: Calls = field(init=False)
 
     def __post_init__(self) -> None:

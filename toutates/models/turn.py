@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from toutates.models.table import UNLOADED, ModelEntry, ModelState, ServedVersio
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded
 
 __all__ = ["ModelTurn"]
+
+logger = logging.getLogger(__name__)
 
 
 class ModelTurn:
@@ -76,14 +79,33 @@ class ModelTurn:
             if len(loaded) < len(new):  # cancelled, or a bug of ours
                 self._table.enter(before)
         failed = {number: entry for number, entry in loaded.items() if entry.served is None}
+        # What others are missing for, or do not fit, is in the table even so: it is served once they are there.
+        unbound = {number: self._unbound(entry) for number, entry in loaded.items() if self._problem_of(entry)}
+        if all_or_none and before.served():
+            failed |= unbound
+            unbound = {}
         if failed and (all_or_none or before.served()):
             self._keep(before, loaded, failed)
         else:
             self._replace(before, kept, loaded, failed)
+        unbound |= {number: self._unbound(entry) for number, entry in kept.items() if self._problem_of(entry)}
+        served = [entry.served for entry in (*kept.values(), *loaded.values()) if entry.served is not None]
+        missing = self._table.missing(served)
+        if unbound and not failed:
+            raise _with(missing, PartlyLoaded(_said(unbound)))
         if failed:
-            text = "\n".join(f"version {n} is at UNAVAILABLE state: {entry.reason};" for n, entry in failed.items())
+            text = _said(failed)
             is_partly_served = not (all_or_none or before.served()) and len(failed) < len(loaded)
-            raise (PartlyLoaded if is_partly_served else ModelLoadError)(text)
+            raise _with(missing, (PartlyLoaded if is_partly_served else ModelLoadError)(text))
+
+    def _problem_of(self, entry: VersionEntry) -> str:
+        return self._table.problem_of(entry.served) if entry.served is not None else ""
+
+    def _unbound(self, entry: VersionEntry) -> VersionEntry:
+        reason = self._problem_of(entry)
+        fields = {"model": self._name, "version": entry.number, "reason": reason}
+        logger.warning("model '%s' version %d cannot answer: %s", *fields.values(), extra=fields)
+        return VersionEntry(entry.number, ModelState.UNAVAILABLE, f"Invalid argument: {reason}")
 
     def _refuse(self, folder: ModelFolder, before: ModelEntry) -> None:
         """Nothing of the model is known by its number: it has a problem as a whole."""
@@ -146,6 +168,15 @@ class ModelTurn:
             self._table.remove(self._name)
         else:
             self._table.enter(_all_at(model, ModelState.UNAVAILABLE, UNLOADED))
+
+
+def _with(missing: tuple[str, ...], error: ModelLoadError) -> ModelLoadError:
+    error.missing = missing
+    return error
+
+
+def _said(failed: Mapping[int, VersionEntry]) -> str:
+    return "\n".join(f"version {n} is at UNAVAILABLE state: {entry.reason};" for n, entry in failed.items())
 
 
 def _all_at(model: ModelEntry, state: ModelState, reason: str = "") -> ModelEntry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from toutates.backends.ensemble.loader import EnsembleKind
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.provider_names import Provider
 from toutates.backends.onnx.session import SessionOptions
@@ -27,4 +28,4 @@ def kinds_of_models(
         placement: where threads run.
         device_problem: see ``OnnxKind``.
     """
-    return [PluginKind(), PythonKind(), OnnxKind(sessions, placement, device_problem)]
+    return [EnsembleKind(), PluginKind(), PythonKind(), OnnxKind(sessions, placement, device_problem)]

@@ -84,6 +84,7 @@ class FirstLoad:
             folders = await fetch_all(seen.found, self._placement.anywhere)
             await manager.load_all(folders, ProgressLine(logger, "loaded %d of %d: %s").show)
             control.begin(seen.found, folders, seen.late)
+            await control.load_missing()
             nursery.cancel_scope.cancel()
         if self._shutdown.begun.is_set():
             return False

@@ -85,7 +85,13 @@ class RepositoryError(ToutatesError):
 
 
 class ModelLoadError(ToutatesError):
-    """One model version cannot be served; the text is what the repository index shows as its reason."""
+    """One model version cannot be served; the text is what the repository index shows as its reason.
+
+    Attributes:
+        missing: names of other models that it is made of and that are not served.
+    """
+
+    missing: tuple[str, ...] = ()
 
 
 class PartlyLoaded(ModelLoadError):

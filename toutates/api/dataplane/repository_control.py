@@ -42,7 +42,8 @@ async def unload_model(control: ModelControl, request: RepositoryModelUnloadRequ
     Raises:
         RequestError: the request cannot be used.
     """
-    await control.unload(_read_unload(request))
+    name, dependents = _read_unload(request)
+    await control.unload(name, dependents=dependents)
 
 
 def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, dict[str, bytes]]:
@@ -72,14 +73,21 @@ def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, di
     return name, config, files
 
 
-def _read_unload(request: RepositoryModelUnloadRequest) -> str:
+def _read_unload(request: RepositoryModelUnloadRequest) -> tuple[str, bool]:
+    """Name of the model, and whether those that it is made of go too.
+
+    Raises:
+        RequestError: it cannot be used.
+    """
+    dependents = False
     name = _name(request.repository_name, request.model_name)
     for key, parameter in request.parameters.items():
-        if key == "unload_dependents":  # has no effect: no model depends on another
+        if key == "unload_dependents":
             _expect(parameter, "bool_param", "'unload_dependents' parameter")
+            dependents = parameter.bool_param
         else:
             raise InvalidRequest(f"unrecognized unload parameter '{shown(key)}'.")
-    return name
+    return name, dependents
 
 
 def _name(repository: str, model: str) -> str:

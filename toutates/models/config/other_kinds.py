@@ -30,7 +30,6 @@ _KEEP: Final = "or keep it on Triton"
 #: By Triton's name of the backend; "ensemble" is a platform alone.
 _KINDS: Final = MappingProxyType(
     {
-        "ensemble": ForeignKind("ensembles", "join the graphs into one with onnx.compose, or call the models in turn"),
         "tensorrt": ForeignKind(
             "TensorRT plans",
             "put the ONNX model there that the plan was built from, with the accelerator tensorrt in "

@@ -133,6 +133,9 @@ class _Reader:
         is_onnx = not backend or backend in ONNX_BACKENDS
         if is_onnx:
             self._apply_rules()
+        if config.HasField("ensemble_scheduling") and backend != "ensemble":
+            problem = f"ensemble scheduling cannot be set for model '{self._model}' whose platform is not ensemble"
+            self._problems.add("ensemble_scheduling", problem, None, "write platform: 'ensemble', or remove it")
         self._check_name()
         inputs, outputs = declared_tensors(config, self._model, self._problems, all_required=is_onnx)
         settings = self._with_queue(self._with_instances(self._with_batching(ModelSettings())))

@@ -103,7 +103,7 @@ FIELDS: Final = MappingProxyType(
         "dynamic_batching.default_queue_policy.default_timeout_microseconds": _ignored("clients set deadlines"),
         "dynamic_batching.default_queue_policy.allow_timeout_override": _ignored("clients set deadlines"),
         "sequence_batching": _refused("make the state a tensor of the client's, or keep the model on Triton"),
-        "ensemble_scheduling": _refused("join the graphs into one with onnx.compose, or call the models in turn"),
+        "ensemble_scheduling": _WORKS,
         "model_transaction_policy.decoupled": _refused("ONNX models give one response per request: remove it"),
         "model_warmup": _WORKS,
         "optimization.graph.level": _WORKS,

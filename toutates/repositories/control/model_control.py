@@ -64,12 +64,14 @@ class _Known:
         held: the model whose files are kept.
         override: a configuration from RepositoryModelLoad, and the state of the model's files that it was for.
         uploaded: whether the files that are served came with the request.
+        asked_for: whether somebody has asked for the model itself, and not for another that is made of it.
     """
 
     tried: tuple[str, str] | None = None
     held: Found | None = None
     override: tuple[TritonConfiguration, tuple[str, str]] | None = None
     uploaded: bool = False
+    asked_for: bool = False
 
 
 class ModelControl:
@@ -156,7 +158,8 @@ class ModelControl:
                 # What a scan could not see may have been the repository's fault, and worth another try.
                 self._known[folder.name] = _Known((repository.name, folder.fingerprint if folder.problem else ""))
             else:
-                self._known[folder.name] = _Known(Found(repository, folder).identity, Found(repository, own))
+                identity = Found(repository, folder).identity
+                self._known[folder.name] = _Known(identity, Found(repository, own), asked_for=True)
 
     def stop(self) -> None:
         """Let threads that look into repositories or fetch from them end soon. Whoever waits for them is cancelled."""
@@ -277,11 +280,47 @@ class ModelControl:
             config: a ModelConfig in JSON that holds in place of its configuration files; None for these.
             files: the model's files by their paths in its directory; none for those of its repository.
 
+        Models that it is made of, and of which nothing is served, are loaded too.
+
         Raises:
             InvalidRequest: the arguments cannot be used.
             NotInRepository: there is no such model, it cannot be had, or its configuration cannot be used.
             ModelLoadError: it cannot be served; a clause per version. What was served before is served still.
         """
+        try:
+            await self._load(name, config, files)
+        except ModelLoadError as error:
+            if not error.missing:
+                raise
+            await self._load_members(error.missing, {name})
+            if not self._manager.answers(name):
+                await self._load(name, config, files)  # what is wrong now, or at last not any more
+        self._known.setdefault(name, _Known()).asked_for = True
+
+    async def load_missing(self) -> None:
+        """Load what served models are made of, and of which nothing is served."""
+        for name in list(self._manager.table.models):
+            await self._load_members(self._manager.missing(name), {name})
+
+    async def _load_members(self, names: Sequence[str], way: set[str]) -> None:
+        """Load what a model is made of. What cannot be loaded is told with the model that needs it.
+
+        Args:
+            names: of the models.
+            way: names of those that are made of them, which are being loaded.
+        """
+        for name in names:
+            if name in way:
+                continue
+            logger.info("model '%s' is loaded, because others are made of it", name, extra={"model": name})
+            try:
+                await self._load(name, None, {})
+            except ModelLoadError as error:
+                await self._load_members(error.missing, {*way, name})
+            except ToutatesError as error:
+                logger.warning("model '%s' cannot be loaded: %s", name, error, extra={"model": name})
+
+    async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         if files and config is None:
             raise InvalidRequest(f"{failed(name)}: override files need the parameter 'config'")
         problem = misplaced(files)
@@ -331,8 +370,23 @@ class ModelControl:
         known.override = None if override is None else (override, found.identity)
         known.uploaded = False
 
-    async def unload(self, name: str) -> None:
-        """Stop serving a model; see RepositoryModelUnload. One that is not served is no error."""
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Stop serving a model; see RepositoryModelUnload. One that is not served is no error.
+
+        Args:
+            name: of the model.
+            dependents: whether the models that it is made of go too, unless somebody has asked for them, or others
+                that are served are made of them.
+        """
+        members = self._manager.members(name) if dependents else set()
+        await self._unload(name)
+        for member in sorted(members):
+            known = self._known.get(member)
+            needed = any(member in self._manager.members(other) for other in self._manager.table.models)
+            if known is not None and not known.asked_for and not needed:
+                await self.unload(member, dependents=True)
+
+    async def _unload(self, name: str) -> None:
         async with self._manager.turn(name) as turn:
             if name in self._known:
                 logger.info("model '%s' is unloaded, as was asked for", name, extra={"model": name})

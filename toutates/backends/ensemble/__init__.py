@@ -1,0 +1,1 @@
+"""Ensembles: models that are made of other models, whose tensors go from one to the next inside the server."""

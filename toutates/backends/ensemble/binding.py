@@ -1,0 +1,172 @@
+"""An ensemble bound to versions of its members: what each step takes and gives, found beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from toutates.backends.ensemble.graph import Graph, Step
+from toutates.engine.calls import Calls
+from toutates.engine.lane import RowShapes
+from toutates.engine.servable import Content
+from toutates.models.table import Need, ServedVersion
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.input_checks import check_batch, check_names
+from toutates.protocol.names import request_prefix
+from toutates.protocol.signature import TensorSpec
+
+__all__ = ["Binding", "BoundStep", "Value"]
+
+#: An ensemble tensor of some requests: its shape as clients would see it, with the batch dimension, and its bytes.
+Value = tuple[tuple[int, ...], Content]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Input:
+    """An input of a step: index and description in the member, and where the ensemble tensor is.
+
+    Attributes:
+        tensor: index of the ensemble tensor.
+        from_batched: whether a batched model writes that.
+    """
+
+    index: int
+    spec: TensorSpec
+    tensor: int
+    from_batched: bool
+
+
+class BoundStep:
+    """A step of an ensemble, and the member that runs it.
+
+    Attributes:
+        bit: of the step among those of the ensemble.
+        needs: bits of the ensemble tensors that it reads.
+        writes: bits of those that it writes.
+        outputs: index in the member, and index of the ensemble tensor, of each output.
+        wanted: the former alone, ascending.
+        calls: of the member.
+        batched: whether the member is.
+        specs: of the member's outputs, by index.
+    """
+
+    __slots__ = ("_inputs", "batched", "bit", "calls", "needs", "number", "outputs", "specs", "wanted", "writes")
+
+    def __init__(self, graph: Graph, step: Step, member: ServedVersion) -> None:
+        signature = member.signature
+        at = {tensor: index for index, tensor in enumerate(graph.tensors)}
+        self.number = step.number
+        self.bit = 1 << step.number
+        self.calls: Calls = member.calls
+        self.batched = signature.batched
+        self.specs = signature.outputs
+        self._inputs = [
+            _Input(index, spec, at[step.inputs[spec.name]], False)
+            for index, spec in enumerate(signature.inputs)
+            if spec.name in step.inputs
+        ]
+        by_name = {spec.name: index for index, spec in enumerate(signature.outputs)}
+        outputs = [(by_name[name], at[tensor]) for name, tensor in step.outputs.items()]
+        self.outputs = sorted(outputs, key=itemgetter(0))
+        self.wanted = tuple([index for index, _ in self.outputs])
+        self.needs = sum({1 << one.tensor for one in self._inputs})
+        self.writes = sum(1 << tensor for _, tensor in self.outputs)
+
+    def note_batched(self, tensors: Sequence[bool]) -> None:
+        """Note which ensemble tensors batched models write, once all steps are known."""
+        self._inputs = [_Input(one.index, one.spec, one.tensor, tensors[one.tensor]) for one in self._inputs]
+
+    def inputs(self, values: Sequence[Value | None]) -> tuple[int, RowShapes, list[Content]]:
+        """What the member is called with: rows, their shapes, and the bytes of each input.
+
+        Args:
+            values: of the ensemble tensors; None for one that is not there.
+
+        Raises:
+            InvalidRequest: an input is missing that the member needs, or the batch dimensions differ.
+        """
+        shapes: list[tuple[int, tuple[int, ...]]] = []
+        contents: list[Content] = []
+        rows = -1
+        for one in self._inputs:
+            value = values[one.tensor]
+            if value is None:
+                continue
+            shape = value[0]
+            if one.from_batched is not self.batched:
+                shape = self._moved(one, shape)
+            if self.batched and shape:
+                if rows not in (-1, shape[0]):
+                    self._refuse(values)
+                rows = shape[0]
+                shape = shape[1:]
+            shapes.append((one.index, shape))
+            contents.append(value[1])
+        if len(shapes) < len(self._inputs):
+            self._refuse(values)
+        return (rows if self.batched else 1), tuple(shapes), contents
+
+    def _moved(self, one: _Input, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape with a batch dimension of 1 added, or taken off, where only one of two models is batched."""
+        fits = len(shape) == len(one.spec.shape) and all(
+            size in (-1, actual) for size, actual in zip(one.spec.shape, shape, strict=True)
+        )
+        if self.batched:
+            return (1, *shape) if fits else shape
+        return shape[1:] if not fits and shape[:1] == (1,) else shape
+
+    def _refuse(self, values: Sequence[Value | None]) -> None:
+        """Raise what a client would be told who sends this; nothing where only optional inputs are missing."""
+        given: list[tuple[str, tuple[int, ...]]] = []
+        for one in self._inputs:
+            value = values[one.tensor]
+            if value is not None:
+                shape = value[0] if one.from_batched is self.batched else self._moved(one, value[0])
+                given.append((one.spec.name, shape))
+        model, prefix = self.calls.model, request_prefix("")
+        check_names([name for name, _ in given], self.calls.signature, model, prefix)
+        if given:
+            check_batch(given, self.calls.signature, model, prefix)
+
+
+class Binding:
+    """An ensemble's steps, bound. The members stay until ``release``.
+
+    Attributes:
+        members: the versions.
+        steps: by number.
+        datatypes: of the ensemble tensors.
+        most_rows: rows that every member can run at once.
+        may_join: whether requests can go through the members together.
+        groups: of requests under way with it; guarded by the ensemble's lock.
+        retired: whether another took its place; likewise.
+    """
+
+    def __init__(self, graph: Graph, members: Mapping[Need, ServedVersion]) -> None:
+        self.members = members
+        of_step = [members[step.need] for step in graph.steps]
+        self.steps = [BoundStep(graph, step, member) for step, member in zip(graph.steps, of_step, strict=True)]
+        batched = [graph.signature.batched] * len(graph.tensors)
+        self.datatypes = [BY_NAME["FP32"]] * len(graph.tensors)
+        for at, spec in enumerate(graph.signature.inputs):
+            self.datatypes[at] = spec.datatype
+        for step in self.steps:
+            for index, tensor in step.outputs:
+                batched[tensor] = step.batched
+                self.datatypes[tensor] = step.specs[index].datatype
+        for step in self.steps:
+            step.note_batched(batched)
+        sizes = [member.config.max_batch_size for member in of_step]
+        queued = [member.config.dynamic_batching.default_queue_policy.max_queue_size for member in of_step]
+        self.may_join = graph.signature.batched and all(step.batched for step in self.steps) and not any(queued)
+        self.most_rows = min(size or 1 for size in sizes)
+        self.groups = 0
+        self.retired = False
+        self.held = [member for member in set(members.values()) if member.calls.hold()]
+
+    def release(self) -> None:
+        """Let go of the members, once."""
+        held, self.held = self.held, []
+        for member in held:
+            member.calls.let_go()

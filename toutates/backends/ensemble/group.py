@@ -1,0 +1,341 @@
+"""Requests on their way through an ensemble, together: each step is one call of its member, with the rows of all.
+
+A group is whatever its threads make of it: whoever has run a step's batch puts the outputs into the next step's. Steps
+that do not need each other run at the same time, so the group has a lock.
+
+**Faults.** When a step fails for several requests, each of them goes on by itself, so that only those fail that cause
+it. The first error of a request decides; it is told once what runs already has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from toutates.backends.ensemble.binding import Binding, BoundStep, Value
+from toutates.backends.ensemble.state import EnsembleState
+from toutates.engine.calls import THREAD, ModelCall, Outcome
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, StepTiming, Timing
+from toutates.engine.servable import Content, view_of
+from toutates.protocol.datatypes import Datatype
+from toutates.protocol.signature import TensorSpec
+from toutates.protocol.strings import EncodedStrings, StringRows
+from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, RequestError, TooLate
+
+__all__ = ["Group", "requests_of"]
+
+logger = logging.getLogger(__name__)
+
+_ABANDONED: Final = TooLate("Deadline Exceeded")
+_INTERNAL_ERROR: Final = ExecutionFailed("internal error")
+#: Errors that each request of a group would meet by itself too.
+_OF_ALL: Final = (ModelNotReady, TooLate)
+
+
+class Group:
+    """Requests that go through an ensemble together.
+
+    Args:
+        state: of the ensemble; the group has entered it.
+        binding: the members.
+        pending: the requests, with their first rows in the group.
+        rows: of all of them.
+        requests: the same requests by their rows: (rows, how many requests).
+        values: of the ensemble tensors, by index; None for those that are not there yet, or never.
+        outputs: indices of the outputs that are wanted.
+        needed: bits of the steps that these need.
+        is_wanted: whether the request of a context has a caller still.
+        deliver: takes the result.
+        held_bytes: counted for its tensors.
+    """
+
+    __slots__ = (
+        "_begun_ns",
+        "_binding",
+        "_deliver",
+        "_error",
+        "_held_bytes",
+        "_is_wanted",
+        "_lock",
+        "_needed",
+        "_outputs",
+        "_pending",
+        "_requests",
+        "_resolved",
+        "_rows",
+        "_running",
+        "_started",
+        "_state",
+        "_timings",
+        "_values",
+    )
+
+    def __init__(
+        self,
+        state: EnsembleState,
+        binding: Binding,
+        pending: list[PendingRequest],
+        rows: int,
+        requests: Sequence[tuple[int, int]],
+        values: list[Value | None],
+        outputs: Sequence[int],
+        needed: int,
+        is_wanted: Callable[[Any, int], bool],
+        deliver: Callable[[BatchResult], None],
+        held_bytes: int,
+    ) -> None:
+        self._state = state
+        self._binding = binding
+        self._pending = pending
+        self._rows = rows
+        self._requests = requests
+        self._values = values
+        self._outputs = outputs
+        self._needed = needed
+        self._is_wanted = is_wanted
+        self._deliver = deliver
+        self._held_bytes = held_bytes
+        self._lock = threading.Lock()
+        #: bits of the ensemble tensors that are there, or never will be
+        self._resolved = (1 << len(state.graph.signature.inputs)) - 1
+        self._started = 0
+        self._running = 0
+        self._error: RequestError | None = None
+        self._timings: list[StepTiming] = []
+        self._begun_ns = time.monotonic_ns()
+
+    def advance(self) -> None:
+        """Begin every step that can be begun; end the group if none is left. On any thread that has entered THREAD."""
+        ready: list[BoundStep] = []
+        with self._lock:
+            if self._error is None:
+                left = self._needed & ~self._started
+                for step in self._binding.steps:
+                    if step.bit & left and not step.needs & ~self._resolved:
+                        ready.append(step)
+                        self._started |= step.bit
+                self._running += len(ready)
+            is_over = not self._running
+        if is_over:
+            self._end()
+        for step in ready:
+            bounded = self._state.graph.max_inflight > 0
+            if not bounded or self._state.begin_step(step, len(self._pending), partial(self._begin, step)):
+                self._begin(step)
+
+    def _begin(self, step: BoundStep) -> None:
+        try:
+            if not self._wanted(time.monotonic_ns()):
+                raise _ABANDONED
+            rows, shapes, contents = step.inputs(self._values)
+            rows = rows if rows >= 0 else self._rows
+            call = ModelCall(rows, partial(self._done, step), step.wanted, self._wanted, self._requests)
+            step.calls.submit(call, shapes, contents)
+        except RequestError as error:
+            self._step_failed(step, error)
+        except Exception:
+            logger.exception("a step of ensemble '%s' could not be begun", self._state.graph.model)
+            self._step_failed(step, _INTERNAL_ERROR)
+
+    def _wanted(self, by_ns: int) -> bool:
+        """Whether any of the requests has a caller who waits until then."""
+        is_wanted = self._is_wanted
+        for request in self._pending:  # noqa: SIM110 - a generator takes longer than the first request, who decides
+            if is_wanted(request[0], by_ns):
+                return True
+        return False
+
+    def _step_failed(self, step: BoundStep, error: RequestError) -> None:
+        now_ns = time.monotonic_ns()
+        THREAD.put(
+            partial(self._done, step), Outcome(None, 0, 0, error, Timing(now_ns, now_ns, now_ns, now_ns), now_ns)
+        )
+
+    def _done(self, step: BoundStep, outcome: Outcome) -> None:
+        """A step has ended, well or not."""
+        error = outcome.error
+        values: list[tuple[int, Value]] = []
+        held_bytes = 0
+        if error is None:
+            try:
+                values = _outputs_of(step, outcome)
+                held_bytes = sum([len(content) for _, (_, content) in values])
+                self._state.hold(held_bytes)
+            except RequestError as refusal:
+                error, held_bytes = refusal, 0
+            except Exception:
+                logger.exception("a step of ensemble '%s' failed", self._state.graph.model)
+                error, held_bytes = _INTERNAL_ERROR, 0
+        with self._lock:
+            self._running -= 1
+            self._held_bytes += held_bytes
+            if error is None:
+                for tensor, value in values:
+                    self._values[tensor] = value
+                self._resolved |= step.writes
+                calls = step.calls
+                self._timings.append(StepTiming(calls.model, calls.number, outcome.begun_ns, outcome.timing))
+            else:
+                self._started &= ~step.bit
+                self._error = self._error or error
+        if self._state.graph.max_inflight:
+            for begin in self._state.end_step(step, len(self._pending)):
+                begin()
+        self.advance()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        error = self._error
+        if error is not None and len(self._pending) > 1 and not isinstance(error, _OF_ALL):
+            self._go_on_one_by_one()
+            return
+        outputs: Outputs | None = None
+        timing = self._timing()
+        if error is None:
+            try:
+                outputs = self._outputs_of_all()
+            except RequestError as refusal:
+                error = refusal
+            except Exception:
+                logger.exception("the outputs of ensemble '%s' could not be read", self._state.graph.model)
+                error = _INTERNAL_ERROR
+        if error is not None and not isinstance(error, TooLate):
+            error = type(error)(f"in ensemble '{self._state.graph.model}', {error}")
+        # Before the delivery: who has heard the outcome must find the rows free again.
+        answered = self._requests if error is None else ()
+        self._state.leave(self._binding, self._rows, self._held_bytes, answered, timing)
+        self._values = []
+        self._deliver(BatchResult(self._pending, outputs, error, timing))
+
+    def _timing(self) -> Timing:
+        """The sums over all steps, from the beginning of the group on."""
+        started_ns = self._begun_ns + sum([one.timing.started_ns - one.timing.taken_ns for one in self._timings])
+        ended_ns = started_ns + sum([one.timing.ended_ns - one.timing.started_ns for one in self._timings])
+        done_ns = ended_ns + sum([one.timing.done_ns - one.timing.ended_ns for one in self._timings])
+        return Timing(self._begun_ns, started_ns, ended_ns, done_ns, tuple(self._timings))
+
+    def _outputs_of_all(self) -> Outputs:
+        graph = self._state.graph
+        signature = graph.signature
+        count = len(signature.outputs)
+        data: list[Any] = [b""] * count
+        row_bytes = [0] * count
+        row_shapes: list[tuple[int, ...]] = [()] * count
+        for index in self._outputs:
+            spec = signature.outputs[index]
+            value = self._values[graph.tensors.index(spec.name)]
+            if value is None:
+                raise InvalidRequest(
+                    "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+                )
+            shape, content = value
+            if signature.batched:
+                shape = self._with_batch(spec, shape)
+                row_shapes[index] = shape[1:]
+                row_bytes[index] = len(content) // (self._rows or 1)
+            else:
+                row_shapes[index] = shape
+                row_bytes[index] = len(content)
+            data[index] = content if spec.datatype.size else _encoded(content, shape)
+        shapes = tuple(row_shapes)
+        in_arrays = any(isinstance(content, np.ndarray) for content in data)
+        return Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays)
+
+    def _with_batch(self, spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an output of a batched ensemble; a member that is not batched may have left the batch out."""
+        if self._rows == 1 and len(shape) == len(spec.graph_shape):
+            shape = (1, *shape)
+        if shape[:1] != (self._rows,):
+            raise ExecutionFailed(
+                f"output '{spec.name}' has the shape {list(shape)} for a request of {self._rows} rows: "
+                "its first dimension must be the batch's"
+            )
+        return shape
+
+    def _go_on_one_by_one(self) -> None:
+        """Let each request go on by itself, from the steps that have ended well. All tensors have one row per row."""
+        state, binding = self._state, self._binding
+        state.split(binding, len(self._pending) - 1)
+        done = self._started
+        for number, (context, first, rows, _) in enumerate(self._pending):
+            values = [
+                _rows_of(value, datatype, first, rows)
+                for value, datatype in zip(self._values, binding.datatypes, strict=True)
+            ]
+            group = Group(
+                state,
+                binding,
+                [(context, 0, rows, None)],
+                rows,
+                _requests_of(context, rows),
+                values,
+                self._outputs,
+                self._needed,
+                self._is_wanted,
+                self._deliver,
+                0 if number else self._held_bytes,
+            )
+            group._begun_ns = self._begun_ns
+            group._resolved = self._resolved
+            group._started = done
+            group._timings = list(self._timings)
+            group.advance()
+
+
+def requests_of(pending: Sequence[PendingRequest]) -> Sequence[tuple[int, int]]:
+    """Requests by their rows: (rows, how many requests). A call of another model may stand for several."""
+    first = pending[0]
+    if isinstance(first[0], ModelCall):
+        return [pair for context, _, rows, _ in pending for pair in _requests_of(context, rows)]
+    rows = first[2]
+    if len(pending) == 1:
+        return ((rows, 1),)
+    found: dict[int, int] = {}
+    for request in pending:
+        rows = request[2]
+        found[rows] = found.get(rows, 0) + 1
+    return tuple(found.items())
+
+
+def _requests_of(context: Any, rows: int) -> Sequence[tuple[int, int]]:
+    return (context.requests if isinstance(context, ModelCall) else ()) or ((rows, 1),)
+
+
+def _outputs_of(step: BoundStep, outcome: Outcome) -> list[tuple[int, Value]]:
+    """The ensemble tensors that a step has written, by index."""
+    assert outcome.outputs is not None
+    values: list[tuple[int, Value]] = []
+    row_shapes = outcome.outputs.row_shapes
+    batched = step.batched
+    for index, tensor in step.outputs:
+        spec = step.specs[index]
+        shape = row_shapes[index] if spec.reshape is None else spec.to_wire(row_shapes[index])
+        values.append((tensor, ((outcome.rows, *shape) if batched else shape, outcome.content(index, batched=batched))))
+    return values
+
+
+def _encoded(content: Content, shape: tuple[int, ...]) -> EncodedStrings:
+    """Encoded strings with where each begins."""
+    starts, _ = StringRows.received(view_of(content), shape, tensor="", model="").where()
+    bounds = [int(start) - 4 for start in starts]
+    bounds.append(len(content))
+    return EncodedStrings(bytes(content), bounds, shape)
+
+
+def _rows_of(value: Value | None, datatype: Datatype, first: int, rows: int) -> Value | None:
+    """Some rows of a tensor whose first dimension is that of the rows."""
+    if value is None:
+        return None
+    shape, content = value
+    part = (rows, *shape[1:])
+    if not datatype.size:
+        return part, _encoded(content, shape).rows(first, rows)
+    row_bytes = len(content) // shape[0]
+    return part, content[first * row_bytes : (first + rows) * row_bytes]
