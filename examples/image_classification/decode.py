@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 #: Width and height of what the network sees.
 SIZE = 32
@@ -31,7 +31,8 @@ class TritonPythonModel:
         try:
             pixels = np.stack([_pixels(file) for file in files])
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            problem = pb_utils.TritonError(f"not an image: {error}", pb_utils.TritonError.INVALID_ARG)
+            reason = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
+            problem = pb_utils.TritonError(f"IMAGE is not an image{reason}", pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(output_tensors=[], error=problem)
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("PIXELS", pixels)])
 

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 from tests.e2e.process import ServerProcess, running
 from tests.engine.support import model, tensor
 from tests.torchserve_archives import contents, mar
+from toutates.command.main import parse_options
+from toutates.system.errors import ConfigurationError
 
 FLAGS = ("--torchserve-api", "--http-addr", "127.0.0.1:0", "--torchserve-management-addr", "127.0.0.1:0")
 
@@ -135,6 +137,26 @@ def test_without_the_flag_there_is_nothing_of_it(repository: Path, tmp_path: Pat
             answer = requests.get(predictions(process, path), timeout=30)
             assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
         assert "management" not in process.log
+
+
+def test_several_processes_serve_predictions_and_no_management(repository: Path, tmp_path: Path) -> None:
+    flags = ("--torchserve-api", "--http-addr", "127.0.0.1:0", "--processes", "2")
+    with pytest.raises(ConfigurationError, match="is there with one process only"):
+        parse_options(["--model-repository", str(repository), *flags])
+    with running(repository, tmp_path, (*flags, "--torchserve-management-addr", "off")) as process:
+        for _ in range(4):
+            assert requests.post(predictions(process, "/predictions/echo"), b"x", timeout=30).content == b"x"
+        assert requests.get(predictions(process, "/ping"), timeout=30).status_code == 200
+
+
+def test_urls_are_allowed_by_whole_hosts() -> None:
+    flags = ["--model-repository", "models", "--torchserve-api", "--torchserve-allowed-urls"]
+    options = parse_options([*flags, "https://models.example/a/, file:///archives/"])
+    assert options.torchserve is not None
+    assert options.torchserve.allowed_urls == ("https://models.example/a/", "file:///archives/")
+    for wrong in ("https://models.example", "models.example/", "https://user@models.example/", "ftp://x/"):
+        with pytest.raises(ConfigurationError, match="is not the beginning of a URL"):
+            parse_options([*flags, wrong])
 
 
 # --- the management API ----------------------------------------------------------------------------------------------

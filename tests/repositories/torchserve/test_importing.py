@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.torchserve_archives import HANDLER, contents, mar, tgz
 from toutates.models.config.pbtxt import read_pbtxt
 from toutates.models.repository import scan
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from toutates.repositories.torchserve import importing
 from toutates.repositories.torchserve.imported import default_of, number_of, urls_of, versions_of
 from toutates.repositories.torchserve.importing import AlreadyThere, import_archive
 from toutates.system.errors import ConfigurationError
+
+RUNTIME = Path(importing.__file__).parent / "runtime"
 
 
 def config_of(repository: Path, model: str = "lengths") -> ModelConfig:
@@ -214,6 +219,29 @@ def test_a_handler_gets_what_the_content_type_says(
     assert result.status == 200
     assert json.loads(result.body) == {"length": length, "type": kind}
     assert result.fields == {"x-rows": "1"}
+
+
+@given(
+    body=st.binary(max_size=200) | st.builds(lambda parts: b"--B".join(parts), st.lists(st.binary(max_size=40))),
+    content_type=st.text(max_size=60)
+    | st.sampled_from(
+        [
+            "multipart/form-data; boundary=B",
+            "application/json",
+            "text/plain; charset=x",
+            "application/x-www-form-urlencoded",
+        ]
+    ),
+)
+def test_any_body_is_read_or_refused(body: bytes, content_type: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(RUNTIME))
+        from ts.forms import read_body
+    try:
+        fields = read_body(body, content_type)
+    except (ValueError, LookupError, RecursionError):
+        return
+    assert all(isinstance(name, str) for name in fields)
 
 
 def test_rows_of_a_batch_are_one_list_and_a_broken_one_is_left_out(load: Any) -> None:
