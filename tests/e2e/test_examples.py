@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.e2e.process import ROOT, ServerProcess, environment, running
@@ -77,3 +78,52 @@ def test_a_version_is_rolled_out_and_back_without_a_failed_request() -> None:
     done = run(EXAMPLES / "rollout.py", "--seconds", "0.5")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "requests that failed: []" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pictures that the network has not seen, as JPEG and PNG files of several sizes, by what they show."""
+    pytest.importorskip("PIL")
+    from examples.image_classification.make_repository import LABELS, draw
+
+    rng = np.random.default_rng(99)
+    folder = tmp_path_factory.mktemp("pictures")
+    files = {}
+    for at, label in enumerate(LABELS * 3):
+        suffix = "png" if at % 3 == 2 else "jpg"
+        file = folder / f"{at}-{label}.{suffix}"
+        draw(rng, label, 64 + 40 * at).save(file)
+        files[file.name] = file
+    return files
+
+
+def test_pictures_are_told_apart_by_an_ensemble(pictures: dict[str, Path], tmp_path: Path) -> None:
+    folder = EXAMPLES / "image_classification"
+    made = run(folder / "make_repository.py", str(tmp_path / "models"))
+    assert made.returncode == 0, made.stderr
+    with running(tmp_path / "models", tmp_path, ["--http-addr", "127.0.0.1:0"]) as process:
+        address = f"127.0.0.1:{process.rest_port}"
+        done = run(folder / "classify.py", "--url", address, *map(str, pictures.values()))
+        assert done.returncode == 0, done.stdout + done.stderr
+        said = dict(line.split(": ") for line in done.stdout.splitlines())
+        assert {name: text.partition(" ")[0] for name, text in said.items()} == {
+            name: name.partition("-")[2].partition(".")[0] for name in pictures
+        }
+        no_image = tmp_path / "no-image.jpg"
+        no_image.write_bytes(b"hello")
+        refused = run(folder / "classify.py", "--url", address, str(no_image))
+        assert refused.returncode == 1
+        assert "not an image" in refused.stderr
+
+
+def test_texts_are_told_apart_by_an_ensemble_with_a_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    folder = EXAMPLES / "text_classification"
+    made = run(folder / "make_repository.py", str(tmp_path / "models"))
+    assert made.returncode == 0, made.stderr
+    texts = {"Stir the soup": "cooking", "they lost by two goals": "sport", "fog and frost at noon": "weather"}
+    with running(tmp_path / "models", tmp_path, ["--http-addr", "127.0.0.1:0"]) as process:
+        done = run(folder / "classify.py", "--url", f"127.0.0.1:{process.rest_port}", *texts)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said = dict(line.split(": ") for line in done.stdout.splitlines())
+        assert {text: label.partition(" ")[0] for text, label in said.items()} == texts

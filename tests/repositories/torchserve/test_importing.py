@@ -168,6 +168,15 @@ def test_requirements_and_torch_are_for_the_operator(tmp_path: Path) -> None:
     assert "needs torch" in said
 
 
+def test_what_the_handler_imports_of_torchserve_and_is_not_here_is_said(tmp_path: Path) -> None:
+    handler = (
+        "from ts.torch_handler.vision_handler import VisionHandler\nfrom ts.utils.util import PredictionException\n"
+    )
+    imported = import_archive(mar(tmp_path / "a.mar", contents(files={"handler.py": handler})), tmp_path / "models")
+    [note] = imported.notes
+    assert note.startswith("the handler imports ts.torch_handler.vision_handler, which is not here")
+
+
 # --- the handler's side ----------------------------------------------------------------------------------------------
 
 

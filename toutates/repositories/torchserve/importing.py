@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ __all__ = ["AlreadyThere", "Imported", "import_archive"]
 
 ARCHIVE: Final = "archive"
 _RUNTIME: Final = Path(__file__).parent / "runtime"
+_TS_MODULE: Final = re.compile(r"^\s*(?:from|import)\s+(ts(?:\.\w+)+)", re.MULTILINE)
 
 
 class AlreadyThere(ConfigurationError):
@@ -224,7 +226,11 @@ def _notes(path: Path, manifest: Manifest, handler: Handler) -> list[str]:
         (".pt", ".pth", ".so")
     ):
         notes.append(f"'{manifest.serialized_file or manifest.handler}' needs torch in the environment that runs it")
-    if _sends_parts(path / ARCHIVE, handler):
+    source = _source(path / ARCHIVE, handler)
+    missing = sorted(module for module in set(_TS_MODULE.findall(source)) if not _is_here(module))
+    if missing:
+        notes.append(f"the handler imports {', '.join(missing)}, which is not here: it cannot be loaded as it is")
+    if "send_intermediate_predict_response" in source:
         notes.append(
             "the handler sends answers in parts (send_intermediate_predict_response), which is not offered: such calls "
             "raise"
@@ -232,6 +238,12 @@ def _notes(path: Path, manifest: Manifest, handler: Handler) -> list[str]:
     return notes
 
 
-def _sends_parts(archive: Path, handler: Handler) -> bool:
+def _source(archive: Path, handler: Handler) -> str:
     file = archive / f"{handler.module}.py"
-    return file.is_file() and b"send_intermediate_predict_response" in file.read_bytes()
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _is_here(module: str) -> bool:
+    """Whether a module of TorchServe, as an import names it, is copied beside the handler."""
+    path = _RUNTIME.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
