@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts models test lint pytest fuzz mutants attacks soak test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts models test lint pytest fuzz mutants attacks soak test test-backends-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -75,6 +75,13 @@ lint: $(VENV)/.dev  ## ruff and mypy
 
 pytest: $(VENV)/.dev  ## The tests alone (ARGS='-k name')
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+$(VENV)/.backends: $(VENV)/.dev
+	$(PIP) -e '.[lightgbm,openvino,pytorch,sklearn,xgboost]'
+	@touch $@
+
+test-backends: $(VENV)/.backends  ## The tests of all backends; installs them first, PyTorch with 5 GB
+	$(BIN)/python -m pytest tests/backends tests/e2e/test_backends.py $(ARGS)
 
 # atheris has wheels for some Pythons and platforms only; without it no run is guided by coverage.
 $(VENV)/.fuzz: $(VENV)/.dev

@@ -59,6 +59,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--exit-on-error", "true", "exit_on_error", True),
     ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),
     ("--custom-op-libraries", __file__, "custom_op_libraries", (Path(__file__),)),
+    ("--allow-pickle", "true", "allow_pickle", True),
     ("--trt-op-types-to-exclude", "Mul,Add", "trt_op_types_to_exclude", "Mul,Add"),
     ("--trt-min-subgraph-size", "7", "trt_min_subgraph_size", 7),
     ("--ort-intra-threads", "3", "ort_intra_threads", 3),

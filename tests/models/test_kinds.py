@@ -97,11 +97,6 @@ UNKNOWN = {
         "platform: 'tensorrt_plan'",
         "platform: TensorRT plans are not served (got 'tensorrt_plan'); put the ONNX model there",
     ),
-    "PyTorch": (
-        "",
-        "platform: 'pytorch_libtorch' backend: 'pytorch'",
-        "backend: PyTorch models are not served (got 'pytorch'); export the model with torch.onnx",
-    ),
     "TensorFlow": (
         "",
         "platform: 'tensorflow_savedmodel'",

@@ -76,6 +76,7 @@ class Source:
         configuration: the file that configures the version, for errors.
         parameters: of the configuration. Take them by ``text``, ``integer`` and ``flag``: those that nobody has taken
             are named in a warning.
+        allow_pickle: whether the operator lets files be loaded that may hold pickles; see ``require_pickle``.
     """
 
     model: str
@@ -88,6 +89,7 @@ class Source:
     outputs: Sequence[Tensor] = ()
     configuration: Path = Path("config.pbtxt")
     parameters: Mapping[str, str] = field(default_factory=dict)
+    allow_pickle: bool = False
     _taken: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str = "", among: Sequence[str] = ()) -> str:
@@ -123,6 +125,21 @@ class Source:
         if value not in _TRUE + _FALSE:
             raise self.refused(key, "is neither true nor false", "write true or false")
         return value in _TRUE
+
+    def require_pickle(self, what: str) -> None:
+        """Refuse a file that may hold pickles, unless the operator has allowed them. Call it before reading the file.
+
+        Args:
+            what: the file is, such as "a file of joblib".
+
+        Raises:
+            PermissionError: the operator has not.
+        """
+        if not self.allow_pickle:
+            raise PermissionError(
+                f"'{self.path.name}' is {what}, which may hold pickles, and these run the code of whoever wrote them; "
+                "start the server with --allow-pickle if you trust everybody who can write models"
+            )
 
     def refused(self, key: str, problem: str, remedy: str) -> ConfigurationError:
         """The error to raise for a parameter that cannot be used.

@@ -77,6 +77,7 @@ def check(options: Options, *, assume_gpu: bool = False) -> Report:
         device_problem=(lambda providers: "") if assume_gpu else provider_problem,
         has_gpu_build=CUDA in offered,
         cache_root=options.model_cache_dir,
+        allow_pickle=options.allow_pickle,
     )
 
 
@@ -90,6 +91,7 @@ def check_repository(
     memory: Callable[[], int] = available_memory,
     cache_root: Path | None = None,
     asked_by: str = "REPOSITORY",
+    allow_pickle: bool = False,
 ) -> Report:
     """Look through a repository.
 
@@ -102,6 +104,7 @@ def check_repository(
         memory: returns the bytes of memory that a server may use.
         cache_root: directory for downloads; None for the user's cache directory.
         asked_by: what the command line calls ``root``, for errors.
+        allow_pickle: as for the server.
 
     Raises:
         ConfigurationError: it is no repository, or cannot be read.
@@ -117,7 +120,7 @@ def check_repository(
             remembered[key] = "" if tuple(wanted) == (_CPU,) else device_problem(wanted)
         return remembered[key]
 
-    kinds = kinds_of_models(server, device_problem=remembered_problem)
+    kinds = kinds_of_models(server, device_problem=remembered_problem, allow_pickle=allow_pickle)
     repository = _open(root, cache_root, asked_by)
     folders = repository.scan()
     if isinstance(root, Path):

@@ -31,7 +31,12 @@ def require_model_dir(model_dir: Path) -> None:
 
 
 def effective_configuration(
-    model_dir: Path, version: int | None, form: str, custom_op_libraries: tuple[Path, ...] = ()
+    model_dir: Path,
+    version: int | None,
+    form: str,
+    custom_op_libraries: tuple[Path, ...] = (),
+    *,
+    allow_pickle: bool = False,
 ) -> str:
     """The text to print. Saved as the file that it names, each format gives the same configuration again.
 
@@ -39,7 +44,7 @@ def effective_configuration(
         model_dir: the model's directory.
         version: None for the newest that is served.
         form: yaml, pbtxt or both.
-        custom_op_libraries: as for the server.
+        custom_op_libraries, allow_pickle: as for the server.
 
     Raises:
         ConfigurationError: there is no such version, or the files cannot be used.
@@ -48,7 +53,8 @@ def effective_configuration(
     # An absolute path has the model's name, which config.pbtxt must agree with; "." has none.
     folder = scan_model(model_dir.absolute())
     chosen = _version(folder, version)
-    inspected = inspect_version(kinds_of_models(SessionOptions(ALL_DEVICES, custom_op_libraries)), folder.name, chosen)
+    kinds = kinds_of_models(SessionOptions(ALL_DEVICES, custom_op_libraries), allow_pickle=allow_pickle)
+    inspected = inspect_version(kinds, folder.name, chosen)
     settings, config, triton = inspected.settings, inspected.config(), chosen.triton
     beside = settings.model_filename or "the model's files"
     parts: list[str] = []

@@ -179,7 +179,7 @@ def _check(arguments: list[str]) -> int:
     parser.add_argument(
         "repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX"
     )
-    add_flags(parser, [FLAGS["execution-providers"], FLAGS["custom-op-libraries"]])
+    add_flags(parser, [FLAGS["execution-providers"], FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
     parser.add_argument(
         "--assume-gpu",
         action="store_true",
@@ -194,6 +194,7 @@ def _check(arguments: list[str]) -> int:
         model_cache_dir=settings["model-cache-dir"],
         execution_providers=settings["execution-providers"],
         custom_op_libraries=settings["custom-op-libraries"] or (),
+        allow_pickle=settings["allow-pickle"],
     )
     prepare_onnxruntime()
     from toutates.command.check import check
@@ -234,16 +235,20 @@ def _config(arguments: list[str]) -> int:
         metavar="FORMAT",
         help="print yaml, pbtxt or both (default: both)",
     )
-    add_flags(parser, [FLAGS["custom-op-libraries"]])
+    add_flags(parser, [FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
     parsed = parser.parse_args(arguments)
     model_dir = Path(parsed.model_dir)
-    libraries = settings_of(parsed)["custom-op-libraries"] or ()
+    settings = settings_of(parsed)
+    libraries = settings["custom-op-libraries"] or ()
     prepare_onnxruntime()
     from toutates.command.config import effective_configuration, require_model_dir
 
     require_model_dir(model_dir)
     try:
-        print(effective_configuration(model_dir, parsed.version, parsed.format, libraries), end="")
+        text = effective_configuration(
+            model_dir, parsed.version, parsed.format, libraries, allow_pickle=settings["allow-pickle"]
+        )
+        print(text, end="")
     except (ConfigurationError, ModelLoadError) as error:
         _print_error(error)
         return EXIT_FAILURE

@@ -20,6 +20,8 @@ def kinds_of_models(
     sessions: SessionOptions,
     placement: Placement | None = None,
     device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+    *,
+    allow_pickle: bool = False,
 ) -> list[Kind]:
     """All kinds, in the order in which they are asked whether a version's files are theirs.
 
@@ -27,5 +29,11 @@ def kinds_of_models(
         sessions: how sessions of ONNX Runtime are made.
         placement: where threads run.
         device_problem: see ``OnnxKind``.
+        allow_pickle: see ``PluginKind``.
     """
-    return [EnsembleKind(), PluginKind(), PythonKind(), OnnxKind(sessions, placement, device_problem)]
+    return [
+        EnsembleKind(),
+        PluginKind(allow_pickle=allow_pickle),
+        PythonKind(),
+        OnnxKind(sessions, placement, device_problem),
+    ]

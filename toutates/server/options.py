@@ -77,6 +77,7 @@ class Options:
         exit_on_error: whether a model that cannot be served at the start ends the server.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
         processes: number of processes that serve on the same ports; 0 for one per CPU.
+        allow_pickle: whether backends may load files of models that may hold pickles.
         processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
         executor_cpus: number of CPUs that executors share when pinned; without pinning, that workers leave free.
@@ -113,6 +114,7 @@ class Options:
     exit_on_error: bool = False
     execution_providers: tuple[str, ...] = ("auto",)
     custom_op_libraries: tuple[Path, ...] = ()
+    allow_pickle: bool = False
     trt_op_types_to_exclude: str = ""
     trt_min_subgraph_size: int | None = None
     ort_intra_threads: int = 1

@@ -328,7 +328,7 @@ class Server:
             self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
         )
         load_options = LoadOptions(
-            kinds=kinds_of_models(sessions, self._placement),
+            kinds=kinds_of_models(sessions, self._placement, allow_pickle=options.allow_pickle),
             placement=self._placement,
             parallel_loads=options.parallel_loads,
         )

@@ -22,17 +22,15 @@ class Shipped:
 
     Attributes:
         target: its class, as ``module:name``.
-        package: the module that it needs.
+        package: the module that it needs; "" where that depends on the model.
         extra: of ours, that installs it; "" where there is none.
         files: default names of a model's file, by which the backend is chosen where nothing names it.
-        platform: Triton's older name of it.
     """
 
     target: str
     package: str
     extra: str
     files: tuple[str, ...] = ()
-    platform: str = ""
 
 
 _ROOM: Final = "toutates.backends.frameworks"
@@ -40,7 +38,11 @@ _ROOM: Final = "toutates.backends.frameworks"
 SHIPPED: Final[Mapping[str, Shipped]] = MappingProxyType(
     {
         "openvino": Shipped(f"{_ROOM}.openvino:OpenVino", "openvino", "openvino", ("model.xml",)),
+        "pytorch": Shipped(f"{_ROOM}.pytorch:PyTorch", "torch", "pytorch", ("model.pt", "model.pt2")),
         "lightgbm": Shipped(f"{_ROOM}.lightgbm:LightGbm", "lightgbm", "lightgbm", ("model.txt",)),
+        "xgboost": Shipped(f"{_ROOM}.xgboost:XGBoost", "xgboost", "xgboost", ("xgboost.json", "xgboost.ubj")),
+        "sklearn": Shipped(f"{_ROOM}.sklearn:ScikitLearn", "skops", "sklearn", ("model.skops",)),
+        "fil": Shipped(f"{_ROOM}.fil:Fil", "", ""),
     }
 )
 
@@ -75,7 +77,7 @@ class Catalogue(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         """The names of those whose packages are installed."""
-        yield from (name for name, own in self.shipped.items() if find_spec(own.package) is not None)
+        yield from (name for name, own in self.shipped.items() if not own.package or find_spec(own.package))
         yield from self.entry_points
 
     def __contains__(self, name: object) -> bool:

@@ -36,13 +36,13 @@ def import_backend(name: str, catalogue: Catalogue) -> type[Backend]:
     shipped = catalogue.shipped.get(name)
     had_gil = gil_enabled()
     if shipped is not None:
-        if find_spec(shipped.package) is None:
+        if shipped.package and find_spec(shipped.package) is None:
             raise ModelLoadError(
                 f"the backend '{name}' needs the package {shipped.package}, which is not installed; pip install "
                 f"{shipped.package}, or the extra {shipped.extra} of toutates"
             )
         module, _, attribute = shipped.target.partition(":")
-        package = f"toutates[{shipped.extra}]"
+        package = "toutates"
     else:
         point = catalogue.entry_points[name]
         module, attribute = point.module, point.attr

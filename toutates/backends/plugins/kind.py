@@ -77,9 +77,11 @@ class PluginKind:
 
     Args:
         catalogue: of the backends that there are.
+        allow_pickle: whether backends may load files that may hold pickles.
     """
 
-    def __init__(self, catalogue: Catalogue | None = None) -> None:
+    def __init__(self, catalogue: Catalogue | None = None, *, allow_pickle: bool = False) -> None:
+        self._allow_pickle = allow_pickle
         self._catalogue = catalogue if catalogue is not None else Catalogue()
 
     @property
@@ -144,7 +146,7 @@ class PluginKind:
         settings, folder = configuration.settings, configuration.folder
         name = settings.backend or self._chosen(folder)
         warnings = _check_settings(name, configuration)
-        source = _source(model, configuration)
+        source = _source(model, configuration, allow_pickle=self._allow_pickle)
         seconds = source.integer(LOAD_TIMEOUT, LOAD_TIMEOUT_S, 1, _MAX_TIMEOUT_S)
 
         def load() -> tuple[Backend, Source, Tensors]:
@@ -231,7 +233,7 @@ def _check_devices(name: str, backend: type[Backend], settings: ModelSettings, s
         )
 
 
-def _source(model: str, configuration: VersionConfiguration) -> Source:
+def _source(model: str, configuration: VersionConfiguration, *, allow_pickle: bool) -> Source:
     """What the backend is given, but for the path of the file, which needs the backend's default names."""
     settings, folder, declared = configuration.settings, configuration.folder, configuration.declared
     batch = (-1,) if declared is not None and declared.max_batch_size else ()
@@ -253,6 +255,7 @@ def _source(model: str, configuration: VersionConfiguration) -> Source:
         outputs=tensors("outputs"),
         configuration=configuration.source,
         parameters=settings.parameters,
+        allow_pickle=allow_pickle,
     )
 
 

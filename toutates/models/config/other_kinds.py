@@ -35,7 +35,6 @@ _KINDS: Final = MappingProxyType(
             "put the ONNX model there that the plan was built from, with the accelerator tensorrt in "
             "optimization.execution_accelerators.gpu_execution_accelerator",
         ),
-        "pytorch": ForeignKind("PyTorch models", f"export the model with torch.onnx.export, {_KEEP}"),
         "tensorflow": ForeignKind("TensorFlow models", f"convert the model with tf2onnx, {_KEEP}"),
         "dali": ForeignKind("DALI pipelines", f"prepare inputs in the client or in the graph, {_KEEP}"),
         "fil": ForeignKind("tree ensembles (FIL)", f"convert the model with onnxmltools, {_KEEP}"),
@@ -50,24 +49,21 @@ _PLATFORMS: Final = MappingProxyType(
         "ensemble": "ensemble",
         "tensorrt_plan": "tensorrt",
         "pytorch_libtorch": "pytorch",
+        "libtorch": "pytorch",
         "tensorflow_graphdef": "tensorflow",
         "tensorflow_savedmodel": "tensorflow",
     }
 )
 #: Backends of ours that need a package: each is an extra of the same name.
-EXTRAS: Final = ("lightgbm", "openvino")
+EXTRAS: Final = ("lightgbm", "openvino", "pytorch", "sklearn", "xgboost")
 #: By the names that Triton's backends give the files of a version.
 _FILES: Final = MappingProxyType(
     {
         "model.plan": "tensorrt",
         "model.engine": "tensorrt",
-        "model.pt": "pytorch",
-        "model.pt2": "pytorch",
         "model.savedmodel": "tensorflow",
         "model.graphdef": "tensorflow",
         "model.dali": "dali",
-        "xgboost.json": "fil",
-        "xgboost.model": "fil",
         "checkpoint.tl": "fil",
     }
 )
