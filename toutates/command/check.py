@@ -20,6 +20,7 @@ from toutates.backends.onnx.provider_names import CPU, CUDA, Provider
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions, provider_problem
 from toutates.models.config.misplaced import loose_graphs
+from toutates.models.dependencies import member_problems
 from toutates.models.inspection import InspectedVersion
 from toutates.models.kinds import Kind, inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
@@ -132,11 +133,13 @@ def check_repository(
         here = str(root if isinstance(root, S3Specification) else os.path.abspath(root))
         example = f"put one directory there for each model, such as '{here}/NAME/1/model.onnx'"
         report.problems.append(f"{root}: has no models; {advice or example}")
+    checks = _Checks(kinds, has_gpu_build)
     for folder in folders:
         if folder.passed_over:
             report.warnings.append(one_line(say_passed_over(folder)))
             continue
-        _check_model(repository, folder, _Checks(kinds, has_gpu_build), report)
+        _check_model(repository, folder, checks, report)
+    _check_members(checks, report)
     limit = memory()
     if report.buffer_bytes > limit:
         report.problems.append(
@@ -155,15 +158,21 @@ def _open(root: Path | S3Specification, cache_root: Path | None, asked_by: str) 
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """What every version is checked with; see ``check_repository``."""
+    """What every version is checked with; see ``check_repository``.
+
+    Attributes:
+        inspected: what was found of versions that can be served, by model and number.
+    """
 
     kinds: Sequence[Kind]
     has_gpu_build: bool
+    inspected: dict[str, dict[int, InspectedVersion]] = field(default_factory=dict)
 
 
 def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, report: Report) -> None:
     """Check one model; lines name its files by the place where it comes from, not by that of the download."""
     own = Report()
+    checks.inspected[found.name] = {}
     folder = found
     try:
         folder = repository.fetch(found, lambda done, total: None)
@@ -222,7 +231,21 @@ def _check_version(folder: ModelFolder, version: VersionFolder, checks: _Checks,
         else:
             report.problems += _lines(version.model_path, said, _remedy(said, version.path))
         return
+    checks.inspected[folder.name][version.number] = inspected
     _note(folder, version, inspected, report)
+
+
+def _check_members(checks: _Checks, report: Report) -> None:
+    """Check versions that are made of other models, against these as they were found."""
+    found = {
+        name: {number: (one.member, one.dependent) for number, one in versions.items()}
+        for name, versions in checks.inspected.items()
+    }
+    for (name, number), problems in member_problems(found).items():
+        source = checks.inspected[name][number].configuration.source
+        for problem in problems:
+            remedy = "correct the step, or the model that it names"
+            report.problems.append(one_line(f"{source}: ensemble_scheduling: {problem}; {remedy}"))
 
 
 def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersion, report: Report) -> None:
@@ -230,6 +253,11 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
     configuration, signature = inspected.configuration, inspected.signature
     settings, source = configuration.settings, configuration.source
     report.warnings += [one_line(text) for text in (configuration.notice, *inspected.warnings) if text]
+    if inspected.dependent is not None:
+        members = ", ".join(dict.fromkeys(need.model for need in inspected.dependent.needs))
+        kind = "batched" if signature.batched else "unbatched"
+        report.facts.append(f"{folder.name} {version.number}: {kind}, made of {members}")
+        return
     if not signature.batched and settings.batching and settings.batch_size > 1 and source.exists():
         fixed = [
             f"{tensor.name} {list(tensor.shape)}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from toutates.models.table import Member, ModelEntry, ModelState, Need, ServedVersion
+from toutates.models.table import Dependent, Member, ModelEntry, ModelState, Need, ServedVersion
 
-__all__ = ["Dependencies"]
+__all__ = ["Dependencies", "member_problems"]
 
 
 class Dependencies:
@@ -75,11 +75,7 @@ class _Look:
             reasons = list(dict.fromkeys(one for one in members.values() if isinstance(one, str)))
             absent = sorted({need.model for need, one in members.items() if one is None})
             if absent:
-                reasons.insert(
-                    0,
-                    f"ensemble {version.model} contains models that are not available or ambiguous: "
-                    + ", ".join(absent),
-                )
+                reasons.insert(0, _not_available(version.model, absent))
             found = {need: one for need, one in members.items() if isinstance(one, ServedVersion)}
             # Both, so that all there is to mend is told at once.
             members_found = {need: Member(one.signature, one.config.max_batch_size) for need, one in found.items()}
@@ -93,27 +89,25 @@ class _Look:
         """The version that is needed, or why it cannot be had; None where there is no model of its name."""
         if need.model in self._way:
             circle = [*self._way[self._way.index(need.model) :], need.model]
-            return f"circular dependency between ensembles: {' -> '.join(circle)}"
+            return _circular(circle)
         model = self._models.get(need.model)
         if model is None:
             return None
         served = {version.number: version for version in model.served()}
         if not served:
-            return f"ensemble '{ensemble}' depends on '{need.model}' which has no loaded version.{_why(model)}"
+            return _not_loaded(ensemble, need.model, None) + _why(model)
         number = max(served) if need.version is None else need.version
         if number not in served:
-            return f"ensemble '{ensemble}' depends on '{need.model}' whose required version {number} is not loaded."
+            return _not_loaded(ensemble, need.model, number)
         version = served[number]
         problem = self.problem_of(version)
         if problem.startswith("circular dependency"):
             return problem
         if problem:
-            return (
-                f"ensemble '{ensemble}' depends on '{need.model}' which has no loaded version. "
-                f"Model '{need.model}' loading failed with error: {problem}"
-            )
+            said = _not_loaded(ensemble, need.model, None)
+            return f"{said} Model '{need.model}' loading failed with error: {problem}"
         if not version.servable.ready and version.dependent is None:
-            return f"ensemble '{ensemble}' depends on '{need.model}' which has no loaded version."
+            return _not_loaded(ensemble, need.model, None)
         return version
 
 
@@ -124,3 +118,71 @@ def _why(model: ModelEntry) -> str:
     ]
     reason = model.problem or next(iter(reasons), "")
     return f" Model '{model.name}' loading failed with error: {reason}" if reason and model.fails else ""
+
+
+def member_problems(
+    found: Mapping[str, Mapping[int, tuple[Member, Dependent | None]]],
+) -> dict[tuple[str, int], list[str]]:
+    """What is wrong between versions that were read, and not loaded, and what they are made of; in Triton's words.
+
+    Args:
+        found: by model and number; a model is there without versions if none of it can be served.
+
+    Returns:
+        Sentences by model and number, for those that have any.
+    """
+    problems: dict[tuple[str, int], list[str]] = {}
+    for name, versions in found.items():
+        for number, (_, dependent) in versions.items():
+            if dependent is not None:
+                own = _member_problems(name, dependent, found)
+                if own:
+                    problems[name, number] = own
+    return problems
+
+
+def _member_problems(
+    name: str, dependent: Dependent, found: Mapping[str, Mapping[int, tuple[Member, Dependent | None]]]
+) -> list[str]:
+    absent = sorted({need.model for need in dependent.needs if need.model not in found})
+    texts = [_not_available(name, absent)] if absent else []
+    members: dict[Need, Member] = {}
+    for need in dependent.needs:
+        versions = found.get(need.model, {})
+        number = max(versions, default=0) if need.version is None else need.version
+        if number in versions:
+            members[need] = versions[number][0]
+        elif need.model in found:
+            texts.append(_not_loaded(name, need.model, number if versions else None))
+    circle = _circle([name], found)
+    if circle:
+        texts.append(_circular(circle))
+    return texts + dependent.disagreements(members)
+
+
+def _circle(way: list[str], found: Mapping[str, Mapping[int, tuple[Member, Dependent | None]]]) -> list[str]:
+    """The way from a model back to itself, if it is made of itself; [] if not."""
+    for _, dependent in found.get(way[-1], {}).values():
+        for need in dependent.needs if dependent is not None else ():
+            if need.model == way[0]:
+                return [*way, need.model]
+            if need.model not in way:
+                circle = _circle([*way, need.model], found)
+                if circle:
+                    return circle
+    return []
+
+
+def _not_available(ensemble: str, names: Sequence[str]) -> str:
+    return f"ensemble {ensemble} contains models that are not available or ambiguous: {', '.join(names)}"
+
+
+def _not_loaded(ensemble: str, member: str, number: int | None) -> str:
+    """A member has no version, or not the one that is needed."""
+    if number is None:
+        return f"ensemble '{ensemble}' depends on '{member}' which has no loaded version."
+    return f"ensemble '{ensemble}' depends on '{member}' whose required version {number} is not loaded."
+
+
+def _circular(way: Sequence[str]) -> str:
+    return f"circular dependency between ensembles: {' -> '.join(way)}"

@@ -8,7 +8,7 @@ from toutates.models.capacity import capacity_bytes, whole_batch
 from toutates.models.config.configuration import VersionConfiguration, completed
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.settings import ModelSettings
-from toutates.models.table import Dependent
+from toutates.models.table import Dependent, Member
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 
@@ -40,6 +40,11 @@ class InspectedVersion:
     advice: str = ""
     dependent: Dependent | None = None
     own_config: ModelConfig | None = None
+
+    @property
+    def member(self) -> Member:
+        """What a version that is made of this one has to know of it."""
+        return Member(self.signature, self.configuration.settings.batch_size if self.signature.batched else 0)
 
     @classmethod
     def of(
