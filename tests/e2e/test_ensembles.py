@@ -16,6 +16,7 @@ from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import triton
 from tests.engine.support import double
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
+from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting
 from tests.waiting import wait_until
 
 http = pytest.importorskip("tritonclient.http")
@@ -76,9 +77,16 @@ def build(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def collector() -> Iterator[Collector]:
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
     root = build(tmp_path_factory.mktemp("repository"))
-    with running(root, tmp_path_factory.mktemp("log"), ("--http-addr", "127.0.0.1:0")) as process:
+    flags = ("--http-addr", "127.0.0.1:0", "--trace-endpoint", collector.url, "--trace-rate", "0")
+    with running(root, tmp_path_factory.mktemp("log"), flags) as process:
         yield process
         assert process.stop() == 0
         assert "Traceback" not in process.log
@@ -253,3 +261,19 @@ def test_configuration_and_metadata_show_the_ensemble(client: Any) -> None:
     assert not config.instance_group
     metadata = client.get_model_metadata("chain")
     assert (metadata.platform, metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("ensemble", "IN", [-1, 4])
+
+
+def test_a_trace_has_a_span_for_each_step_and_those_of_its_member_below(client: Any, collector: Collector) -> None:
+    headers = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    client.infer("nested", given(triton, IN=rows(2)), headers=headers)
+    wait_until(lambda: collector.servers())
+    [own] = collector.servers()
+    steps = children_of(collector, own)
+    assert list(steps) == ["batch assembly", "queue", "step chain", "step double", "response"]
+    assert attributes_of(steps["step chain"]) == {"triton.model_name": "chain", "triton.model_version": "1"}
+    inner = children_of(collector, steps["step chain"])
+    assert list(inner) == ["queue", "step double", "step negate"]
+    assert list(children_of(collector, inner["step negate"])) == ["queue", "execution"]
+    for span in (*steps.values(), *inner.values()):
+        assert own.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span.end_time_unix_nano <= own.end_time_unix_nano

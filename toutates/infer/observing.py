@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Final
 
 from toutates.engine.counters import Durations
-from toutates.engine.result import PendingRequest, Timing
+from toutates.engine.result import PendingRequest, StepTiming, Timing
 from toutates.infer.call import Call, Transport
 from toutates.infer.plan import Plan
 from toutates.models.table import ServedVersion
@@ -57,6 +57,7 @@ class Observation:
         wants: the samplings that chose it.
         traceparent, tracestate: what the caller's headers say of its trace; "" for nothing.
         transport: by which the request came.
+        steps: of a model that is made of others: what these have done for its batch.
     """
 
     arrival_ns: int
@@ -78,6 +79,7 @@ class Observation:
     error: type[RequestError] | None = None
     text: str = ""
     id_field: bytes = b""
+    steps: tuple[StepTiming, ...] = ()
 
     @property
     def status(self) -> IntEnum:
@@ -222,6 +224,7 @@ class Observer:
             observation.taken_ns, observation.started_ns = timing.taken_ns, timing.started_ns
             observation.ended_ns, observation.done_ns = timing.ended_ns, timing.done_ns
             observation.batch_rows = batch_rows
+            observation.steps = timing.steps
             if not call.open:
                 self._end(call, now_ns)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toutates.engine.result import StepTiming
+
 __all__ = ["TracedRequest"]
 
 
@@ -29,6 +31,7 @@ class TracedRequest:
         request_id: the request's ``id``.
         peer: the caller's address, ``HOST:PORT``.
         traceparent, tracestate: these header fields; several of one name are joined with commas.
+        steps: of a model that is made of others: what these have done for its batch.
     """
 
     arrived_ns: int
@@ -48,3 +51,4 @@ class TracedRequest:
     peer: str = ""
     traceparent: str = ""
     tracestate: str = ""
+    steps: tuple[StepTiming, ...] = ()

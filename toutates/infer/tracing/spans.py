@@ -6,6 +6,12 @@
     ├── execution                                 ONNX Runtime runs it
     └── response                                  the answer is written
 
+In place of "execution", an ensemble has a span for each step, with the queue and the execution of its member:
+
+    ├── step MODEL                                from when the member got the rows until its outputs were there
+    │   ├── queue
+    │   └── execution                             or, of a member that is an ensemble, the spans of its steps
+
 Names and attributes follow OpenTelemetry's conventions for RPC, and for HTTP. Where these have no name, it is Triton's
 (``triton.``) or ours (``toutates.``).
 """
@@ -14,6 +20,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from opentelemetry.sdk.resources import Resource
@@ -21,6 +28,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from toutates.engine.result import StepTiming
 from toutates.infer.tracing.context import RANDOM, SAMPLED, parse_traceparent, parse_tracestate
 from toutates.infer.tracing.record import TracedRequest
 
@@ -72,6 +80,35 @@ class SpanMaker:
             return SpanContext(trace_id, self._random.getrandbits(64) or 1, False, flags, state)
 
         own = context()
+
+        def child(name: str, parent: SpanContext, start_ns: int, end_ns: int, step: StepTiming | None = None) -> None:
+            attributes = None
+            if step is not None:
+                attributes = {"triton.model_name": step.model, "triton.model_version": str(step.version)}
+            made = ReadableSpan(
+                name,
+                context(),
+                parent,
+                self._resource,
+                attributes,
+                start_time=start_ns + offset_ns,
+                end_time=end_ns + offset_ns,
+                instrumentation_scope=self._scope,
+            )
+            spans.append(made)
+
+        def children(steps: Iterable[StepTiming], parent: SpanContext) -> None:
+            for step in steps:
+                timing = step.timing
+                child(f"step {step.model}", parent, step.begun_ns, timing.done_ns, step)
+                of_step = spans[-1].context
+                assert of_step is not None
+                child("queue", of_step, step.begun_ns, timing.taken_ns)
+                if timing.steps:
+                    children(timing.steps, of_step)
+                else:
+                    child("execution", of_step, timing.started_ns, timing.ended_ns)
+
         spans = [
             ReadableSpan(
                 f"POST {HTTP_ROUTE}" if _is_http(request) else f"{SERVICE}/{METHOD}",
@@ -89,18 +126,14 @@ class SpanMaker:
         for name, start, end in _STEPS:
             start_ns: int = getattr(request, start)
             end_ns: int = getattr(request, end)
+            if request.steps and name == "execution":
+                children(request.steps, own)
+                continue
+            if request.steps and name == "response":
+                # Its own computing time is the sum over the steps, which is longer where these ran side by side.
+                start_ns = max(step.timing.done_ns for step in request.steps)
             if start_ns and end_ns:
-                spans.append(
-                    ReadableSpan(
-                        name,
-                        context(),
-                        own,
-                        self._resource,
-                        start_time=start_ns + offset_ns,
-                        end_time=end_ns + offset_ns,
-                        instrumentation_scope=self._scope,
-                    )
-                )
+                child(name, own, start_ns, end_ns)
         return spans
 
     def _parent(self, request: TracedRequest) -> SpanContext | None:

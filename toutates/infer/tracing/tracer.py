@@ -79,5 +79,6 @@ class WorkerTraces:
                     peer=observation.peer,
                     traceparent=observation.traceparent,
                     tracestate=observation.tracestate,
+                    steps=observation.steps,
                 )
             )
