@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -352,6 +351,9 @@ def test_an_archive_is_downloaded_from_where_it_may_and_a_secret_is_asked_for(tm
                 f"Failed to download archive from: {root}/archives/away.mar",
             )
             assert status(register(url))[0] == 200
+            path, headers = "/models/lengths", {"admin": "letmein"}
+            [described] = ask(process, "GET", path, headers=headers).json()
+            assert described["modelUrl"] == url
+            assert status(ask(process, "DELETE", path, headers=headers))[0] == 200
         web.shutdown()
-    described = json.loads((tmp_path / "models" / "lengths" / "1" / "torchserve.json").read_text())
-    assert described["model"] == "lengths"
+    assert list((tmp_path / "models").iterdir()) == []

@@ -42,6 +42,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"model-config.yaml": "batchSize: 4\nscale: 10\n"}
     for version in ("1.0", "2.0"):
         mar(path / f"lengths-{version}.mar", contents(files=settings, modelVersion=version))
+    more = {"model-config.yaml": "minWorkers: 2\n"}
+    mar(path / "eager.mar", contents(files=more, modelName="eager"))
     mar(path / "broken.mar", contents(files={"handler.py": "raise ValueError('no')"}, modelName="broken"))
     return path
 
@@ -166,3 +168,11 @@ def test_a_handler_that_cannot_be_loaded_is_not_registered(server: ServerProcess
         "Failed to start workers for model broken version: 1.0",
     )
     assert manage(server, "GET", "/models/broken").status_code == 404
+
+
+def test_the_archive_says_how_many_workers_there_are_to_begin_with(server: ServerProcess) -> None:
+    registered = manage(server, "POST", "/models?url=eager.mar")
+    assert registered.json() == {"status": 'Model "eager" Version: 1.0 registered with 2 initial workers'}
+    assert post(server, "eager", b"12").json()["length"] == 2
+    assert manage(server, "DELETE", "/models/eager").status_code == 200
+    assert post(server, "eager", b"12").status_code == 404

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,15 @@ def test_versions_by_their_names(tmp_path: Path) -> None:
         import_archive(tmp_path / "1.mar", tmp_path / "models")
     assert (there.value.model, there.value.version) == ("lengths", "2.0")
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["lengths"]
+
+
+def test_what_a_killed_import_has_left_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    old, new = tmp_path / "models" / ".import-old", tmp_path / "models" / ".import-new"
+    for path in (old, new):
+        path.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    import_archive(mar(tmp_path / "a.mar"), tmp_path / "models")
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".import-new", "lengths"]
 
 
 def test_a_model_of_another_kind_is_left_alone(tmp_path: Path) -> None:

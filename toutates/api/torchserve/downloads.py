@@ -57,7 +57,7 @@ class Downloads:
             Problem: there is none, or it may not be had.
         """
         if "://" in url or url.startswith("//"):
-            if not any(url.startswith(prefix) for prefix in self._allowed):
+            if not url.startswith(self._allowed):
                 problem = f"Given URL {url} does not match any allowed URL(s)"
                 raise Problem(404, "ModelNotFoundException", problem)
             with tempfile.TemporaryDirectory(prefix="toutates-archive-", ignore_cleanup_errors=True) as directory:
@@ -73,7 +73,9 @@ class Downloads:
         yield path
 
     def has(self, url: str) -> bool:
-        """Whether the store has an archive of this name."""
+        """Whether an archive can be had again: the store has one of this name, or its URL is allowed."""
+        if "://" in url:
+            return url.startswith(self._allowed)
         named = bool(url.strip(".")) and "/" not in url and "\0" not in url
         return self._store is not None and named and (self._store / url).exists()
 

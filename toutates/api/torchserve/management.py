@@ -25,6 +25,7 @@ from toutates.api.torchserve.models import Models, Outcome, Registration
 from toutates.http1 import Head, Refused
 from toutates.net import Worker
 from toutates.net.http1.connection import HttpCall
+from toutates.repositories.torchserve.settings import MAX_WORKERS
 from toutates.system.errors import Overloaded, RequestError, Unavailable
 
 __all__ = ["ManagementHandler"]
@@ -88,10 +89,9 @@ async def _register(models: Models, given: _Parameters) -> Outcome:
     delay = given.number("max_batch_delay", None)
     if delay is not None and delay > 3_600_000:
         raise Problem(400, "BadRequestException", "Parameter max_batch_delay is at most 3600000 milliseconds.")
-    workers = given.number("initial_workers", 0)
-    assert workers is not None
-    if workers > 256:
-        raise Problem(400, "BadRequestException", "Parameter initial_workers is at most 256.")
+    workers = given.number("initial_workers", None)
+    if workers is not None and workers > MAX_WORKERS:
+        raise Problem(400, "BadRequestException", f"Parameter initial_workers is at most {MAX_WORKERS}.")
     return await models.register(
         Registration(
             url=url,

@@ -58,7 +58,7 @@ class Registration:
         url: the archive's name in the store, or where it is to be had.
         model_name, handler: in place of the manifest's.
         batch_size, max_batch_delay_ms: in place of those of model-config.yaml.
-        workers: to begin with; 0 for none yet.
+        workers: to begin with; 0 for none yet, None for what model-config.yaml says, and none where it does not.
         synchronous: whether the answer waits for them.
     """
 
@@ -67,7 +67,7 @@ class Registration:
     handler: str = ""
     batch_size: int | None = None
     max_batch_delay_ms: int | None = None
-    workers: int = 0
+    workers: int | None = None
     synchronous: bool = True
 
 
@@ -106,8 +106,9 @@ class Models:
             for note in imported.notes:
                 logger.warning("model '%s' version %s: %s", imported.model, imported.version, note)
         name, version = imported.model, imported.version
-        which = f'Model "{name}" Version: {version} registered with {wanted.workers} initial workers'
-        if not wanted.workers:
+        workers = (imported.workers or 0) if wanted.workers is None else wanted.workers
+        which = f'Model "{name}" Version: {version} registered with {workers} initial workers'
+        if not workers:
             self._note_idle(name, idle=not self._loaded(name))
             return 200, {"status": f"{which}. Use scale workers API to add workers for the model."}
         load = partial(self._load_new, imported)
@@ -128,7 +129,7 @@ class Models:
                     batch_size=wanted.batch_size,
                     max_batch_delay_ms=wanted.max_batch_delay_ms,
                     workers=wanted.workers or None,
-                    url=wanted.url.rpartition("/")[2],
+                    url=wanted.url,
                 )
         except AlreadyThere as error:
             text = f"Model version {error.version} is already registered for model {error.model}"
@@ -174,6 +175,8 @@ class Models:
     async def _scale(self, model: str, version: str, workers: int) -> None:
         async with self._turn:
             config = await self._config(model)
+            before = ModelConfig()
+            before.CopyFrom(config)
             if workers and not (config.instance_group and config.instance_group[0].count == workers):
                 del config.instance_group[1:]
                 if not config.instance_group:
@@ -185,6 +188,7 @@ class Models:
                 self._note_idle(model, idle=not workers)
             except RequestError as error:
                 logger.warning("model '%s': %s", model, error)
+                await trio.to_thread.run_sync(write_config, self._folder(model), before)
                 text = f"Failed to start workers for model {model} version: {version or 'default'}"
                 raise Problem(500, "InternalServerException", text) from error
 

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,6 +43,9 @@ __all__ = ["AlreadyThere", "Imported", "import_archive"]
 
 ARCHIVE: Final = "archive"
 _RUNTIME: Final = Path(__file__).parent / "runtime"
+#: How the names of directories begin in which imports work, and how old one is that nobody works in any more.
+_WORK: Final = ".import-"
+_LEFTOVER_S: Final = 86_400
 _TS_MODULE: Final = re.compile(r"^\s*(?:from|import)\s+(ts(?:\.\w+)+)", re.MULTILINE)
 
 
@@ -65,6 +69,7 @@ class Imported:
         version: by TorchServe's name.
         number: the version's number.
         path: its directory.
+        workers: how many the archive or the caller wants; None where neither says so.
         notes: what the operator has to know or to do, a sentence each.
     """
 
@@ -72,6 +77,7 @@ class Imported:
     version: str
     number: int
     path: Path
+    workers: int | None
     notes: tuple[str, ...]
 
 
@@ -109,7 +115,8 @@ def import_archive(
         if not repository.is_dir():
             repository.mkdir()
             made = repository
-        work = Path(tempfile.mkdtemp(prefix=".import-", dir=repository))
+        _clear_leftovers(repository)
+        work = Path(tempfile.mkdtemp(prefix=_WORK, dir=repository))
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise ConfigurationError(problem, source=repository, remedy="name a folder of your own") from error
@@ -169,7 +176,8 @@ def _import(
     if (model_dir / str(number)).exists():
         raise ConfigurationError("is there already", source=model_dir / str(number), remedy="remove it first")
     versions[number], urls[number] = manifest.version, url
-    config = model_config(manifest.name, settings)
+    old_workers = old.instance_group[0].count if old is not None and old.instance_group else 1
+    config = model_config(manifest.name, settings, settings.workers or max(1, old_workers))
     set_versions(config, versions, urls)
     default = number if old is None else default_of(old)
     if default is not None:
@@ -187,7 +195,16 @@ def _import(
                 f"{PBTXT_NAME} holds for all versions of the model: the batching and the workers are the new one's"
             )
     path = model_dir / str(number)
-    return Imported(manifest.name, manifest.version, number, path, (*notes, *_notes(path, manifest, handler)))
+    return Imported(
+        manifest.name, manifest.version, number, path, settings.workers, (*notes, *_notes(path, manifest, handler))
+    )
+
+
+def _clear_leftovers(repository: Path) -> None:
+    """Remove what imports have left that were killed."""
+    for left in repository.glob(f"{_WORK}*"):
+        if time.time() - left.stat().st_mtime > _LEFTOVER_S:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _content(unpacked: Path) -> Path:

@@ -53,14 +53,14 @@ class WorkerSettings:
         batch_size: requests that the handler gets at once, at most.
         max_batch_delay_ms: how long the first of them waits for others; None for no time at all, which leaves batches
             to what comes while the handler is busy.
-        workers: processes that run the handler.
+        workers: processes that run the handler; None where nothing was said.
         gpu: whether it runs on GPUs.
         device_ids: numbers of these; none for all.
     """
 
     batch_size: int = 1
     max_batch_delay_ms: int | None = None
-    workers: int = 1
+    workers: int | None = None
     gpu: bool = False
     device_ids: tuple[int, ...] = ()
 
@@ -99,13 +99,13 @@ def read_settings(folder: Path, name: str) -> tuple[WorkerSettings, list[str]]:
     settings = WorkerSettings(
         batch_size=reader.integer("batchSize", 1, _MAX_BATCH) or 1,
         max_batch_delay_ms=reader.integer("maxBatchDelay", 0, _MAX_DELAY_MS),
-        workers=workers or 1,
+        workers=workers,
         gpu=device == "gpu",
         device_ids=tuple(devices or ()) if device == "gpu" else (),
     )
     most = reader.integer("maxWorkers", 1, MAX_WORKERS)
     if most is not None and most != settings.workers:
-        reader.notes.append(f"maxWorkers is not used: {settings.workers} workers (minWorkers) run the handler")
+        reader.notes.append(f"maxWorkers is not used: {settings.workers or 1} workers (minWorkers) run the handler")
     idle = sorted(set(document) & set(_WITHOUT_EFFECT))
     if idle:
         reader.notes.append(f"model-config.yaml: no effect here: {', '.join(idle)}")
@@ -132,15 +132,15 @@ class _Reader:
         return value
 
 
-def model_config(name: str, settings: WorkerSettings) -> ModelConfig:
-    """The config.pbtxt of an imported model."""
+def model_config(name: str, settings: WorkerSettings, workers: int) -> ModelConfig:
+    """The config.pbtxt of an imported model that so many workers run."""
     config = ModelConfig(name=name, backend="python", max_batch_size=settings.batch_size)
     config.version_policy.all.SetInParent()
     for tensor in (BODY, HEAD):
         config.input.append(ModelInput(name=tensor, data_type=TYPE_STRING, dims=[1]))
     for tensor in (RESULT, RESULT_HEAD):
         config.output.append(ModelOutput(name=tensor, data_type=TYPE_STRING, dims=[1]))
-    group = ModelInstanceGroup(count=settings.workers, kind=ModelInstanceGroup.KIND_CPU)
+    group = ModelInstanceGroup(count=workers, kind=ModelInstanceGroup.KIND_CPU)
     if settings.gpu:
         group.kind = ModelInstanceGroup.KIND_GPU
         group.gpus.extend(settings.device_ids)
