@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts models test lint pytest fuzz mutants attacks soak test test-backends-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts serve-tabular models test lint pytest fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -57,6 +57,14 @@ serve-images: $(VENV)/.serve  ## Serve the ensemble of examples/image_classifica
 serve-texts: $(VENV)/.serve  ## Serve the ensemble of examples/text_classification
 	$(BIN)/python examples/text_classification/make_repository.py $(MODELS)-texts
 	$(BIN)/python -m toutates --model-repository $(MODELS)-texts $(ARGS)
+
+$(VENV)/.tabular: $(VENV)/.serve
+	$(PIP) -e '.[cpu,lightgbm]'
+	@touch $@
+
+serve-tabular: $(VENV)/.tabular  ## Serve the LightGBM model of examples/tabular
+	$(BIN)/python examples/tabular/make_repository.py $(MODELS)-tabular
+	$(BIN)/python -m toutates --model-repository $(MODELS)-tabular $(ARGS)
 
 # --- checking ---------------------------------------------------------------------------------------------------
 

@@ -127,3 +127,16 @@ def test_texts_are_told_apart_by_an_ensemble_with_a_tokenizer(tmp_path: Path) ->
         assert done.returncode == 0, done.stdout + done.stderr
         said = dict(line.split(": ") for line in done.stdout.splitlines())
         assert {text: label.partition(" ")[0] for text, label in said.items()} == texts
+
+
+def test_rents_are_estimated_by_a_lightgbm_model(tmp_path: Path) -> None:
+    pytest.importorskip("lightgbm", reason="is not installed: the extra lightgbm")
+    folder = EXAMPLES / "tabular"
+    made = run(folder / "make_repository.py", str(tmp_path / "models"))
+    assert made.returncode == 0, made.stderr
+    with running(tmp_path / "models", tmp_path, ["--http-addr", "127.0.0.1:0"]) as process:
+        flats = ["75,3,1995,2.5,1", "75,3,1995,25,1", "30,1,,12,0"]
+        done = run(folder / "estimate.py", "--url", f"127.0.0.1:{process.rest_port}", *flats)
+        assert done.returncode == 0, done.stdout + done.stderr
+        near, far, small = [float(line.split(": ")[1].split()[0]) for line in done.stdout.splitlines()]
+        assert near > far > small > 0
