@@ -156,6 +156,23 @@ def test_what_cannot_be_imported_says_why(files: dict[str, Any], sentence: str, 
     assert [path.name for path in tmp_path.iterdir()] == ["a.mar"]
 
 
+BOMB = "a0: &a0 [lol, lol]\n" + "".join(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]\n" for at in range(1, 12))
+
+
+@pytest.mark.parametrize("text", [BOMB, "a: &a [*a]\n"], ids=["grows", "holds itself"])
+def test_settings_that_stand_for_gigabytes_are_refused(text: str, tmp_path: Path) -> None:
+    archive = mar(tmp_path / "a.mar", contents(files={"model-config.yaml": text}))
+    with pytest.raises(ConfigurationError, match="cannot be kept as JSON"):
+        import_archive(archive, tmp_path / "models")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mar"]
+
+
+def test_the_handler_sees_all_of_its_settings(load: Any) -> None:
+    settings = "scale: 2\nday: 2024-11-22\nmore: {deep: [1, null]}\n1: one\n"
+    context = load(contents(files={"model-config.yaml": settings})).context
+    assert context.model_yaml_config == {"scale": 2, "day": "2024-11-22", "more": {"deep": [1, None]}, "1": "one"}
+
+
 def test_without_a_manifest_the_handler_is_named_by_the_caller(tmp_path: Path) -> None:
     archive = mar(tmp_path / "lengths.mar", {"handler.py": HANDLER})
     with pytest.raises(ConfigurationError, match="there is no handler"):

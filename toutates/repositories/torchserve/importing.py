@@ -18,9 +18,10 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.repositories.torchserve.imported import (
@@ -46,6 +47,8 @@ _RUNTIME: Final = Path(__file__).parent / "runtime"
 #: How the names of directories begin in which imports work, and how old one is that nobody works in any more.
 _WORK: Final = ".import-"
 _LEFTOVER_S: Final = 86_400
+#: Characters of the manifest and of model-config.yaml, in JSON.
+_MAX_DESCRIPTION: Final = 8 * 2**20
 _TS_MODULE: Final = re.compile(r"^\s*(?:from|import)\s+(ts(?:\.\w+)+)", re.MULTILINE)
 
 
@@ -152,7 +155,7 @@ def _import(
     content = _content(unpacked)
     manifest = read_manifest(content, archive, name, handler_name)
     handler = find_handler(manifest, content, archive)
-    settings, notes = read_settings(content, manifest.config_file)
+    settings, notes, document = read_settings(content, manifest.config_file)
     settings = WorkerSettings(
         settings.batch_size if batch_size is None else batch_size,
         settings.max_batch_delay_ms if max_batch_delay_ms is None else max_batch_delay_ms,
@@ -183,7 +186,11 @@ def _import(
     if default is not None:
         set_default(config, default)
     new = work / manifest.name
-    _fill(new / str(number), content, manifest, handler)
+    try:
+        _fill(new / str(number), content, manifest, handler, document)
+    except (ValueError, RecursionError) as error:
+        problem = f"its model-config.yaml cannot be kept as JSON: {error}"
+        raise ConfigurationError(problem, source=archive, remedy="write it without names for repeated parts") from error
     if old is None:
         write_config(new, config)
         new.rename(model_dir)
@@ -216,7 +223,7 @@ def _content(unpacked: Path) -> Path:
     return unpacked
 
 
-def _fill(version_dir: Path, content: Path, manifest: Manifest, handler: Handler) -> None:
+def _fill(version_dir: Path, content: Path, manifest: Manifest, handler: Handler, document: Mapping[str, Any]) -> None:
     """Make the directory of a version. The content is moved there."""
     shutil.copytree(_RUNTIME, version_dir, ignore=shutil.ignore_patterns("__pycache__"))
     content.rename(version_dir / ARCHIVE)
@@ -226,9 +233,22 @@ def _fill(version_dir: Path, content: Path, manifest: Manifest, handler: Handler
         "module": handler.module,
         "function": handler.function,
         "manifest": manifest.document,
-        "config": manifest.config_file or "model-config.yaml",
+        # Here, so that an environment of the model's own needs no YAML. Dates become texts.
+        "config": document,
     }
-    (version_dir / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    (version_dir / DESCRIPTION).write_text(_as_json(description) + "\n", encoding="utf-8")
+
+
+def _as_json(description: Mapping[str, Any]) -> str:
+    """JSON of bounded length: a few lines of YAML can stand for gigabytes, by names for what they repeat."""
+    written: list[str] = []
+    size = 0
+    for part in json.JSONEncoder(indent=2, default=str, skipkeys=True).iterencode(description):
+        size += len(part)
+        if size > _MAX_DESCRIPTION:
+            raise ValueError("it is too long")
+        written.append(part)
+    return "".join(written)
 
 
 def _notes(path: Path, manifest: Manifest, handler: Handler) -> list[str]:

@@ -65,8 +65,8 @@ class WorkerSettings:
     device_ids: tuple[int, ...] = ()
 
 
-def read_settings(folder: Path, name: str) -> tuple[WorkerSettings, list[str]]:
-    """Read a model-config.yaml; returns what it says, and a sentence for each key that has no effect.
+def read_settings(folder: Path, name: str) -> tuple[WorkerSettings, list[str], dict[str, Any]]:
+    """Read a model-config.yaml; returns what it says, a sentence for each key that has no effect, and all of it.
 
     Args:
         folder: where the archive is unpacked.
@@ -78,13 +78,13 @@ def read_settings(folder: Path, name: str) -> tuple[WorkerSettings, list[str]]:
     source = folder / (name or "model-config.yaml")
     data = read_small_file(source, _MOST_BYTES)
     if data is None:
-        return WorkerSettings(), []
+        return WorkerSettings(), [], {}
     try:
         document = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ConfigurationError("is no YAML", source=source, remedy="correct it in the archive") from error
     if document is None:
-        return WorkerSettings(), []
+        return WorkerSettings(), [], {}
     if not isinstance(document, dict):
         raise ConfigurationError("has no keys and values", source=source, remedy="write KEY: VALUE lines")
     reader = _Reader(document)
@@ -109,7 +109,7 @@ def read_settings(folder: Path, name: str) -> tuple[WorkerSettings, list[str]]:
     idle = sorted(set(document) & set(_WITHOUT_EFFECT))
     if idle:
         reader.notes.append(f"model-config.yaml: no effect here: {', '.join(idle)}")
-    return settings, reader.notes
+    return settings, reader.notes, document
 
 
 class _Reader:

@@ -7,6 +7,7 @@ is empty gets an error as an error; any other one gets it as a status.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the handler; what it raises is why the model cannot be served."""
         gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
-        self.service = Service(HERE, gpu)
+        self.service = Service(HERE, gpu, json.loads(args["model_config"])["max_batch_size"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a batch: the rows of all requests are one list for the handler."""

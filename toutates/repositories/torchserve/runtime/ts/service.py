@@ -52,22 +52,23 @@ class Service:
     Args:
         version_dir: holds ``torchserve.json`` and the directory ``archive``.
         gpu: number of the GPU that it is to use; None for the CPU.
+        batch_size: requests that it gets at once, at most.
 
     Raises:
         Exception: of any kind: the handler cannot be loaded.
     """
 
-    def __init__(self, version_dir: Path, gpu: int | None = None) -> None:
+    def __init__(self, version_dir: Path, gpu: int | None = None, batch_size: int = 1) -> None:
         description = json.loads((version_dir / "torchserve.json").read_text(encoding="utf-8"))
         archive = version_dir / "archive"
         self.context = Context(
             model_name=description["model"],
             model_dir=str(archive),
             manifest=description["manifest"],
-            batch_size=_batch_size(version_dir),
+            batch_size=batch_size,
             gpu=gpu,
             mms_version=__version__,
-            model_yaml_config=_yaml(archive / description["config"]),
+            model_yaml_config=description["config"],
         )
         if str(archive) not in sys.path:
             sys.path.insert(0, str(archive))
@@ -176,22 +177,3 @@ def _encoded(value: Any) -> bytes:
         torch.save(value, buffer)
         return buffer.getvalue()
     return json.dumps(value, indent=2, ensure_ascii=False).encode()
-
-
-def _batch_size(version_dir: Path) -> int:
-    """``max_batch_size`` of the model's config.pbtxt, which is a line of its own there."""
-    try:
-        lines = (version_dir.parent / "config.pbtxt").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 1
-    sizes = [line.partition(":")[2].strip() for line in lines if line.startswith("max_batch_size:")]
-    return int(sizes[0]) if sizes else 1
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    import yaml  # only models with such a file need it
-
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return document if isinstance(document, dict) else {}
