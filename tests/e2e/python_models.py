@@ -41,6 +41,7 @@ def add_model(
     more: str = "dynamic_batching {}",
     tensors: bool = True,
     head: str = _HEAD,
+    isolation: str = "process",
 ) -> Path:
     """A Python model with an input x and an output y; returns its directory.
 
@@ -53,12 +54,14 @@ def add_model(
         more: of config.pbtxt.
         tensors: whether config.pbtxt declares them.
         head: what comes before the methods.
+        isolation: where its code runs.
     """
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(head + indent(dedent(methods), "    "))
     declared = f'[ {{ name: "%s" data_type: TYPE_{datatype} dims: {dims} }} ]'
     text = f'backend: "python"\nmax_batch_size: {rows}\n{more}\n'
+    text += f'parameters {{ key: "toutates.isolation" value {{ string_value: "{isolation}" }} }}\n'
     if tensors:
         text += f"input {declared % 'x'}\noutput {declared % 'y'}\n"
     (folder / "config.pbtxt").write_text(text)

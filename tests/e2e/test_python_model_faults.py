@@ -220,6 +220,24 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_loads_and_unloads_leave_nothing_behind(client: Any, server: ServerProcess) -> None:
+    def count() -> tuple[int, int]:
+        return server.open_files(), len(children_of(server.process.pid))
+
+    reload(client)
+    client.unload_model("faulty")
+    wait_until(lambda: len(children_of(server.process.pid)) == 1)
+    before = count()
+    for name in ("faulty", "no_class", "faulty", "raises_in_initialize"):
+        try:
+            client.load_model(name)
+            ask(client, 50, name)
+        except utils.InferenceServerException:
+            assert name != "faulty"
+        client.unload_model(name)
+    wait_until(lambda: count() == before)
+
+
 def test_nothing_is_left_when_the_server_is_killed(root: Path, tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     flags = ["--model-control-mode", "explicit", "--load-models", "good"]

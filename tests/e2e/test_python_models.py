@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.testing as npt
 import pytest
 
+from tests.e2e import python_models
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.python_models import add_model
 from tests.waiting import wait_until
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
@@ -116,9 +117,10 @@ def execute(self, requests):
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["process", "thread"])
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
+    add_model = partial(python_models.add_model, isolation=request.param)
     add_model(root, "identity")
     add_model(root, "large", dims="[ 300000 ]")
     add_model(root, "open", dims="[ -1 ]")

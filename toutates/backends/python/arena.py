@@ -38,13 +38,9 @@ class Arena:
     def __init__(self, size: int) -> None:
         self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.descriptor = os.memfd_create("toutates", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.descriptor, self.size)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self._memory = mmap.mmap(self.descriptor, self.size)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        os.ftruncate(self.descriptor, self.size)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._memory = mmap.mmap(self.descriptor, self.size)
         self._start = _address(np.frombuffer(self._memory, np.uint8, 1))
         self._lock = threading.Lock()
         #: free ranges, start and end, by start
@@ -70,12 +66,10 @@ class Arena:
         """Where an array that was allocated here begins."""
         return _address(array) - self._start
 
-    def close(self) -> None:
-        """Let go of the file. Arrays that are left keep their memory."""
-        with self._lock:
-            if self.descriptor >= 0:
-                os.close(self.descriptor)
-                self.descriptor = -1
+    def __del__(self) -> None:
+        # Arrays that are left keep their memory.
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
     def _take(self, size: int) -> int:
         """The start of the first free range that is large enough, which is not free any more."""

@@ -12,6 +12,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ class Environments:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         #: by path, size and time of an archive
         self._unpacked: dict[tuple[str, int, int], Path] = {}
 
@@ -79,9 +80,10 @@ class Environments:
             if known is not None and known.is_dir():
                 return known
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="toutates-environments-")
+                self._folder = Path(tempfile.mkdtemp(prefix="toutates-environments-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-            folder = Path(self._folder.name) / name
+            folder = self._folder / name
             try:
                 _extract(archive, folder)
             except BaseException:

@@ -16,7 +16,6 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
+from toutates.backends.python.batches import Contents, Row, about, contents_of, rows_of
 from toutates.backends.python.child import frames
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.results import Results
@@ -31,7 +31,6 @@ from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature
-from toutates.protocol.strings import StringRows
 from toutates.system.errors import ExecutionFailed, RequestError
 
 __all__ = ["Limits", "PythonInstance"]
@@ -63,10 +62,6 @@ class Limits:
     start_s: float = 600.0
     execute_s: float = 300.0
     finalize_s: float = 30.0
-
-
-#: One request of a batch: its first row, its rows, the number of its port, and itself.
-Row = tuple[int, int, int, PendingRequest]
 
 
 class PythonInstance:
@@ -113,6 +108,7 @@ class PythonInstance:
         self._stacked = stacked
         self._results = Results(signature, model, stacked=stacked)
         self._layouts: WeakKeyDictionary[Lane, int] = WeakKeyDictionary()
+        self._next_layout = 0
         #: whether the model of this process reads more of requests than their tensors
         self._asks = False
         #: memory for outputs that have no place of their own
@@ -126,10 +122,7 @@ class PythonInstance:
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""
-        requests: list[Row] = [
-            (request[1], request[2], port, request) for port, own in enumerate(batch.pending) for request in own
-        ]
-        requests.sort(key=itemgetter(0, 1))
+        requests = rows_of(batch)
         self.started_ns = time.monotonic_ns()
         try:
             return self._run(batch, requests)
@@ -160,7 +153,7 @@ class PythonInstance:
             frame = self._packed_frame(process, batch, lane, requests)
             kind, blocks = frames.EXECUTE, batch.arrays
         else:
-            contents, refused = _contents(batch, requests)
+            contents, refused = contents_of(batch, requests)
             requests = [request for request, _ in contents]
             if not requests:
                 return Separate([*refused])
@@ -204,10 +197,11 @@ class PythonInstance:
         return b"".join(parts)
 
     def _tell_layout(self, process: ModelProcess, lane: PackedLane) -> int:
-        number = len(self._layouts)
-        if number >= frames.MAX_LAYOUTS:
+        number = self._next_layout
+        if number == frames.MAX_LAYOUTS:
             self._layouts.clear()
             number = 0  # which has the process forget the others
+        self._next_layout = number + 1
         known = lane.known_outputs
         process.tell(
             frames.LAYOUT,
@@ -220,7 +214,7 @@ class PythonInstance:
         self._layouts[lane] = number
         return number
 
-    def _gathered_frame(self, lane: Lane, contents: list[_Contents]) -> tuple[bytes, npt.NDArray[Any]]:
+    def _gathered_frame(self, lane: Lane, contents: list[Contents]) -> tuple[bytes, npt.NDArray[Any]]:
         """Copy the arrays of a batch into one block; returns what to say of it, and the block."""
         rows = [request[1] for request, _ in contents]
         if self._stacked:
@@ -272,19 +266,7 @@ class PythonInstance:
         """What the requests say beside their tensors; nothing of a batch that the model sees as one request."""
         if self._stacked:
             return []
-        outputs = self._signature.outputs
-        said = []
-        for _, _, port, request in requests:
-            about = self.ports[port].about(request[0])
-            asked = range(len(outputs)) if about.outputs is None else about.outputs
-            said.append(
-                {
-                    "id": about.identifier,
-                    "outputs": [outputs[index].name for index in asked],
-                    "parameters": dict(about.parameters),
-                }
-            )
-        return said
+        return [about(row, self.ports, self._signature) for row in requests]
 
     def _more_room(self, size: Any) -> tuple[int, int]:
         """Memory for outputs: where it is, and how much; 0 and 0 if there is none."""
@@ -341,6 +323,7 @@ class PythonInstance:
         self._retry_at = now + pause_s
         self._problem = str(error)
         self._layouts.clear()
+        self._next_layout = 0
         self._kept.clear()
         self._room = None
         self._asks = False
@@ -352,38 +335,3 @@ class PythonInstance:
             f"in {pause_s:g} s" if pause_s else "with the next request",
             extra={"instance": self._name},
         )
-
-
-#: A request, and the bytes of each of its inputs.
-_Contents = tuple[Row, list[npt.NDArray[Any]]]
-
-
-def _contents(
-    batch: Batch, requests: list[Row]
-) -> tuple[list[_Contents], list[tuple[int, PendingRequest, RequestError]]]:
-    """The contents of the requests of a batch of arrays, and those requests whose BYTES are wrong."""
-    pieces = {(first, rows): arrays for first, rows, arrays in batch.pieces}
-    contents: list[_Contents] = []
-    refused: list[tuple[int, PendingRequest, RequestError]] = []
-    for row in requests:
-        try:
-            contents.append((row, [_content(piece) for piece in pieces[row[0], row[1]]]))
-        except RequestError as error:
-            refused.append((row[2], row[3], error))
-    return contents, refused
-
-
-def _content(piece: npt.NDArray[Any] | StringRows) -> npt.NDArray[Any]:
-    """The bytes of some rows of an input, as they are sent.
-
-    Raises:
-        InvalidRequest: BYTES whose elements are not as many as the shape asks for.
-    """
-    if not isinstance(piece, StringRows):
-        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-    starts, lengths = piece.where()
-    if not len(starts):
-        return np.empty(0, np.uint8)
-    end = int(starts[-1]) + int(lengths[-1])
-    start = int(starts[0]) - 4
-    return np.frombuffer(piece.content, np.uint8, end - start, start)

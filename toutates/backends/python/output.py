@@ -75,11 +75,16 @@ class PrintedOutput:
 
     def _line(self, data: bytes) -> None:
         text = data[: MAX_LINE + 100].decode(errors="replace").rstrip("\r")
-        level = logging.INFO
+        letter = "I"
         if text.startswith(MARK):
+            letter = text[1:2]
             where, _, text = text[2:].partition(MARK)
-            level = _LEVELS.get(data[1:2].decode(), logging.INFO)
             text = f"{where}: {text}"
+        self.log(letter, text)
+
+    def log(self, letter: str, text: str) -> None:
+        """Take a line of a level; see ``child.logger``."""
+        level = _LEVELS.get(letter, logging.INFO)
         self._last.append(printable(text, MAX_LINE))
         if text.startswith("Fatal Python error"):
             self._fatal = self._last[-1]

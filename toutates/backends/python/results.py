@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from toutates.backends.python.batches import Row
+from toutates.engine.packing import LARGE_OUTPUT_BYTES
 from toutates.engine.result import Outputs, PendingRequest
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature, TensorSpec
@@ -43,8 +45,6 @@ _MAX_TEXT: Final = 8_192
 #: Row shapes that are kept, so that answers of the same shapes are written by the same template.
 _MAX_FORMS: Final = 256
 
-#: One request of a batch: its first row, its rows, the number of its port, and itself.
-Row = tuple[int, int, int, PendingRequest]
 Array = npt.NDArray[Any]
 
 
@@ -85,17 +85,20 @@ class Results:
             error = self._wrong("no answer for each request")
             return [(port, request, error) for _, _, port, request in requests]
         if self._stacked:
-            return self._cut(answers[0], memory, requests, ports)
+            whole = self._read(answers[0], memory, sum(rows for _, rows, _, _ in requests))
+            return self.cut(whole, requests, ports)
         return [
             (port, request, self._outcome(answer, memory, rows, ports[port], request))
             for answer, (_, rows, port, request) in zip(answers, requests, strict=True)
         ]
 
-    def _cut(
-        self, answer: Any, memory: Array, requests: Sequence[Row], ports: Sequence[Consumer]
+    def cut(
+        self,
+        whole: dict[int, Array | EncodedStrings] | RequestError,
+        requests: Sequence[Row],
+        ports: Sequence[Consumer],
     ) -> list[tuple[int, PendingRequest, Outputs | RequestError]]:
         """The rows of each request of the one answer for all."""
-        whole = self._read(answer, memory, sum(rows for _, rows, _, _ in requests))
         outcomes: list[tuple[int, PendingRequest, Outputs | RequestError]] = []
         first = 0
         for _, rows, port, request in requests:
@@ -103,7 +106,7 @@ class Results:
                 outcomes.append((port, request, whole))
                 continue
             parts = {index: _rows(content, first, rows) for index, content in whole.items()}
-            outcomes.append((port, request, self._outputs(parts, rows, ports[port], request)))
+            outcomes.append((port, request, self.outputs(parts, rows, ports[port], request)))
             first += rows
         return outcomes
 
@@ -111,7 +114,7 @@ class Results:
         self, answer: Any, memory: Array, rows: int, port: Consumer, request: PendingRequest
     ) -> Outputs | RequestError:
         found = self._read(answer, memory, rows)
-        return found if isinstance(found, RequestError) else self._outputs(found, rows, port, request)
+        return found if isinstance(found, RequestError) else self.outputs(found, rows, port, request)
 
     def _read(self, answer: Any, memory: Array, rows: int) -> dict[int, Array | EncodedStrings] | RequestError:
         """The outputs of one answer, by index; or its error."""
@@ -119,8 +122,7 @@ class Results:
             return self._wrong("no answer")
         error, outputs = answer.get("error"), answer.get("outputs")
         if isinstance(error, list) and len(error) == 2:
-            code = error[0] if isinstance(error[0], int) and 0 <= error[0] < len(_ERRORS) else 0
-            return _ERRORS[code](str(error[1])[:_MAX_TEXT])
+            return _error(error)
         if not isinstance(outputs, dict):
             return self._wrong("neither outputs nor an error")
         found: dict[int, Array | EncodedStrings] = {}
@@ -150,15 +152,7 @@ class Results:
         datatype, shape, at, size = place
         if not isinstance(shape, list) or not all(isinstance(one, int) and one >= 0 for one in shape):
             raise self._wrong(f"output '{tensor.name}' in no known form")
-        expected = [rows, *tensor.graph_shape] if self._signature.batched else [*tensor.graph_shape]
-        fits = len(shape) == len(expected) and all(
-            want in (-1, have) for want, have in zip(expected, shape, strict=True)
-        )
-        if datatype != tensor.datatype.name or not fits:
-            of_rows = f" for {rows} row{'' if rows == 1 else 's'}" if self._signature.batched else ""
-            raise self._wrong(
-                f"output '{tensor.name}' as {datatype} {shape}, expected {tensor.datatype.name} {expected}{of_rows}"
-            )
+        self._check(tensor, datatype, shape, rows)
         if not isinstance(at, int) or not isinstance(size, int) or not 0 <= at <= at + size <= memory.nbytes:
             raise self._wrong(f"output '{tensor.name}' outside of its memory")
         if tensor.datatype.size:
@@ -167,20 +161,73 @@ class Results:
                 raise self._wrong(f"{size} bytes for output '{tensor.name}'")
             values: Array = content.view(tensor.datatype.numpy).reshape(shape)
             return values
+        return self._strings(tensor, memory[at : at + size].tobytes(), shape)
+
+    def _check(self, tensor: TensorSpec, datatype: str, shape: Sequence[int], rows: int) -> None:
+        """Check that an output has the datatype and the shape that the configuration declares.
+
+        Raises:
+            ExecutionFailed: it has another one.
+        """
+        expected = [rows, *tensor.graph_shape] if self._signature.batched else [*tensor.graph_shape]
+        fits = len(shape) == len(expected) and all(
+            want in (-1, have) for want, have in zip(expected, shape, strict=True)
+        )
+        if datatype != tensor.datatype.name or not fits:
+            of_rows = f" for {rows} row{'' if rows == 1 else 's'}" if self._signature.batched else ""
+            raise self._wrong(
+                f"output '{tensor.name}' as {datatype} {list(shape)}, expected {tensor.datatype.name} {expected}"
+                f"{of_rows}"
+            )
+
+    def _strings(self, tensor: TensorSpec, encoded: bytes, shape: Sequence[int]) -> EncodedStrings:
+        """An output of BYTES.
+
+        Raises:
+            ExecutionFailed: its elements are not as many as its shape asks for.
+        """
         try:
-            encoded = memory[at : at + size].tobytes()
             starts, _ = StringRows.received(encoded, shape, tensor=tensor.name, model=self._model).where()
         except InvalidRequest as error:
             raise self._wrong(f"output '{tensor.name}' with wrong strings: {error}") from error
-        bounds: Numbers = [*(int(start) - 4 for start in starts), size]
+        bounds: Numbers = [*(int(start) - 4 for start in starts), len(encoded)]
         return EncodedStrings(encoded, bounds, tuple(shape))
 
-    def _outputs(
+    def of_arrays(
+        self,
+        error: Sequence[Any] | None,
+        given: Mapping[int, tuple[str, Sequence[int], bytes | Array]],
+        rows: int,
+    ) -> dict[int, Array | EncodedStrings] | RequestError:
+        """The outputs of one answer that was given in this process, by index; or its error.
+
+        Args:
+            error: code and text; None for none.
+            given: datatype, shape and content of each output, by index: bytes of BYTES, else an array.
+            rows: that they are to have.
+        """
+        if error is not None:
+            return _error(error)
+        found: dict[int, Array | EncodedStrings] = {}
+        try:
+            for index, (datatype, shape, content) in given.items():
+                tensor = self._signature.outputs[index]
+                self._check(tensor, datatype, shape, rows)
+                found[index] = self._strings(tensor, content, shape) if isinstance(content, bytes) else content
+        except RequestError as refusal:
+            return refusal
+        return found
+
+    def outputs(
         self, found: Mapping[int, Array | EncodedStrings], rows: int, port: Consumer, request: PendingRequest
     ) -> Outputs | RequestError:
-        """Outputs of a request, with nothing in place of those that it did not ask for and the model did not give."""
+        """Outputs of a request, with nothing in place of those that it did not ask for and the model did not give.
+
+        Large ones are not copied: nobody may change them any more.
+        """
         batched = self._signature.batched
-        data: list[bytes | EncodedStrings] = []
+        data: list[bytes | Array | EncodedStrings] = []
+        in_arrays = False
         row_bytes: list[int] = []
         row_shapes: list[tuple[int, ...]] = []
         if len(found) < len(self._signature.outputs):
@@ -199,17 +246,25 @@ class Results:
                 data.append(content)
                 row_bytes.append(0)
             else:
-                data.append(np.ascontiguousarray(content).tobytes())
+                large = content.nbytes > LARGE_OUTPUT_BYTES
+                data.append(np.ascontiguousarray(content).reshape(-1).view(np.uint8) if large else content.tobytes())
+                in_arrays |= large
                 row_bytes.append(content.nbytes // rows if batched and rows else 0 if batched else content.nbytes)
         form = tuple(row_shapes)
         if form not in self._forms:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             self._forms[form] = form
-        return Outputs(tuple(data), tuple(row_bytes), self._forms[form])
+        return Outputs(tuple(data), tuple(row_bytes), self._forms[form], in_arrays=in_arrays)
 
     def _wrong(self, what: str) -> ExecutionFailed:
         return ExecutionFailed(f"model '{self._model}' returned {what}")
+
+
+def _error(said: Sequence[Any]) -> RequestError:
+    """The error of a code and a text."""
+    code = said[0] if isinstance(said[0], int) and 0 <= said[0] < len(_ERRORS) else 0
+    return _ERRORS[code](str(said[1])[:_MAX_TEXT])
 
 
 def _rows(content: Array | EncodedStrings, first: int, rows: int) -> Array | EncodedStrings:

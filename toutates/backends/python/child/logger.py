@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MARK", "Logger"]
+__all__ = ["MARK", "Logger", "set_sink"]
 
 #: Begins a line of standard error that carries its level, file and line.
 MARK = "\x1e"
+
+
+_whose = threading.local()
+
+
+def set_sink(sink: Callable[[str, str], None]) -> None:
+    """Have lines of this thread given to a function: the letter of the level, and the text. Else they are printed."""
+    _whose.sink = sink
 
 
 class _Level:
@@ -53,4 +63,9 @@ def _write(message: Any, level: Any) -> None:
     frame = sys._getframe(2)
     where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
     lines = message.splitlines() or [""]
+    sink = getattr(_whose, "sink", None)
+    if sink is not None:
+        for line in lines:
+            sink(level.letter, f"{where}: {line}")
+        return
     sys.stderr.write("".join(f"{MARK}{level.letter}{where}{MARK}{line}\n" for line in lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from toutates.backends.python.child.errors import TritonModelException
@@ -52,6 +53,7 @@ __all__ = [
     "get_output_tensor_by_name",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "set_model_dir",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "using_decoupled_model_transaction_policy",
@@ -65,12 +67,19 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
+_whose = threading.local()
 _model_dir = ""
+
+
+def set_model_dir(path: str) -> None:
+    """Say which version's directory ``get_model_dir`` gives: in this thread, and in those that nobody has told."""
+    global _model_dir
+    _whose.model_dir = _model_dir = path
 
 
 def get_model_dir() -> str:
     """The path of the version's directory."""
-    return _model_dir
+    return str(getattr(_whose, "model_dir", _model_dir))
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:

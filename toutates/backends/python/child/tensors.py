@@ -183,6 +183,11 @@ class Tensor:
         """Triton's number of its type."""
         return self._number
 
+    @property
+    def datatype(self) -> str:
+        """The name of its type in requests; not Triton's."""
+        return TYPES[self._number]
+
     def is_cpu(self) -> bool:
         """Whether it is in the CPU's memory; it always is."""
         return True

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import importlib.util
-import inspect
 import json
 import mmap
 import os
@@ -13,17 +9,15 @@ import socket
 import struct
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from toutates.backends.python.child import frames, pb_utils
-from toutates.backends.python.child.errors import TritonModelException
-from toutates.backends.python.child.model_config import ModelConfig
-from toutates.backends.python.child.requests import InferenceResponse, ReceivedRequest
-from toutates.backends.python.child.tensors import NUMPY_OF_NAME, TYPES, Tensor
+from toutates.backends.python.child.model import Model, OutputForms, describe
+from toutates.backends.python.child.requests import ReceivedRequest
+from toutates.backends.python.child.tensors import NUMPY_OF_NAME, Tensor
 
 __all__ = ["serve"]
 
@@ -115,14 +109,9 @@ class _Instance:
         self._channel = channel
         self._shared = shared
         self._layouts: dict[int, _Layout] = {}
-        self._model: Any = None
-        self._class: Any = None
-        self._loop: Any = None
-        self._name = ""
-        self._path = ""
+        self._model = Model("", "")
         self._inputs: list[tuple[str, str]] = []
-        self._outputs: list[tuple[str, str, list[int]]] = []
-        self._output_names: dict[str, int] = {}
+        self._outputs = OutputForms([], [])
         self._batched = self._one_by_one = self._stacked = False
         #: where outputs go that have no place of their own: offset and bytes
         self._room: tuple[int, int] = (0, 0)
@@ -159,50 +148,23 @@ class _Instance:
     def _configure(self, content: bytes) -> bytes:
         """Import model.py, and let it complete the configuration."""
         given = json.loads(content)
-        self._path, self._name = given["path"], given["instance"]
-        pb_utils._model_dir = given["version_dir"]
-        sys.modules["triton_python_backend_utils"] = pb_utils
-        sys.path[:0] = [given["version_dir"], given["model_dir"]]
-        name = f"{given['version']}.{os.path.splitext(os.path.basename(self._path))[0]}"
-        spec = importlib.util.spec_from_file_location(name, self._path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        self._class = getattr(module, "TritonPythonModel", None)
-        if self._class is None:
-            raise TritonModelException(f"'{os.path.basename(self._path)}' has no class TritonPythonModel")
-        config = given["config"]
-        complete = getattr(self._class, "auto_complete_config", None) if given["complete"] else None
-        if complete is None:
-            return b"null"
-        completed = complete(ModelConfig(config))
-        if not isinstance(completed, ModelConfig):
-            raise ValueError(
-                f"auto_complete_config function in model '{given['model']}' must return a valid pb.ModelConfig object."
-            )
-        return json.dumps(completed.as_dict()).encode()
+        pb_utils.set_model_dir(given["directories"][0])
+        self._model = Model(given["path"], given["instance"])
+        self._model.load(given["version"], given["directories"])
+        completed = self._model.complete(given["config"], given["model"]) if given["complete"] else None
+        return json.dumps(completed).encode()
 
     def _initialize(self, content: bytes) -> bytes:
         given = json.loads(content)
         self._inputs = [tuple(entry) for entry in given["inputs"]]
-        self._outputs = [tuple(entry) for entry in given["outputs"]]
-        self._output_names = {name: at for at, (name, _, _) in enumerate(self._outputs)}
+        self._outputs = OutputForms([name for name, _ in given["outputs"]], [kind for _, kind in given["outputs"]])
         self._batched, self._one_by_one, self._stacked = given["batched"], given["one_by_one"], given["stacked"]
-        self._model = self._class()
-        initialize = getattr(self._model, "initialize", None)
-        if initialize is not None:
-            initialize(given["args"])
+        self._model.initialize(given["args"])
         return b"null"
 
     def _finalize(self) -> None:
-        finalize = getattr(self._model, "finalize", None)
-        if finalize is None:
-            self._channel.send(frames.DONE, b"null")
-            return
         try:
-            finalize()
+            self._model.finalize()
         except Exception as error:
             self._channel.send(frames.FAILED, json.dumps({"text": describe(error)}).encode())
         else:
@@ -221,7 +183,9 @@ class _Instance:
         outputs = given["outputs"]
         known = None
         if outputs is not None:
-            known = [(NUMPY_OF_NAME[datatype], tuple(shape)) for (_, datatype, _), shape in zip(self._outputs, outputs)]
+            known = [
+                (NUMPY_OF_NAME[datatype], tuple(shape)) for datatype, shape in zip(self._outputs.datatypes, outputs)
+            ]
         self._layouts[number] = _Layout(inputs, known)
 
     def _execute(self, content: bytes) -> bytes:
@@ -298,12 +262,7 @@ class _Instance:
         offsets: Sequence[int],
     ) -> bytes:
         """Call ``execute``, write what it returns, and say where; nothing to say means that all is in its place."""
-        if self._one_by_one and len(requests) > 1:
-            outcomes: list[Any] = []
-            for position in range(len(requests)):
-                outcomes += self._call([requests[position]])
-        else:
-            outcomes = self._call(requests)
+        outcomes = self._model.answers(requests, one_by_one=self._one_by_one)
         requests.clear()
         said = self._write(outcomes, firsts, sizes, places)
         outcomes.clear()
@@ -334,48 +293,18 @@ class _Instance:
                 self._kept[offset] = array
         return released
 
-    def _call(self, requests: list[ReceivedRequest]) -> list[Any]:
-        """What the model answers: a response, or the text of an error, for each request."""
-        try:
-            execute = getattr(self._model, "execute", None)
-            if execute is None:
-                raise TritonModelException(f"Python model {self._path} does not implement `execute` method.")
-            responses = execute(requests)
-            if type(responses) is not list and inspect.isawaitable(responses):
-                if self._loop is None:
-                    self._loop = asyncio.new_event_loop()
-                    asyncio.set_event_loop(self._loop)
-                responses = self._loop.run_until_complete(responses)
-            if not isinstance(responses, list):
-                raise _Wrong(f"Expected a list in the execute return, found type '{type(responses)}'.")
-            if len(responses) != len(requests):
-                raise _Wrong(
-                    "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                    f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
-                )
-            for response in responses:
-                if not isinstance(response, InferenceResponse):
-                    raise _Wrong(
-                        "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                        f"'{type(response)}'."
-                    )
-            return list(responses)
-        except Exception as error:
-            text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
-            return [text] * len(requests)
-
     # --- outputs -----------------------------------------------------------------------------------------------------
 
     def _write(
         self, outcomes: list[Any], firsts: Sequence[int], sizes: Sequence[int], places: list[Any] | None
     ) -> dict[str, Any]:
-        if places is not None and self._write_in_place(outcomes, firsts, sizes, places):
+        if places is not None and self._outputs.write(outcomes, firsts, sizes, places, batched=self._batched):
             return {}
         answers: list[dict[str, Any]] = []
         arrays: list[Any] = []
         at = 0
-        for outcome, rows in zip(outcomes, sizes):
-            answer = self._answer(outcome, rows)
+        for outcome in outcomes:
+            answer = self._answer(outcome)
             for entry in answer.get("outputs", {}).values():
                 content = entry.pop()
                 entry += (at, len(content) if isinstance(content, bytes) else content.nbytes)
@@ -397,69 +326,17 @@ class _Instance:
             self._room = (0, 0)  # as the server has it
         return {"requests": answers}
 
-    def _write_in_place(
-        self, outcomes: list[Any], firsts: Sequence[int], sizes: Sequence[int], places: list[Any]
-    ) -> bool:
-        """Copy outputs to where the server expects them; False where one has another form, or there is an error."""
-        names, count = self._output_names, len(places)
-        for outcome, first, rows in zip(outcomes, firsts, sizes):
-            if type(outcome) is not InferenceResponse or outcome._error is not None or outcome._parameters is not None:
-                return False
-            found = 0
-            for tensor in outcome._tensors:
-                index = names.get(tensor._name)
-                if index is None:
-                    continue
-                place, array = places[index], tensor._array
-                if array is None or array.dtype != place.dtype or TYPES[tensor._number] != self._outputs[index][1]:
-                    return False
-                part = place[first : first + rows] if self._batched else place[0, ...]
-                if array.shape != part.shape:
-                    return False
-                part[...] = array
-                found += 1
-            if found != count:
-                return False
-        return True
-
-    def _answer(self, outcome: Any, rows: int) -> dict[str, Any]:
+    def _answer(self, outcome: Any) -> dict[str, Any]:
         """An error, or by number of the output: datatype, shape, and content, whose place is not known yet."""
-        if isinstance(outcome, str):
-            return {"error": [1, outcome]}
-        error = outcome.error()
+        error, outputs = self._outputs.read(outcome)
         if error is not None:
-            return {"error": [int(error.code()), str(error.message())]}
-        outputs: dict[int, list[Any]] = {}
-        for tensor in outcome.output_tensors():
-            if not isinstance(tensor, Tensor):
-                return {"error": [1, f"Expected a 'Tensor' among the outputs, found type '{type(tensor)}'."]}
-            index = self._output_names.get(tensor.name())
-            if index is not None:
-                datatype = TYPES[tensor.triton_dtype()]
-                content = tensor.encoded() if datatype == "BYTES" else np.ascontiguousarray(tensor.memory())
-                outputs[index] = [datatype, tensor.shape(), content]
-        answer: dict[str, Any] = {"outputs": outputs}
-        if outcome._parameters:
-            answer["parameters"] = outcome._parameters
-        return answer
+            return {"error": error}
+        return {"outputs": {index: [tensor.datatype, *content_of(tensor)] for index, tensor in outputs.items()}}
 
 
-class _Wrong(Exception):
-    """What ``execute`` returned is no answer; the text is complete."""
-
-
-def describe(error: BaseException) -> str:
-    """The text of an error of the model's code, with its lines, as Triton has it."""
-    if isinstance(error, _Wrong):
-        return str(error)
-    text = f"{type(error).__name__}: {error}"
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
-    if lines:
-        text += "\n\nAt:\n" + "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in lines)
-    return text
-
-
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+def content_of(tensor: Tensor) -> tuple[list[int], Any]:
+    """Shape and content of a tensor: bytes of BYTES, else an array in row-major order."""
+    return tensor.shape(), tensor.encoded() if tensor.datatype == "BYTES" else np.ascontiguousarray(tensor.memory())
 
 
 def _slicing(inputs: Sequence[tuple[str, str, Any, Any]], bases: Sequence[Any], part: Any) -> Any:

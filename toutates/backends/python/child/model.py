@@ -1,0 +1,204 @@
+"""A model's code: how it is imported and called, and what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from toutates.backends.python.child import pb_utils
+from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.model_config import ModelConfig
+from toutates.backends.python.child.requests import InferenceResponse, ReceivedRequest
+from toutates.backends.python.child.tensors import Tensor
+
+__all__ = ["Model", "OutputForms", "describe"]
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Model:
+    """One instance of a model.
+
+    Args:
+        path: of model.py.
+        name: of the instance.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path, self._name = path, name
+        self._class: Any = None
+        self._model: Any = None
+        self._loop: Any = None
+
+    def load(self, version: int, directories: Sequence[str]) -> None:
+        """Import model.py.
+
+        Args:
+            version: its number.
+            directories: where it finds modules of its own.
+        """
+        sys.modules["triton_python_backend_utils"] = pb_utils
+        sys.path[:0] = [directory for directory in directories if directory not in sys.path]
+        name = f"{version}.{os.path.splitext(os.path.basename(self._path))[0]}"
+        spec = importlib.util.spec_from_file_location(name, self._path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        self._class = getattr(module, "TritonPythonModel", None)
+        if self._class is None:
+            raise TritonModelException(f"'{os.path.basename(self._path)}' has no class TritonPythonModel")
+
+    def complete(self, config: dict[str, Any], model: str) -> dict[str, Any] | None:
+        """The configuration as ``auto_complete_config`` has completed it; None where there is no such method."""
+        complete = getattr(self._class, "auto_complete_config", None)
+        if complete is None:
+            return None
+        completed = complete(ModelConfig(config))
+        if not isinstance(completed, ModelConfig):
+            raise ValueError(
+                f"auto_complete_config function in model '{model}' must return a valid pb.ModelConfig object."
+            )
+        return completed.as_dict()
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Make the instance, and initialize it."""
+        self._model = self._class()
+        initialize = getattr(self._model, "initialize", None)
+        if initialize is not None:
+            initialize(args)
+
+    def finalize(self) -> None:
+        """Have it finalize itself."""
+        finalize = getattr(self._model, "finalize", None)
+        if finalize is not None:
+            finalize()
+
+    def answers(self, requests: list[ReceivedRequest], *, one_by_one: bool) -> list[Any]:
+        """What the model answers: a response, or the text of an error, for each request.
+
+        Args:
+            requests: of a batch.
+            one_by_one: whether ``execute`` is called for each of them.
+        """
+        if not one_by_one or len(requests) == 1:
+            return self._call(requests)
+        return [outcome for request in requests for outcome in self._call([request])]
+
+    def _call(self, requests: list[ReceivedRequest]) -> list[Any]:
+        try:
+            execute = getattr(self._model, "execute", None)
+            if execute is None:
+                raise TritonModelException(f"Python model {self._path} does not implement `execute` method.")
+            responses = execute(requests)
+            if type(responses) is not list and inspect.isawaitable(responses):
+                if self._loop is None:
+                    self._loop = asyncio.new_event_loop()
+                responses = self._loop.run_until_complete(responses)
+            if not isinstance(responses, list):
+                raise _Wrong(f"Expected a list in the execute return, found type '{type(responses)}'.")
+            if len(responses) != len(requests):
+                raise _Wrong(
+                    "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                    f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
+                )
+            for response in responses:
+                if not isinstance(response, InferenceResponse):
+                    raise _Wrong(
+                        "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                        f"'{type(response)}'."
+                    )
+            return list(responses)
+        except Exception as error:
+            text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
+            return [text] * len(requests)
+
+
+class _Wrong(Exception):
+    """What ``execute`` returned is no answer; the text is complete."""
+
+
+def describe(error: BaseException) -> str:
+    """The text of an error of the model's code, with its lines, as Triton has it."""
+    if isinstance(error, _Wrong):
+        return str(error)
+    text = f"{type(error).__name__}: {error}"
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
+    if lines:
+        text += "\n\nAt:\n" + "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in lines)
+    return text
+
+
+class OutputForms:
+    """The outputs of a model, and how responses become them.
+
+    Args:
+        names, datatypes: of the outputs, in the signature's order.
+    """
+
+    def __init__(self, names: Sequence[str], datatypes: Sequence[str]) -> None:
+        self.datatypes = datatypes
+        self._index = {name: at for at, name in enumerate(names)}
+
+    def write(
+        self,
+        outcomes: Sequence[Any],
+        firsts: Sequence[int],
+        sizes: Sequence[int],
+        places: Sequence[Any],
+        *,
+        batched: bool,
+    ) -> bool:
+        """Copy outputs to where they are expected; False where one has another form, or there is an error.
+
+        Args:
+            outcomes: of the requests.
+            firsts, sizes: first row and rows of each request.
+            places: an array of the rows of all requests for each output.
+            batched: whether the model is; else the first row of each place is the whole output.
+        """
+        index_of, count = self._index, len(places)
+        for outcome, first, rows in zip(outcomes, firsts, sizes):
+            if type(outcome) is not InferenceResponse or outcome._error is not None or outcome._parameters is not None:
+                return False
+            found = 0
+            for tensor in outcome._tensors:
+                if type(tensor) is not Tensor:
+                    return False
+                index = index_of.get(tensor._name)
+                if index is None:
+                    continue
+                place, array = places[index], tensor._array
+                if array is None or array.dtype != place.dtype or tensor.datatype != self.datatypes[index]:
+                    return False
+                part = place[first : first + rows] if batched else place[0, ...]
+                if array.shape != part.shape:
+                    return False
+                part[...] = array
+                found += 1
+            if found != count:
+                return False
+        return True
+
+    def read(self, outcome: Any) -> tuple[list[Any] | None, dict[int, Tensor]]:
+        """The error of an outcome, as its code and text, or None; and its outputs, by index."""
+        if isinstance(outcome, str):
+            return [1, outcome], {}
+        error = outcome.error()
+        if error is not None:
+            return [int(error.code()), str(error.message())], {}
+        outputs: dict[int, Tensor] = {}
+        for tensor in outcome.output_tensors():
+            if not isinstance(tensor, Tensor):
+                return [1, f"Expected a 'Tensor' among the outputs, found type '{type(tensor)}'."], {}
+            index = self._index.get(tensor.name())
+            if index is not None:
+                outputs[index] = tensor
+        return None, outputs

@@ -1,0 +1,237 @@
+"""Where the code of a model runs: a process for each instance, or threads of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toutates.backends.python.arena import Arena
+from toutates.backends.python.child import frames
+from toutates.backends.python.child.logger import set_sink
+from toutates.backends.python.child.model import Model, describe
+from toutates.backends.python.child.pb_utils import set_model_dir
+from toutates.backends.python.instance import Limits, PythonInstance
+from toutates.backends.python.output import OutputReader, PrintedOutput
+from toutates.backends.python.process import Failed, Interpreter, ModelProcess
+from toutates.backends.python.threaded import ThreadInstance
+from toutates.engine.lane import Allocate
+from toutates.protocol.signature import Signature
+from toutates.system.logs.limit import LineLimit
+from toutates.system.memory import available_memory
+
+__all__ = ["Code", "Processes", "Start", "Threads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The code of a version.
+
+    Attributes:
+        model: the model's name.
+        version: its number.
+        path: of model.py.
+        version_dir, model_dir: where it finds modules of its own.
+        limit: of the lines that it logs.
+    """
+
+    model: str
+    version: int
+    path: Path
+    version_dir: Path
+    model_dir: Path
+    limit: LineLimit[str]
+
+    def directories(self) -> list[str]:
+        """Where it finds modules of its own, the nearest first."""
+        return [str(self.version_dir.absolute()), str(self.model_dir.absolute())]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one instance is started with.
+
+    Attributes:
+        name: of the instance.
+        args: of ``initialize``.
+        signature: the model's tensors.
+        one_by_one: whether it sees each request alone.
+        stacked: whether it sees a batch as one request.
+    """
+
+    name: str
+    args: Mapping[str, str]
+    signature: Signature
+    one_by_one: bool
+    stacked: bool
+
+
+class Processes:
+    """A process for each instance.
+
+    Args:
+        code: of the version.
+        interpreter: runs it.
+        reader: of what processes print.
+        limits: see Limits.
+
+    Attributes:
+        allocate: makes the buffers of batches, which the processes see as well.
+    """
+
+    def __init__(self, code: Code, interpreter: Interpreter, reader: OutputReader, limits: Limits) -> None:
+        self._code, self._interpreter, self._reader, self._limits = code, interpreter, reader, limits
+        # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
+        self._arena = Arena(available_memory())
+        self.allocate: Allocate | None = self._arena.allocate
+        #: what was started in this load
+        self._started: list[ModelProcess] = []
+
+    def complete(self, name: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Start the first instance, and have it complete the configuration; None where it does not do that."""
+        first = self._start(name)
+        self._started.append(first)
+        return self._configure(first, config, complete=True)
+
+    def instances(self, starts: Sequence[Start]) -> list[PythonInstance]:
+        """Start the others, which import the model at the same time, and initialize all."""
+        self._started += [self._start(start.name) for start in starts[1:]]
+        found = []
+        for process, start in zip(self._started, starts, strict=True):
+            self._initialize(process, start, configured=process is self._started[0])
+            again = partial(self._start_again, start)
+            found.append(
+                PythonInstance(
+                    start.name,
+                    start.signature,
+                    self._code.model,
+                    self._arena,
+                    process,
+                    again,
+                    self._limits,
+                    stacked=start.stacked,
+                )
+            )
+        return found
+
+    def done(self) -> None:
+        """The version is served: its instances have the processes now."""
+        self._started = []
+
+    def give_up(self) -> None:
+        """End what was started: the version is not served."""
+        for process in self._started:
+            process.kill()
+
+    def _start(self, name: str) -> ModelProcess:
+        code = self._code
+        return ModelProcess(code.model, name, self._interpreter, self._arena, self._reader, code.limit)
+
+    def _configure(self, process: ModelProcess, config: Mapping[str, Any], *, complete: bool) -> dict[str, Any] | None:
+        """Have a process import model.py."""
+        code = self._code
+        content = {
+            "path": str(code.path.absolute()),
+            "instance": process.instance,
+            "model": code.model,
+            "version": code.version,
+            "directories": code.directories(),
+            "config": config,
+            "complete": complete,
+        }
+        said = process.ask(frames.CONFIGURE, content, self._limits.start_s)
+        return None if said == b"null" else process.parsed(said)
+
+    def _initialize(self, process: ModelProcess, start: Start, *, configured: bool) -> None:
+        if not configured:
+            self._configure(process, {}, complete=False)
+        signature = start.signature
+        content = {
+            "args": start.args,
+            "inputs": [[tensor.name, tensor.datatype.name] for tensor in signature.inputs],
+            "outputs": [[tensor.name, tensor.datatype.name] for tensor in signature.outputs],
+            "batched": signature.batched,
+            "one_by_one": start.one_by_one,
+            "stacked": start.stacked,
+        }
+        process.ask(frames.INITIALIZE, content, self._limits.start_s)
+
+    def _start_again(self, start: Start) -> ModelProcess:
+        """Another process in place of one that has died.
+
+        Raises:
+            Failed, ProcessEnded, OSError: it cannot be had.
+        """
+        process = self._start(start.name)
+        try:
+            self._initialize(process, start, configured=False)
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+
+class Threads:
+    """The executors' own threads: the code is imported into the server.
+
+    Args:
+        code: of the version.
+
+    Attributes:
+        allocate: None: the buffers of batches are ordinary memory.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self.allocate: Allocate | None = None
+
+    def complete(self, name: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Import the code, and have it complete the configuration; None where it does not do that."""
+        self._enter(name)
+        try:
+            return self._load(name).complete(dict(config), self._code.model)
+        except (Exception, SystemExit) as error:
+            raise Failed(describe(error)) from error
+
+    def instances(self, starts: Sequence[Start]) -> list[ThreadInstance]:
+        """Import the code for each instance, so that they share no module, and initialize them."""
+        found = []
+        for start in starts:
+            output = self._enter(start.name)
+            try:
+                model = self._load(start.name)
+                model.initialize(dict(start.args))
+            except (Exception, SystemExit) as error:
+                raise Failed(describe(error)) from error
+            found.append(
+                ThreadInstance(
+                    start.name,
+                    start.signature,
+                    self._code.model,
+                    model,
+                    self._code.directories()[0],
+                    output,
+                    one_by_one=start.one_by_one,
+                    stacked=start.stacked,
+                )
+            )
+        return found
+
+    def done(self) -> None:
+        """Nothing is to be ended."""
+
+    def give_up(self) -> None:
+        """Likewise."""
+
+    def _enter(self, name: str) -> PrintedOutput:
+        output = PrintedOutput(self._code.model, name, self._code.limit)
+        set_model_dir(self._code.directories()[0])
+        set_sink(output.log)
+        return output
+
+    def _load(self, name: str) -> Model:
+        model = Model(str(self._code.path.absolute()), name)
+        model.load(self._code.version, self._code.directories())
+        return model
