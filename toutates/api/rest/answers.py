@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from toutates.system.errors import (
+    AlreadyExists,
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
@@ -19,6 +20,7 @@ from toutates.system.errors import (
     RequestError,
     TooLate,
     Unavailable,
+    UnknownFailure,
     UnknownModel,
     Unsupported,
 )
@@ -37,7 +39,9 @@ STATUSES: Final[dict[type[RequestError], HTTPStatus]] = {
     QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
     TooLate: HTTPStatus.SERVICE_UNAVAILABLE,
     Unsupported: HTTPStatus.NOT_IMPLEMENTED,
+    AlreadyExists: HTTPStatus.BAD_REQUEST,
     Cancelled: HTTPStatus.BAD_REQUEST,
+    UnknownFailure: HTTPStatus.BAD_REQUEST,
     ExecutionFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 
