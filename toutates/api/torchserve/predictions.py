@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
+from weakref import ref
 
 import msgspec
 
@@ -150,6 +151,10 @@ class Predictions:
         return "" if default is None else str(default)
 
 
+def _nothing() -> None:
+    """No table."""
+
+
 @dataclass(slots=True, eq=False)
 class _Prediction:
     """What requests with one head ask for.
@@ -159,7 +164,8 @@ class _Prediction:
         model, version: as the path names them; "" for no version.
         head_content: what the handler is told of the head.
         infer: handles the inference.
-        names: what ``asked`` was made of.
+        table, defaults: what the names of versions meant when the head's purpose was made. The table is not kept for
+            that: connections may be silent for long, and it has all models.
     """
 
     owner: Predictions
@@ -167,19 +173,20 @@ class _Prediction:
     version: str
     head_content: bytes
     infer: Callable[[Any], None]
-    names: tuple[object, object] = (None, None)
+    table: Callable[[], object] = _nothing
+    defaults: object = None
 
     def handle(self, call: RestHttpCall) -> None:
         """Answer a request."""
         table, defaults = self.owner.names
-        if table is not self.names[0] or defaults is not self.names[1]:
+        if table is not self.table() or defaults is not self.defaults:
             number = self.owner.number_of(self.model, self.version)
             if number is None:
                 call.reply(*problem_answer(no_version(self.model, self.version)))
                 return
             # The head is shared by all requests that begin with the same bytes, so the next one finds it.
             call.head.purpose = self._asked(number)
-            self.names = table, defaults
+            self.table, self.defaults = ref(table), defaults
         self.infer(call)
 
     def refusal(self, error: RequestError) -> Answer:
