@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.support import DOUBLE, Rig, gather, wait_until
 from toutates.engine.executor import MAX_INLINE_BATCHES
-from toutates.engine.lane import RECEIVING_NS, Lane
+from toutates.engine.lane import MOVING_NS, Lane
 from toutates.system.errors import ExecutionFailed, Overloaded
 
 #: Any run is quick, once there was one of its size.
@@ -92,7 +92,7 @@ def test_what_receiving_large_rows_takes_is_no_part_of_what_a_run_takes() -> Non
     lane = Rig(DOUBLE).lane((4,))
     lane.row_memory = 1_048_576
     lane.note_run(1, 300_000)
-    left_ns = 300_000 - 16 * RECEIVING_NS
+    left_ns = 300_000 - 16 * MOVING_NS
     assert lane.is_quick(1, left_ns + 1)
     assert not lane.is_quick(1, left_ns)
     lane.note_run(1, 10_000)

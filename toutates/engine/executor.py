@@ -128,7 +128,8 @@ class Executor(ExecutorHandle):
         rows = batch.rows
         timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, time.monotonic_ns())
         if backend.on_cpu:
-            batch.lane.note_run(rows, clock_ns() - began_ns)
+            took_ns = clock_ns() - began_ns
+            batch.lane.note_run(rows, took_ns, rows * sum(outputs.row_bytes) if outputs.in_arrays else 0)
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
         self._on_batch(rows, sum(map(len, pending)), timing)
         if isinstance(outputs, Separate):

@@ -43,8 +43,10 @@ Piece = npt.NDArray[Any] | StringRows
 MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
 #: How long a run takes of which there was none.
 _UNKNOWN_NS: Final = 2**62
-#: What a worker spends on receiving 64 KiB and copying them into a batch, nanoseconds.
-RECEIVING_NS: Final = 10_000
+#: What a worker spends on 64 KiB of rows anyway, nanoseconds: it receives and copies, or sends them. Of many it is said
+#: to be MOST_MOVING_NS, beside which the way to a thread is nothing.
+MOVING_NS: Final = 10_000
+MOST_MOVING_NS: Final = 1_000_000
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
 
@@ -166,8 +168,8 @@ class Lane:
         spare: batches that wait to be used again, all with room for ``room`` rows.
         wall_ns: how long an executor usually has a batch, nanoseconds, by the bit length of its number of rows; 0 if
             there was none.
-        run_ns: how long a run on the CPU takes, nanoseconds, likewise, beyond what receiving large rows takes; see
-            ``note_run``. Several executors write it without a lock, and any of their values will do.
+        run_ns: how long a run on the CPU takes, nanoseconds, likewise, beyond what receiving and sending large rows takes;
+            see ``note_run``. Several executors write it without a lock, and any of their values will do.
     """
 
     packed: ClassVar[bool]
@@ -204,13 +206,20 @@ class Lane:
             run_ns=tuple(self.run_ns),
         )
 
-    def note_run(self, rows: int, duration_ns: int) -> None:
+    def note_run(self, rows: int, duration_ns: int, output_bytes: int = 0) -> None:
         """Note how long the run of a batch of ``rows`` rows took.
 
         The time known falls at once and rises slowly, because a long one may be the system's scheduler's. Of it goes
-        what a worker has spent on receiving the rows in any case: a run that takes no longer keeps nobody waiting.
+        what workers spend on receiving and sending the rows in any case: a run that takes no longer keeps nobody
+        waiting.
+
+        Args:
+            rows: of the batch.
+            duration_ns: of the run.
+            output_bytes: of outputs that are not in the batch's memory.
         """
-        duration_ns = max(0, duration_ns - RECEIVING_NS * (rows * self.row_memory >> 16))
+        moving_ns = MOVING_NS * (rows * self.row_memory + output_bytes >> 16)
+        duration_ns = max(0, duration_ns - min(moving_ns, MOST_MOVING_NS))
         size = rows.bit_length()
         known_ns = self.run_ns[size]
         self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)

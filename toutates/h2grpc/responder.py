@@ -231,7 +231,7 @@ class Responder:
     def fit_short_replies(self) -> None:
         """Set ``short_reply_limit``, after a change of what it depends on."""
         due = self.closed or self._settings.table_update_due
-        self.short_reply_limit = -1 if due else self._settings.frame_size
+        self.short_reply_limit = -1 if due else min(self._settings.frame_size, BULKY_BYTES)
 
     def close(self) -> None:
         """Answer no call any more, because the connection has ended."""

@@ -58,9 +58,10 @@ class ResponseQueue:
     def send(self, stream: Stream, max_frames: int) -> bool:
         """Send as much of a stream's outbox as the windows and ``max_frames`` allow; whether it is empty then."""
         outbox = stream.outbox
-        if outbox and len(outbox[0]) > 2 * self._settings.frame_size:
-            max_frames -= self._send_whole_frames(stream, outbox, max_frames)
+        many = 2 * self._settings.frame_size
         while outbox:
+            if len(outbox[0]) > many:
+                max_frames -= self._send_whole_frames(stream, outbox, max_frames)
             view = outbox[0]
             room = min(self._windows.send, stream.send_window, self._settings.frame_size)
             if (room <= 0 and view) or max_frames == 0:

@@ -93,7 +93,7 @@ class Answers:
                     else:
                         template = plan.fixed_template
                         if template is None:
-                            template = plan.template if plan.shapes is row_shapes else plan.template_for(outputs)
+                            template = plan.template if plan.shapes == row_shapes else plan.template_for(outputs)
                         if template is None:
                             if not self._write((call, plan, id_field, arrival), outputs, first, rows):
                                 continue

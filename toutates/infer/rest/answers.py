@@ -42,7 +42,7 @@ class RestAnswers(Answers):
         """Answer a request whose rows were all in one batch."""
         call: Any = context[0]
         plan: Any = context[1]
-        if not plan.quick or plan.response_shapes is not outputs.row_shapes:
+        if not plan.quick or plan.response_shapes != outputs.row_shapes:
             return super()._write(context, outputs, first, rows)
         data, row_bytes = outputs.data, outputs.row_bytes
         contents: list[Any] = []
@@ -82,7 +82,7 @@ class RestAnswers(Answers):
         """
         raws: list[Buffer]
         response = plan.response
-        if response is not None and plan.response_shapes is row_shapes:
+        if response is not None and plan.response_shapes == row_shapes:
             raws = [pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in contents]
         else:
             tensors: list[WireTensor] = []
