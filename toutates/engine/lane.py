@@ -168,8 +168,8 @@ class Lane:
         spare: batches that wait to be used again, all with room for ``room`` rows.
         wall_ns: how long an executor usually has a batch, nanoseconds, by the bit length of its number of rows; 0 if
             there was none.
-        run_ns: how long a run on the CPU takes, nanoseconds, likewise, beyond what receiving and sending large rows takes;
-            see ``note_run``. Several executors write it without a lock, and any of their values will do.
+        run_ns: how long a run on the CPU takes, nanoseconds, likewise, beyond what receiving and sending large rows
+            takes; see ``note_run``. Several executors write it without a lock, and any of their values will do.
     """
 
     packed: ClassVar[bool]

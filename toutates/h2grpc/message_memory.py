@@ -10,7 +10,7 @@ import mmap
 from collections import deque
 from typing import Final
 
-__all__ = ["LARGE_MESSAGE_BYTES", "MemoryPool", "MessageMemory"]
+__all__ = ["LARGE_MESSAGE_BYTES", "LargeMessage", "MemoryPool", "MessageMemory"]
 
 #: Messages of this size and more get memory of their own, and are received straight into it.
 LARGE_MESSAGE_BYTES: Final = 65_536
@@ -21,6 +21,8 @@ LARGEST_SPARE_BYTES: Final = 16 * 1024 * 1024
 IDLE_NS: Final = 2_000_000_000
 #: Incomplete messages of one driver that have such memory: a process may have 65,530 mappings.
 MOST_LENT: Final = 4_096
+#: How many times the bytes received of a message the memory reserved for it may be.
+GROWTH: Final = 4
 #: From here on the system is asked for pages of 2 MiB, which cost a fortieth.
 HUGE_BYTES: Final = 4 * 1024 * 1024
 
@@ -44,6 +46,99 @@ class MessageMemory(mmap.mmap):
     def startswith(self, prefix: bytes, start: int = 0) -> bool:
         """Whether the bytes from ``start`` on begin with ``prefix``."""
         return self[start : start + len(prefix)] == prefix
+
+
+class LargeMessage:
+    """A message of a known size, on its way into memory of its own, which grows with what has come.
+
+    Args:
+        pool: the memory's.
+        memory: of the pool, of any size.
+        size: of the message, bytes.
+
+    Attributes:
+        missing: bytes that have not come.
+        held_bytes: bytes that count for it: up to GROWTH times as many as have come, so that a size reserves nothing.
+    """
+
+    __slots__ = ("_memory", "_pool", "_size", "_view", "held_bytes", "missing")
+
+    def __init__(self, pool: MemoryPool, memory: MessageMemory, size: int) -> None:
+        self._pool = pool
+        self._memory: MessageMemory | None = memory
+        self._size = size
+        self._view = memoryview(memory)[:size]
+        self.missing = size
+        self.held_bytes = 0
+
+    @classmethod
+    def begin(cls, pool: MemoryPool, size: int, least: int) -> LargeMessage | None:
+        """Have memory for a message of which ``least`` bytes are there; None if too many messages have some.
+
+        Raises:
+            MemoryError: the system has no more.
+        """
+        memory = pool.take(min(size, GROWTH * least))
+        return None if memory is None else cls(pool, memory, size)
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong; not empty while some are missing. Nobody keeps it when they are there.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        if self._size - self.missing >= len(self._view):
+            self._grow(self._size - self.missing + 1)
+        return self._view[self._size - self.missing :]
+
+    def advance(self, count: int) -> None:
+        """Note that ``count`` bytes are in ``room``."""
+        self.missing -= count
+        received = self._size - self.missing
+        if received > self.held_bytes:
+            self.held_bytes = min(len(self._view), GROWTH * received)
+
+    def add(self, part: bytes | memoryview) -> None:
+        """Copy the next bytes.
+
+        Raises:
+            MemoryError: there is no room for them.
+        """
+        received = self._size - self.missing
+        if received + len(part) > len(self._view):
+            self._grow(received + len(part))
+        self._view[received : received + len(part)] = part
+        self.advance(len(part))
+
+    def take(self) -> MessageMemory:
+        """The whole message, which is no longer of this object. Its memory may be larger (``MessageMemory.length``)."""
+        memory = self._memory
+        assert memory is not None
+        self._view.release()
+        self._memory = None
+        self._pool.lent -= 1
+        memory.length = self._size
+        return memory
+
+    def take_fitting(self) -> MessageMemory:
+        """The same in memory of just its size, so that who reads all of the memory reads the message."""
+        memory = self.take()
+        if len(memory) != self._size:
+            memory.resize(self._size)
+        return memory
+
+    def drop(self) -> None:
+        """Give the memory back: the message will never be whole."""
+        if self._memory is not None:
+            self._pool.give_back(self.take())
+
+    def _grow(self, least: int) -> None:
+        assert self._memory is not None
+        size = min(self._size, GROWTH * least)
+        if len(self._memory) < size:
+            self._view.release()
+            MemoryPool.grow(self._memory, size)
+        self._view = memoryview(self._memory)[: self._size]
 
 
 class MemoryPool:

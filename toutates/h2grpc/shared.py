@@ -22,6 +22,7 @@ class Shared:
         buffer_bytes: bytes that all connections together may hold for slow peers; None for no bound.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         inflation: how much compressed messages may become in size; None for the default of ``Limits``.
+        pool: has the memory of large messages; None for one of its own.
 
     Attributes:
         wire: the constants of frames, copied for this thread.
@@ -38,10 +39,11 @@ class Shared:
         buffer_bytes: int | None = None,
         limit_hits: Counter[str] | None = None,
         inflation: Allowance | None = None,
+        pool: MemoryPool | None = None,
     ) -> None:
         self.wire = Wire()
         self.budget = MemoryBudget(2**63 - 1 if buffer_bytes is None else buffer_bytes)
-        self.pool = MemoryPool()
+        self.pool = MemoryPool() if pool is None else pool
         self.frame_heads = FrameHeads()
         self.inflater = Inflater(Limits().inflation if inflation is None else inflation)
         self.limit_hits: Counter[str] = Counter() if limit_hits is None else limit_hits

@@ -3,6 +3,7 @@
 There is no socket, clock, task or thread in here, and nothing of the rest of the server. ``Connection`` is the way in.
 """
 
+from toutates.http1.body_memory import BodyMemory
 from toutates.http1.coding import Deflater
 from toutates.http1.connection import Connection, Receiving
 from toutates.http1.exchange import Answers, Request
@@ -10,4 +11,15 @@ from toutates.http1.head import Head
 from toutates.http1.limits import Limits
 from toutates.http1.responses import Refused, encode_fields
 
-__all__ = ["Answers", "Connection", "Deflater", "Head", "Limits", "Receiving", "Refused", "Request", "encode_fields"]
+__all__ = [
+    "Answers",
+    "BodyMemory",
+    "Connection",
+    "Deflater",
+    "Head",
+    "Limits",
+    "Receiving",
+    "Refused",
+    "Request",
+    "encode_fields",
+]

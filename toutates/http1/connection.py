@@ -6,7 +6,8 @@ are cut, the same requests come out.
 The driver owns sockets and clocks. It hands in what it reads (``receive``, ``receive_end``), calls ``go_on`` while
 ``behind`` is set and whenever an answer is complete, sends what ``take_output`` gives, and closes the connection when
 ``finished`` is set and everything is sent. ``receiving`` says what the peer owes, which the driver may bound in time
-(``time_out``).
+(``time_out``). While ``direct`` is set, what comes next belongs to a large body: the driver had better put it into
+``views`` and call ``take_direct`` than hand it in.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
+from toutates.http1.body_memory import LARGE_BODY_BYTES, BodyMemory, MakeMemory
 from toutates.http1.chunks import ChunkReader
 from toutates.http1.coding import CODINGS, Inflater, too_large
 from toutates.http1.exchange import Answers, Buffer, Request, write_text
@@ -30,6 +32,8 @@ STEPS: Final = 16
 #: What a piece of a decompressed body counts as. It takes up to 500 us, and zlib lets other threads have the GIL
 #: meanwhile, which it may take long to get back.
 STEPS_OF_INFLATION: Final = 8
+#: Bytes of a body that one read brings at most, some 0.3 ms.
+MOST_AT_ONCE: Final = 1_048_576
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
@@ -59,6 +63,7 @@ class Connection:
         common: gives the fields that every answer has (``encode_fields``), such as the date.
         write_refusal: gives the fields and the body with which a refused request is answered; plain text by default.
         make_request: makes a request of its head, its body and the connection's answers.
+        make_memory: makes the memory of large bodies, where their heads allow it; None for none.
 
     Attributes:
         answers: to the requests so far.
@@ -73,11 +78,13 @@ class Connection:
         common: Callable[[], bytes] | None = None,
         write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
         make_request: Callable[[Head, bytes | bytearray, Answers], Request] = Request,
+        make_memory: MakeMemory | None = None,
     ) -> None:
         self._limits = limits
         self._admit = admit or (lambda head: limits.max_body_size)
         self.answers = Answers(common, write_refusal)
         self._make_request = make_request
+        self._make_memory = make_memory
         self._heads: dict[bytes, Head] = {}
         self.latest: Head | None = None
         #: what came; read up to ``_at``, and looked through for a head's end up to ``_seen``
@@ -87,6 +94,8 @@ class Connection:
         #: of the request whose body is being read
         self._head: Head | None = None
         self._body = bytearray()
+        #: the body, where it has memory of its own
+        self._memory: BodyMemory | None = None
         #: bytes of the body that have come, as they came
         self._came = 0
         self._chunks: ChunkReader | None = None
@@ -151,6 +160,35 @@ class Connection:
             self._look_for_end()
         except Refused as refusal:
             self._refuse(refusal)
+        return found
+
+    @property
+    def direct(self) -> bool:
+        """Whether the next bytes had better be put into ``views`` than handed in."""
+        return self._memory is not None
+
+    @property
+    def awaited_bytes(self) -> int:
+        """Bytes that are still to come of the body that is received directly; 0 for none."""
+        return 0 if self._memory is None else self._memory.missing
+
+    def views(self) -> list[memoryview]:
+        """Where the next bytes had better be put; none if they are to be handed in.
+
+        They are put there, the views are forgotten, and ``take_direct`` is called, before anything else is done.
+        """
+        return [] if self._memory is None else [self._memory.room()[:MOST_AT_ONCE]]
+
+    def take_direct(self, count: int) -> list[Request]:
+        """Take ``count`` bytes that are in ``views``, one at least. Returns the request that is whole now, if it is."""
+        memory, head = self._memory, self._head
+        assert memory is not None
+        assert head is not None
+        memory.advance(count)
+        self._came += count
+        found: list[Request] = []
+        if not memory.missing:
+            self._complete(head, self._whole(), found)
         return found
 
     def receive_end(self) -> None:
@@ -218,7 +256,8 @@ class Connection:
     def held_bytes(self) -> int:
         """Bytes that the peer makes us hold: of requests that are not whole, and of answers that are not sent."""
         inflated = self._inflater.size if self._inflater is not None else 0
-        return len(self._data) + len(self._body) + inflated + self.answers.size
+        in_memory = self._memory.held_bytes if self._memory is not None else 0
+        return len(self._data) + len(self._body) + in_memory + inflated + self.answers.size
 
     def _read_known(self, data: bytes, found: list[Request]) -> int:
         """Read the requests at the beginning of ``data`` whose heads are remembered and plain; 1 us each.
@@ -349,8 +388,15 @@ class Connection:
         if len(piece) == head.body_size and self._inflater is None:
             self._complete(head, piece, found)  # as it came
         else:
+            if piece and not self._came and head.in_memory and head.body_size >= LARGE_BODY_BYTES:
+                self._begin_memory(head.body_size, len(piece))
             self._put(piece)
         return bool(piece)
+
+    def _begin_memory(self, size: int, least: int) -> None:
+        """Have memory for a body that has begun, if it comes as it is and there is any."""
+        if self._make_memory is not None and self._inflater is None:
+            self._memory = self._make_memory(size, least)
 
     def _read_chunk(self, head: Head, chunks: ChunkReader, found: list[Request]) -> bool:
         """Read a piece of a body in chunks, or of what is around them."""
@@ -370,11 +416,17 @@ class Connection:
         self._came += len(piece)
         if self._inflater is not None:
             self._inflater.put(piece)
+        elif self._memory is not None:
+            self._memory.add(piece)
         else:
             self._body += piece
 
     def _whole(self) -> bytearray:
-        return self._body if self._inflater is None else self._inflater.finish()
+        if self._memory is None:
+            return self._body if self._inflater is None else self._inflater.finish()
+        memory, self._memory = self._memory, None
+        body: bytearray = memory.take_fitting()  # it is read like one
+        return body
 
     def _complete(self, head: Head, body: bytes | bytearray, found: list[Request]) -> None:
         """Add a request that is whole to ``found``."""
@@ -410,6 +462,9 @@ class Connection:
     def _forget_body(self) -> None:
         self._head = None
         self._body = bytearray()
+        if self._memory is not None:
+            self._memory.drop()
+            self._memory = None
         self._came = 0
         self._chunks = None
         self._inflater = None

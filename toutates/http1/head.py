@@ -53,6 +53,8 @@ class Head:
         octets: all of it, up to and with the empty line; b"" if it is not remembered. Set by the connection.
         whole_size: bytes of a plain request with this head; set by the connection.
         purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
+        in_memory: whether whoever answers it takes a large body in memory of its own (``body_memory``); set by
+            ``admit``.
     """
 
     __slots__ = (
@@ -62,6 +64,7 @@ class Head:
         "expects_continue",
         "fields",
         "http_1_0",
+        "in_memory",
         "keep_alive",
         "max_body_size",
         "method",
@@ -111,6 +114,7 @@ class Head:
         self.octets = b""
         self.whole_size = 0
         self.purpose: Any = None
+        self.in_memory = False
 
 
 def _body_size(fields: dict[str, str], *, http_1_0: bool) -> int:

@@ -33,6 +33,7 @@ from typing import Any, Final
 import trio
 
 from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.message_memory import MemoryPool
 from toutates.h2grpc.stream import NEVER
 from toutates.net.accepting import Acceptor
 from toutates.net.call_deadlines import CallDeadlines
@@ -89,6 +90,7 @@ class Worker:
         limits: as given; once ``run`` has begun, a copy of this thread's own.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         incidents: the worker's log.
+        message_memory: of large messages and bodies, of whatever protocol.
         dirty: links of connections that have output; connections add themselves (``Connection.bind``).
         traffic: bytes, streams and connections so far; other threads may read it.
         lateness: the event-loop lag of this thread; other threads may read it.
@@ -122,6 +124,7 @@ class Worker:
         self.side = SideThread(f"{name}-side", self.call_soon)
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
+        self.message_memory = MemoryPool()
         self.dirty: list[Any] = []
         #: whether a task of Trio's was given something to do in this round
         self._task_woken = False

@@ -188,6 +188,7 @@ class RestHandler:
             asks=asks,
             is_coded=is_coded,
         )
+        head.in_memory = field is not None  # JSON is read from bytes, which takes many times as long anyway
         if head.coding:
             return min(limits.max_decompressed_size, limits.max_message_size)
         return limits.max_message_size

@@ -103,7 +103,7 @@ class RestInferService(InferService):
                 self._count_refusal(error, None)
                 raise
         if json_end > LARGE_JSON_BYTES:
-            self._read_aside(call, asked, partial(_read_large, body, json_end, asked), len(body))
+            self._read_aside(call, asked, partial(_read_large, memoryview(body), json_end, asked), len(body))
             return
         if json_end == RAW:
             self._infer_raw(call, asked, body)
@@ -343,8 +343,10 @@ def _read_flat(body: bytes, asked: Asked, signature: Signature) -> _FlatRequest:
     return _FlatRequest(message, contents, msgspec.json.encode(message.id)[1:-1])
 
 
-def _read_large(body: Any, json_end: int, asked: Asked) -> InferRequest:
-    # The body may be a bytearray. A copy of 64 MiB would keep all threads from the interpreter for 50 ms.
+def _read_large(view: memoryview, json_end: int, asked: Asked) -> InferRequest:
+    # A body in memory of its own is not used again as long as there is a view of it. It may be a bytearray as well: a
+    # copy of 64 MiB would keep all threads from the interpreter for 50 ms.
+    body: Any = view.obj
     found = cut(body, 0, json_end, LARGE_JSON_BYTES)
     return read_request(body, 0, json_end, len(body), asked.target, found, rest)
 

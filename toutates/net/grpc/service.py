@@ -78,7 +78,7 @@ class GrpcService:
         """Make what the connections share, on the worker's thread; handlers of streams run in ``nursery``."""
         self._nursery = nursery
         worker = self._worker
-        self.shared = Shared(worker.buffer_bytes, worker.limit_hits, worker.limits.inflation)
+        self.shared = Shared(worker.buffer_bytes, worker.limit_hits, worker.limits.inflation, worker.message_memory)
 
     def stop(self) -> None:
         """Forget the streams that have no task."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from toutates.h2grpc.message_memory import LargeMessage, MemoryPool
 from toutates.h2grpc.stream import NEVER, Buffer
 from toutates.http1 import Connection as Http1
 from toutates.http1 import Head, Limits, Receiving, Refused, Request
 from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
 from toutates.net.worker import Worker
 
-__all__ = ["Ended", "HttpCall", "HttpConnection", "Leaving"]
+__all__ = ["Ended", "HttpCall", "HttpConnection", "LargeRequest", "Leaving"]
 
 _UNAVAILABLE: Final = 503
 #: The names under which refusals are counted, by status.
@@ -74,6 +76,13 @@ class HttpCall(Request):
             self.connection.leave_if_ended()
 
 
+@dataclass(frozen=True, slots=True)
+class LargeRequest:
+    """A request whose body is in memory of its own, which is used again when its handler has returned."""
+
+    call: HttpCall
+
+
 class HttpConnection(Connection):
     """One connection of a worker.
 
@@ -83,6 +92,7 @@ class HttpConnection(Connection):
         admit: looks at a head before its body is read, see ``http1.Connection``.
         write_refusal: see there.
         call_class: of the calls.
+        pool: has the memory of large bodies; None for none.
 
     Attributes:
         kept_bytes: of requests that handlers keep (``HttpCall.hold``).
@@ -98,10 +108,12 @@ class HttpConnection(Connection):
         admit: Callable[[Head], int],
         write_refusal: Callable[[Refused], tuple[bytes, bytes]],
         call_class: type[HttpCall] = HttpCall,
+        pool: MemoryPool | None = None,
     ) -> None:
         self._worker = worker
         self._write_refusal = write_refusal
-        self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=call_class)
+        make_memory = None if pool is None else partial(LargeMessage.begin, pool)
+        self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=call_class, make_memory=make_memory)
         self._answers = answers = self._http.answers
         answers.owner = self
         answers.dirty = worker.dirty
@@ -161,6 +173,21 @@ class HttpConnection(Connection):
         self._calls_begun += len(calls)
         return calls
 
+    @property
+    def awaited_bytes(self) -> int:
+        """Bytes that are still to come of the body that is received directly; 0 for none."""
+        return self._http.awaited_bytes
+
+    def views(self) -> list[memoryview]:
+        """Where to put the next bytes while ``direct`` is set; none if they are to be handed in."""
+        views = [] if self._closed else self._http.views()
+        self.direct = bool(views)
+        return views
+
+    def take_direct(self, count: int, now_ns: int) -> list[Any]:
+        """Take ``count`` bytes that are in ``views``; returns the call that they complete."""
+        return self._after([LargeRequest(cast(HttpCall, call)) for call in self._http.take_direct(count)])
+
     def go_on(self, now_ns: int) -> list[Any]:
         """Read on in what has been received earlier."""
         if self._closed:
@@ -213,6 +240,7 @@ class HttpConnection(Connection):
         http = self._http
         self._calls_begun += len(calls)
         self.behind = http.behind
+        self.direct = http.direct
         receiving = http.receiving
         if receiving is Receiving.PAUSED or self.full:
             # What is read in vain would have to be kept, so nothing is.
@@ -286,7 +314,7 @@ class HttpConnection(Connection):
 
     def _close(self) -> None:
         self._closed = True
-        self.behind = self.full = False
+        self.behind = self.full = self.direct = False
         self._http.lose()
 
     # --- what it is at -----------------------------------------------------------------------------------------------

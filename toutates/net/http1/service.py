@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
+from toutates.h2grpc.message_memory import MessageMemory
 from toutates.http1 import Head, Limits, Refused
 from toutates.net.connection import Connection, Service
-from toutates.net.http1.connection import Ended, HttpCall, HttpConnection
+from toutates.net.http1.connection import Ended, HttpCall, HttpConnection, LargeRequest
 from toutates.net.worker import Worker
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
@@ -43,7 +44,8 @@ class Handler(Protocol):
 
         It is asked once for heads that come again. What it finds out goes into ``Head.purpose``, whose method
         ``handle`` then gets the requests with this head. It answers them, now or later; must not block; and may raise
-        RequestError, which ``fail`` answers.
+        RequestError, which ``fail`` answers. Where it sets ``Head.in_memory``, large bodies come as ``MessageMemory``,
+        which is used again when the handler has returned, unless there is a view of it.
 
         Raises:
             Refused: the request is answered with an error.
@@ -77,15 +79,15 @@ class HttpService(Service):
         if self._limits is None:
             self._limits = http_limits(self._worker)  # on the worker's thread, from its own copy
         handler = self._handler
-        return HttpConnection(self._worker, self._limits, handler.admit, handler.write_refusal, handler.call_class)
+        worker = self._worker
+        return HttpConnection(
+            worker, self._limits, handler.admit, handler.write_refusal, handler.call_class, worker.message_memory
+        )
 
     def handle(self, link: Any, event: Any) -> None:
         """Deal with one event of a connection. A request, nearly every event, is handed to the handler here."""
         if not isinstance(event, HttpCall):
-            if isinstance(event, Ended):
-                self._worker.connection_over(link, event.reason)
-            else:
-                self._worker.leave(link, "")
+            self._handle_rest(link, event)
             return
         call = event
         try:
@@ -93,6 +95,16 @@ class HttpService(Service):
         except Exception as error:
             self._fail(call, error)
         call.body = b""  # a call that waits must not keep what it was asked with
+
+    def _handle_rest(self, link: Any, event: Any) -> None:
+        if isinstance(event, LargeRequest):
+            memory = cast(MessageMemory, event.call.body)
+            self.handle(link, event.call)
+            self._worker.message_memory.give_back(memory)
+        elif isinstance(event, Ended):
+            self._worker.connection_over(link, event.reason)
+        else:
+            self._worker.leave(link, "")
 
     def receive_end(self, link: Any) -> list[Any] | None:
         """The peer sends no more, as ``nc -N`` and scripts do behind their last request: it is answered first."""
@@ -117,4 +129,5 @@ class HttpService(Service):
 
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""
-        return not isinstance(event, HttpCall) or event.open
+        call = event.call if isinstance(event, LargeRequest) else event
+        return not isinstance(call, HttpCall) or call.open

@@ -1,0 +1,51 @@
+"""What a driver may hand in, so that large bodies are received straight into memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["LARGE_BODY_BYTES", "BodyMemory", "MakeMemory"]
+
+#: Bodies of this size and more get memory of their own where their head allows it (``Head.in_memory``). Making views of
+#: it and asking for its bytes by themselves costs more than copying fewer.
+LARGE_BODY_BYTES = 65_536
+
+
+class BodyMemory(Protocol):
+    """The memory of one body, which belongs to the driver.
+
+    Attributes:
+        missing: bytes of the body that have not come.
+        held_bytes: bytes of memory that count as taken.
+    """
+
+    missing: int
+    held_bytes: int
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong, or some of them; not empty while some are missing."""
+        ...
+
+    def advance(self, count: int) -> None:
+        """``count`` bytes are in ``room``."""
+        ...
+
+    def add(self, part: bytes, /) -> None:
+        """Copy the next bytes."""
+        ...
+
+    def take_fitting(self) -> Any:
+        """The whole body, which is read like ``bytes``."""
+        ...
+
+    def drop(self) -> None:
+        """The body will never be whole."""
+        ...
+
+
+class MakeMemory(Protocol):
+    """Makes the memory of a body; None where there is to be none."""
+
+    def __call__(self, size: int, least: int, /) -> BodyMemory | None:
+        """Memory of a body of ``size`` bytes, of which ``least`` are there."""
+        ...
