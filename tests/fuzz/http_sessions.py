@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection's bytes.
 
 Invariant: whatever comes, nothing is raised; the same requests come out and the same answers go out however the bytes
-are cut; in the end nothing is kept; and the bodies are those that llhttp finds in the same bytes, up to where one of
-the two refuses to go on.
+are cut, and whether or not large bodies are received into memory of their own; in the end nothing is kept; and the
+bodies are those that llhttp finds in the same bytes, up to where one of the two refuses to go on.
 
 A case is the bytes, behind one byte that seeds where they are cut.
 """
@@ -16,13 +16,20 @@ import zlib
 from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserUpgrade, HttpRequestParser
 
 from tests.fuzz.sessions import mutate
-from tests.http1.support import conversation
+from tests.http1.support import conversation, in_memory
+from toutates.h2grpc.message_memory import MemoryPool
 from toutates.http1 import Connection, Limits
 
 __all__ = ["check", "make_case"]
 
 LIMITS = Limits(
-    max_head_size=600, max_fields=10, max_body_size=2_000, max_chunk_line=60, max_pipelined=3, remembered_heads=2
+    max_head_size=600,
+    max_fields=10,
+    max_body_size=2_000,
+    max_chunk_line=60,
+    max_pipelined=3,
+    remembered_heads=2,
+    large_body_size=40,
 )
 
 METHODS = ("GET", "POST", "POST", "HEAD", "OPTIONS", "BREW", "get", "")
@@ -99,11 +106,13 @@ def check(case: bytes) -> None:
     rng = random.Random(case[:1])
     data = case[1:]
     whole = conversation([data], Connection(LIMITS), end=True)
-    for longest in (1, 7, 200):
-        connection = Connection(LIMITS)
-        assert conversation(_cut(data, longest, rng), connection, end=True) == whole, (
+    for longest, direct in ((1, True), (7, False), (200, True)):
+        pool = MemoryPool()
+        connection = in_memory(pool, LIMITS) if direct else Connection(LIMITS)
+        assert conversation(_cut(data, longest, rng), connection, end=True, direct=direct) == whole, (
             "cut otherwise, it is read otherwise"
         )
+        assert not pool.lent, "memory is kept for a body that is over"
         assert connection.finished, "it goes on behind the peer's last byte"
         assert not connection.held_bytes, "something is kept"
     _compare([body for _, _, body in whole[0]], data)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
+from toutates.h2grpc.message_memory import LargeMessage, MemoryPool
 from toutates.http1 import Connection, Head, Limits, Receiving, Request, encode_fields
 
-__all__ = ["FIELDS", "answer", "conversation", "cuts", "head_of", "request", "statuses"]
+__all__ = ["FIELDS", "answer", "conversation", "cuts", "hand_in", "head_of", "in_memory", "request", "statuses"]
 
 FIELDS: Final = encode_fields({"content-type": "text/plain"})
 
@@ -33,8 +35,16 @@ def conversation(
     *,
     respond: Callable[[Request], None] = answer,
     end: bool = False,
+    direct: bool = False,
 ) -> tuple[list[tuple[str, str, bytes]], bytes]:
     """Hand pieces to a connection and answer its requests at once.
+
+    Args:
+        pieces: of what a peer sends.
+        connection: a new one by default.
+        respond: answers a request.
+        end: whether the peer sends no more then.
+        direct: whether pieces are put where the connection wants them.
 
     Returns:
         method, target and body of each request; and what was sent.
@@ -54,12 +64,37 @@ def conversation(
             requests = connection.go_on()
 
     for piece in pieces:
-        take(connection.receive(piece))
+        take(hand_in(connection, piece, direct=direct))
     if end:
         connection.receive_end()
         take(connection.go_on())
     assert connection.receiving is not Receiving.PAUSED
     return found, bytes(sent)
+
+
+def hand_in(connection: Connection, piece: bytes, *, direct: bool) -> list[Request]:
+    """Hand a piece to a connection, or put it into its views; returns the requests that are whole."""
+    found: list[Request] = []
+    while piece and direct and connection.direct:
+        count = 0
+        for view in connection.views():
+            part = piece[count : count + len(view)]
+            view[: len(part)] = part
+            count += len(part)
+            del view  # or the memory could not be moved
+        piece = piece[count:]
+        found += connection.take_direct(count)
+    return found + connection.receive(piece) if piece else found
+
+
+def in_memory(pool: MemoryPool, limits: Limits) -> Connection:
+    """A connection whose large bodies have memory of their own."""
+
+    def admit(head: Head) -> int:
+        head.in_memory = True
+        return limits.max_body_size
+
+    return Connection(limits, admit, make_memory=partial(LargeMessage.begin, pool))
 
 
 def cuts(data: bytes) -> Iterable[list[bytes]]:

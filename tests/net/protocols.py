@@ -155,7 +155,8 @@ class EchoHandler:
         if head.path == "/nothing":
             raise Refused(404, "nothing here")
         head.purpose = self
-        return 1_048_576
+        head.in_memory = True
+        return 4_194_304
 
     def handle(self, call: HttpCall) -> None:
         path = call.head.path

@@ -116,7 +116,7 @@ class LargeMessage:
         assert memory is not None
         self._view.release()
         self._memory = None
-        self._pool.lent -= 1
+        self._pool.returned(memory)
         memory.length = self._size
         return memory
 

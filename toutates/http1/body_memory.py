@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["LARGE_BODY_BYTES", "BodyMemory", "MakeMemory"]
-
-#: Bodies of this size and more get memory of their own where their head allows it (``Head.in_memory``). Making views of
-#: it and asking for its bytes by themselves costs more than copying fewer.
-LARGE_BODY_BYTES = 65_536
+__all__ = ["BodyMemory", "MakeMemory"]
 
 
 class BodyMemory(Protocol):

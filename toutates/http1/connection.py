@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
-from toutates.http1.body_memory import LARGE_BODY_BYTES, BodyMemory, MakeMemory
+from toutates.http1.body_memory import BodyMemory, MakeMemory
 from toutates.http1.chunks import ChunkReader
 from toutates.http1.coding import CODINGS, Inflater, too_large
 from toutates.http1.exchange import Answers, Buffer, Request, write_text
@@ -388,14 +388,14 @@ class Connection:
         if len(piece) == head.body_size and self._inflater is None:
             self._complete(head, piece, found)  # as it came
         else:
-            if piece and not self._came and head.in_memory and head.body_size >= LARGE_BODY_BYTES:
+            if piece and not self._came and head.in_memory and self._inflater is None:
                 self._begin_memory(head.body_size, len(piece))
             self._put(piece)
         return bool(piece)
 
     def _begin_memory(self, size: int, least: int) -> None:
-        """Have memory for a body that has begun, if it comes as it is and there is any."""
-        if self._make_memory is not None and self._inflater is None:
+        """Have memory for a body that has begun, if it is large and there is any."""
+        if self._make_memory is not None and size >= self._limits.large_body_size:
             self._memory = self._make_memory(size, least)
 
     def _read_chunk(self, head: Head, chunks: ChunkReader, found: list[Request]) -> bool:

@@ -177,7 +177,7 @@ class Answers:
             return
         queue = self.queue
         if queue[0] is not request or self.complete or request.head.http_1_0 or self._common is not None:
-            self._reply_the_long_way(request, parts)
+            self._reply_the_long_way(request, parts, length)
             return
         out = self.out
         if not out:
@@ -190,10 +190,15 @@ class Answers:
         if queue:
             self._release()
 
-    def _reply_the_long_way(self, request: Request, parts: Sequence[Buffer]) -> None:
+    def _reply_the_long_way(self, request: Request, parts: Sequence[Buffer], length: int) -> None:
         common = b"" if self._common is None else self._common()
-        # Joined: it may wait, and a part may be a small piece of something large.
-        self.write(request, b"".join((parts[0], common, self._connection_field(request), *parts[1:])))
+        head = b"".join((parts[0], common, self._connection_field(request)))
+        if length > JOINED_BYTES and self.queue[0] is request:
+            self._send([head, *parts[1:]])
+            self.bulky = True
+        else:
+            # Joined: it may wait, and a part may be a small piece of something large.
+            self.write(request, b"".join((head, *parts[1:])))
         self.end(request)
 
     def close_after(self, request: Request) -> None:
@@ -256,6 +261,9 @@ class Answers:
         if not self.out:
             self.dirty.append(self.link)
         self.out += pieces
+        for piece in pieces:
+            if len(piece) > JOINED_BYTES:
+                self.bulky = True
 
     @property
     def size(self) -> int:

@@ -17,6 +17,8 @@ class Limits:
         max_fields: header fields of a request. More are answered with 431: each is a Python object.
         max_body_size: bytes of a request's body, before and after decompression, where ``admit`` names no other bound.
             More are answered with 413.
+        large_body_size: bytes of a body from which on it gets memory of its own, if its head allows that
+            (``Head.in_memory``). Asking for the bytes of a smaller one by themselves costs more than copying them.
         max_chunk_line: bytes of the line before a chunk of a body. It is a number; extensions mean nothing to us.
         max_chunks: chunks of a body that are not empty. More are answered with 400: each costs far more than its bytes.
         max_pipelined: requests of one connection that wait for their answers. Further ones are not read meanwhile.
@@ -28,6 +30,7 @@ class Limits:
     max_head_size: int = 16_384
     max_fields: int = 128
     max_body_size: int = 1024 * 1024
+    large_body_size: int = 65_536
     max_chunk_line: int = 1_024
     max_chunks: int = 65_536
     max_pipelined: int = 16

@@ -204,10 +204,6 @@ class Service(Protocol):
         """Called once, after the last connection."""
         return
 
-    def tidy(self, now_ns: int) -> None:
-        """Called every few seconds, to free what is not used any more."""
-        return
-
     @abstractmethod
     def connect(self) -> Connection:
         """A connection for a socket that was accepted."""

@@ -41,11 +41,6 @@ class ByFirstBytes(Service):
         self.http1.stop()
         self.http2.stop()
 
-    def tidy(self, now_ns: int) -> None:
-        """Tidy both."""
-        self.http1.tidy(now_ns)
-        self.http2.tidy(now_ns)
-
     def connect(self) -> Connection:
         """A connection for a socket that was accepted."""
         return Undecided(self)

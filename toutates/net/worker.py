@@ -452,7 +452,7 @@ class Worker:
             self.lateness.note(self.now_ns - due_ns)
             try:
                 self._visits.visit(self.now_ns)
-                self.service.tidy(self.now_ns)
+                self.message_memory.trim(self.now_ns)
                 self.flush()
             except Exception as error:
                 self.incidents.bug("housekeeping", error)

@@ -85,10 +85,6 @@ class GrpcService:
         while self._to_start:
             del self.streams[self._to_start.popleft().call]
 
-    def tidy(self, now_ns: int) -> None:
-        """Give memory of large messages back to the system, if none comes any more."""
-        self.shared.pool.trim(now_ns)
-
     def connect(self) -> ServerConnection:
         """A connection for a socket that was accepted."""
         return ServerConnection(

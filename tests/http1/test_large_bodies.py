@@ -1,0 +1,111 @@
+"""Large bodies are received into memory of their own, which the driver hands in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.http1.support import answer, conversation, cuts, hand_in, in_memory, request
+from toutates.h2grpc.message_memory import GROWTH, MOST_LENT, MemoryPool, MessageMemory
+from toutates.http1 import Connection, Limits, Receiving
+
+LIMITS = Limits(large_body_size=40)
+BODY = random.Random(3).randbytes(60)
+CONTENT = random.Random(4).randbytes(1_000_000)
+
+MIXED = (
+    request("POST", "/a", BODY)
+    + request("POST", "/b", BODY[:39])
+    + request("POST", "/c", BODY, expect="100-continue")
+    + request("POST", "/d", b"3c\r\n" + BODY + b"\r\n0\r\n\r\n", transfer_encoding="chunked")
+    + request("POST", "/e", BODY, connection="close")
+    + request("POST", "/f", BODY)
+)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_requests_are_the_same_however_their_bytes_are_cut(direct: bool) -> None:
+    expected = conversation([MIXED])
+    assert [target for _, target, _ in expected[0]] == ["/a", "/b", "/c", "/d", "/e"]
+    pool = MemoryPool()
+    for pieces in cuts(MIXED):
+        connection = in_memory(pool, LIMITS)
+        assert conversation(pieces, connection, direct=direct) == expected
+        assert (connection.held_bytes, pool.lent) == (0, 0)
+
+
+def begun(pool: MemoryPool, octets: bytes, limits: Limits | None = None) -> Connection:
+    connection = in_memory(pool, limits or Limits())
+    assert connection.receive(octets) == []
+    return connection
+
+
+def test_a_large_body_is_memory_of_its_own_size_that_can_be_read_like_bytes() -> None:
+    pool = MemoryPool()
+    pool.give_back(MessageMemory(-1, 2_000_000))
+    whole = request("POST", body=CONTENT)
+    connection = begun(pool, whole[:16_384])
+    [one] = hand_in(connection, whole[16_384:], direct=True)
+    assert isinstance(one.body, MessageMemory)
+    assert len(one.body) == len(CONTENT)
+    assert bytes(one.body) == CONTENT
+    assert one.body.startswith(CONTENT[:100])
+    assert one.body[5:10] == CONTENT[5:10]
+
+
+def test_memory_grows_with_what_has_come() -> None:
+    pool = MemoryPool()
+    whole = request("POST", body=CONTENT)
+    connection = begun(pool, whole[:10_000])
+    assert connection.held_bytes <= GROWTH * 10_000
+    assert connection.awaited_bytes == len(whole) - 10_000
+    assert sum(map(len, connection.views())) < GROWTH * 10_000
+
+
+@pytest.mark.parametrize("ending", ["lose", "time_out", "receive_end"])
+def test_memory_of_a_body_that_is_never_whole_is_given_back(ending: str) -> None:
+    pool = MemoryPool()
+    connection = begun(pool, request("POST", body=CONTENT)[:500_000])
+    assert pool.lent == 1
+    getattr(connection, ending)()
+    assert (pool.lent, connection.direct, connection.views(), connection.awaited_bytes) == (0, False, [], 0)
+    assert connection.receiving is Receiving.ENDED
+
+
+def test_a_body_that_has_begun_is_whole_before_a_drain_is() -> None:
+    pool = MemoryPool()
+    whole = request("POST", body=CONTENT)
+    connection = begun(pool, whole[:500_000])
+    connection.drain()
+    [one] = hand_in(connection, whole[500_000:], direct=True)
+    answer(one)
+    assert connection.finished
+
+
+def test_without_memory_a_body_comes_as_any_other() -> None:
+    pool = MemoryPool()
+    pool.lent = MOST_LENT
+    whole = request("POST", body=CONTENT)
+    connection = begun(pool, whole[:500_000])
+    assert not connection.direct
+    [one] = connection.receive(whole[500_000:])
+    assert one.body == CONTENT
+
+
+def test_bodies_have_no_memory_of_their_own_unless_their_head_allows_it() -> None:
+    connection = Connection(Limits())
+    assert connection.receive(request("POST", body=CONTENT)[:500_000]) == []
+    assert not connection.direct
+
+
+def test_large_answers_are_sent_from_where_they_lie() -> None:
+    connection = Connection(Limits())
+    for closing in ({}, {"connection": "close"}):
+        [one] = connection.receive(request(**closing))
+        connection.answers.reply(one, (b"HTTP/1.1 200 OK\r\n", b"\r\n", memoryview(CONTENT)), len(CONTENT))
+        assert connection.answers.bulky
+        *head, body = connection.take_output()
+        assert isinstance(body, memoryview)
+        assert body.obj is CONTENT
+        assert b"".join(head).endswith(b"\r\n\r\n")
