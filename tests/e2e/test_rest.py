@@ -88,6 +88,25 @@ def test_large_tensors_as_binary_data(client: Any) -> None:
         np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
 
 
+def test_large_bodies_of_every_form(server: ServerProcess, client: Any) -> None:
+    rng = np.random.default_rng(3)
+    with peer_of(server.rest_port) as peer:
+        for size in (300_000, 100_000, 400_000, 20_000):  # memory of one is used again for the next
+            values = rng.random((1, size)).astype(np.float32)
+            given: dict[str, Any] = {"name": "INPUT", "shape": [1, size], "datatype": "FP32"}
+            given["parameters"] = {"binary_data_size": values.nbytes}
+            text = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+            for head in (text, text, text + b" " * 70_000, b""):  # as read, as remembered, in another thread, alone
+                answer = peer.ask(post("/v2/models/dynamic/infer", head + values.tobytes(), f"{LENGTH}: {len(head)}"))
+                assert answer.status == 200
+                sent = answer.body[int(answer.fields[LENGTH.lower()]) :]
+                np.testing.assert_array_equal(np.frombuffer(sent, np.float32), -values[0])
+    strings = np.array([[b"x" * 1_000_000, b"", b"y" * 100_000, b"z"]], np.object_)
+    for _ in range(2):
+        result = client.infer("identity_BYTES", [tensor("INPUT", strings)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT"), strings)
+
+
 def test_what_else_the_client_asks_for(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
