@@ -11,9 +11,20 @@ from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
 from fuzz.attacks.rest_floods import HEAD, infer_json, post
 
-__all__ = ["DeafPages", "DeafStreams", "RestLeftBehind", "RestPromises", "RestUploads"]
+__all__ = [
+    "DeafOutputs",
+    "DeafPages",
+    "DeafStreams",
+    "RestAnnouncedLengths",
+    "RestLeftBehind",
+    "RestPromises",
+    "RestResetUploads",
+    "RestUploads",
+]
 
 _PAUSE_S: Final = 0.1
+#: Of a request with binary data, which is received into memory of its own.
+_BINARY_HEAD: Final = HEAD + b"inference-header-content-length: 200\r\n"
 
 
 class RestPromises(Attack):
@@ -45,6 +56,35 @@ class RestUploads(Attack):
         await peer.wait_over()
 
 
+class RestAnnouncedLengths(Attack):
+    """Large bodies of binary data of which only the beginning comes."""
+
+    name = "rest-announced-lengths"
+    summary = "200 connections that announce 2 GB of binary data each, of which 20 KB come"
+    limit = "memory grows with what has come; `--limit stall_timeout` (60 s)"
+    stops = ("HTTP/1.1 408",)
+    connections = 200
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(_BINARY_HEAD + b"content-length: 2000000000\r\n\r\n", 1)
+        await peer.send(bytes(20_000))
+        await peer.wait_over()
+
+
+class RestResetUploads(Attack):
+    """Large bodies whose connection is reset when half of them is there."""
+
+    name = "rest-reset-uploads"
+    summary = "bodies of 1 MB, whose connection is reset after 500 KB"
+    limit = "memory is given back with the connection"
+    stops = ()
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(_BINARY_HEAD + b"content-length: 1000000\r\n\r\n", 1)
+        await peer.send(bytes(500_000))
+        peer.end_by_reset()
+
+
 class _Deaf(Attack):
     """Requests whose answers are never read from the socket."""
 
@@ -73,6 +113,19 @@ class DeafStreams(_Deaf):
 
     def requests(self) -> bytes:
         return post(json.dumps({"INPUT": 500_000}).encode(), model="generator", way="generate_stream") * 10
+
+
+class DeafOutputs(_Deaf):
+    """Large outputs that nobody reads."""
+
+    name = "rest-deaf-outputs"
+    summary = "40 outputs of 4 MB each as binary data on 4 connections, which are never read"
+    limit = "an output is kept once; no request is read while 4 MiB wait; `--limit stall_timeout` (60 s)"
+
+    def requests(self) -> bytes:
+        numbers = {"name": "INPUT", "shape": [1], "datatype": "INT64", "data": [1_000_000]}
+        body = json.dumps({"inputs": [numbers], "parameters": {"binary_data_output": True}}).encode()
+        return post(body, model="generator") * 40
 
 
 class DeafPages(_Deaf):

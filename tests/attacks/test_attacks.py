@@ -42,6 +42,7 @@ _SLOW: Final = (
     "rest-slow-body",
     "rest-promises",
     "rest-uploads",
+    "rest-announced-lengths",
 )
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
 _DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
