@@ -12,7 +12,7 @@ from struct import Struct
 from typing import cast
 
 from toutates.h2grpc.allowances import Allowance, Meter
-from toutates.h2grpc.message_memory import LARGE_MESSAGE_BYTES, MemoryPool, MessageMemory
+from toutates.h2grpc.message_memory import GROWTH, LARGE_MESSAGE_BYTES, LargeMessage, MemoryPool
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 
 __all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Inflater", "MessageAssembler", "compress", "decompress"]
@@ -25,8 +25,6 @@ PREFIX_SIZE = 5
 SMALL_BYTES = 262_144
 #: Bytes of compressed and of decompressed data that one step of decompression takes and makes at most.
 PIECE_BYTES = 262_144
-#: How many times the bytes received of a message the memory reserved for it may be.
-GROWTH = 4
 
 #: ``deflate`` is the zlib format (RFC 1950), as every gRPC implementation has it. Values are zlib's ``wbits``.
 ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -129,8 +127,8 @@ class MessageAssembler:
     """Assembles the messages of one call from DATA payloads, which may be cut anywhere.
 
     The pieces of a message are written to one buffer, which is returned without a copy. The buffer grows with the bytes
-    received, to at most GROWTH times as many: the length in a prefix alone reserves no memory. That of a large message
-    is a MessageMemory, into which ``DirectReceive`` receives without this class: ``room``, ``advance``, ``take_whole``.
+    received, to at most GROWTH times as many: the length in a prefix alone reserves no memory. A large message is a
+    LargeMessage, into which ``DirectReceive`` receives without this class: ``room``, ``advance``, ``take_whole``.
 
     Args:
         encoding: the call's ``grpc-encoding``; ``identity`` when it has none.
@@ -144,15 +142,14 @@ class MessageAssembler:
         "_capacity",
         "_encoding",
         "_inflate",
+        "_large",
         "_max_messages",
         "_max_size",
-        "_memory",
         "_message",
         "_pool",
         "_prefix",
         "_received",
         "_size",
-        "_view",
     )
 
     def __init__(
@@ -176,19 +173,18 @@ class MessageAssembler:
         self._received = 0
         self._capacity = 0
         self._message: BytesIO | None = None
-        #: the same of a large message
-        self._memory: MessageMemory | None = None
-        self._view = memoryview(b"")
+        #: in place of these three, where the message is large
+        self._large: LargeMessage | None = None
 
     @property
     def pending_bytes(self) -> int:
         """Bytes that the current, incomplete message takes; 0 if none has begun."""
-        return len(self._prefix) + self._capacity
+        return len(self._prefix) + (self._capacity if self._large is None else self._large.held_bytes)
 
     @property
     def missing(self) -> int:
         """Bytes until the current message is whole; 0 if it is not in memory of its own."""
-        return 0 if self._memory is None else self._size - self._received
+        return 0 if self._large is None else self._large.missing
 
     def room(self) -> memoryview:
         """Where the next bytes of the current message belong, in memory of its own; not empty while some are missing.
@@ -196,28 +192,25 @@ class MessageAssembler:
         Raises:
             MemoryError: there is none.
         """
-        if self._received >= len(self._view):
-            self._reserve(self._received + 1)
-        return self._view[self._received :]
+        assert self._large is not None
+        return self._large.room()
 
     def advance(self, count: int) -> None:
         """Note that ``count`` bytes are in ``room``."""
-        self._received += count
-        if self._received > self._capacity:
-            self._capacity = min(len(self._view), GROWTH * self._received)
+        assert self._large is not None
+        self._large.advance(count)
 
     def take_whole(self) -> bytes:
         """The current message, if it is whole and in memory of its own; b"" otherwise."""
-        if self._memory is None or self._received < self._size:
+        if self._large is None or self._large.missing:
             return b""
         return self._begin_next(self._take_message())
 
     def drop(self) -> None:
         """Free the memory of the current message, which will never be whole."""
-        if self._memory is not None:
-            memory = self._give_up_memory()
-            assert self._pool is not None
-            self._pool.give_back(memory)
+        if self._large is not None:
+            self._large.drop()
+            self._large = None
 
     def feed(self, payload: memoryview) -> list[bytes]:
         """The messages that ``payload`` completes.
@@ -229,15 +222,16 @@ class MessageAssembler:
         at = 0
         while at < len(payload):
             if len(self._prefix) < PREFIX_SIZE:
-                missing = payload[at : at + PREFIX_SIZE - len(self._prefix)]
-                at += len(missing)
-                self._prefix += missing
+                prefix = payload[at : at + PREFIX_SIZE - len(self._prefix)]
+                at += len(prefix)
+                self._prefix += prefix
                 if len(self._prefix) < PREFIX_SIZE:
                     break
                 self._size = self._read_prefix()
-            part = payload[at : at + self._size - self._received]
+            missing = self._size - self._received if self._large is None else self._large.missing
+            part = payload[at : at + missing]
             at += len(part)
-            if self._received + len(part) == self._size:
+            if len(part) == missing:
                 if len(messages) == self._max_messages:
                     text = f"one DATA frame has more than {self._max_messages} messages; send them in several"
                     raise LimitExceeded("messages", text)
@@ -259,39 +253,33 @@ class MessageAssembler:
         return length
 
     def _add(self, part: memoryview) -> None:
-        received = self._received + len(part)
-        if received > self._capacity:
-            self._reserve(received)
-        if self._message is not None:
-            self._message.write(part)
-        else:
-            self._view[self._received : received] = part
-        self._received = received
+        if self._large is None and self._received + len(part) > self._capacity:
+            self._reserve(self._received + len(part))
+        if self._large is not None:
+            self._large.add(part)
+            return
+        assert self._message is not None
+        self._message.write(part)
+        self._received += len(part)
 
     def _reserve(self, least: int) -> None:
         """Have memory for ``least`` bytes of the message, and up to GROWTH times as many."""
-        capacity = min(self._size, GROWTH * least)
         pool = self._pool
-        if self._memory is not None:
-            if len(self._memory) < capacity:
-                self._view.release()
-                MemoryPool.grow(self._memory, capacity)
-        elif self._message is None and pool is not None and self._size >= LARGE_MESSAGE_BYTES and not self._prefix[0]:
-            self._memory = pool.take(capacity)
-        if self._memory is not None:
-            self._view = memoryview(self._memory)[: self._size]
-        else:
-            # Many zeros take no memory until they are overwritten. BytesIO has the only reference to them, so it
-            # overwrites them in place, and ``getvalue`` returns them without a copy.
-            message = BytesIO(bytes(capacity))
-            if self._message is not None:
-                with self._message.getbuffer() as old:
-                    message.write(old[: self._received])
-            self._message = message
-        self._capacity = capacity
+        if self._message is None and pool is not None and self._size >= LARGE_MESSAGE_BYTES and not self._prefix[0]:
+            self._large = LargeMessage.begin(pool, self._size, least)
+            if self._large is not None:
+                return
+        self._capacity = min(self._size, GROWTH * least)
+        # Many zeros take no memory until they are overwritten. BytesIO has the only reference to them, so it overwrites
+        # them in place, and ``getvalue`` returns them without a copy.
+        message = BytesIO(bytes(self._capacity))
+        if self._message is not None:
+            with self._message.getbuffer() as old:
+                message.write(old[: self._received])
+        self._message = message
 
     def _complete(self, part: memoryview) -> bytes:
-        if self._received:
+        if self._received or self._large is not None:
             self._add(part)
             message = self._take_message()
         else:
@@ -299,23 +287,13 @@ class MessageAssembler:
         return self._begin_next(message)
 
     def _take_message(self) -> bytes:
-        if self._memory is not None:
-            message = cast(bytes, self._give_up_memory())  # it is read like bytes
-        else:
-            assert self._message is not None
-            message = self._message.getvalue()
-            self._message = None
+        if self._large is not None:
+            large, self._large = self._large, None
+            return cast(bytes, large.take())  # it is read like bytes
+        assert self._message is not None
+        message = self._message.getvalue()
+        self._message = None
         return message
-
-    def _give_up_memory(self) -> MessageMemory:
-        assert self._pool is not None
-        assert self._memory is not None
-        self._view.release()
-        self._view = memoryview(b"")
-        memory, self._memory = self._memory, None
-        self._pool.returned(memory)
-        memory.length = self._size
-        return memory
 
     def _begin_next(self, message: bytes) -> bytes:
         compressed = self._prefix[0]

@@ -19,7 +19,7 @@ __all__ = ["TlsTransport"]
 #: no second copy of itself, and no other connection waits until all of it is encrypted.
 CHUNK_BYTES: Final = 65_536
 #: Chunks in one turn to send, see ``transport.MOST_SENT_BYTES``. Each takes some 50 us.
-MOST_CHUNKS: Final = 16
+MOST_CHUNKS: Final = 17
 #: Ciphertext per read from peers that fill the first size. Less than without TLS, because decrypting costs more than
 #: copying, and the other connections wait meanwhile.
 LARGE_TLS_READ_BYTES: Final = 262_144
