@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from bench.measure import Measurer
 from bench.models import MODELS
 from bench.options import BASELINE, REST_BASELINE, Options, h2load_shape, perf_analyzer_shape
 from bench.perf_analyzer import PerfAnalyzer
+from bench.protocols import BINARY, GRPC
 from bench.question import Question
 from bench.results import Cell, Results
 from bench.servers import Kind
@@ -27,6 +29,7 @@ __all__ = ["Session"]
 # With these the sweeps are made: those that take long with a server that answers slowly are left to the loads.
 _SWEPT = ("toutates", "toutates-3.14t", BASELINE)
 _PAYLOAD_SHAPES = ((1, 1), (8, 1))
+_PAYLOAD_PROTOCOLS = (GRPC, BINARY)
 _IDLE_SHAPE = (16, 1)
 _MEMORY_SHAPE = (16, 8)
 
@@ -71,7 +74,12 @@ class Session:
                     self._tell(f"loads with {model}")
                     self._measure_loads(model, folder / "loads" / model, starter)
             if "payload" in self._options.parts:
-                loads = [load for shape in _PAYLOAD_SHAPES if (load := self._h2load_of("payload", shape))]
+                loads = [
+                    replace(load, protocol=protocol)
+                    for shape in _PAYLOAD_SHAPES
+                    if (load := self._h2load_of("payload", shape))
+                    for protocol in _PAYLOAD_PROTOCOLS
+                ]
                 self._results.servers["raw"] = servers.raw().title
                 sizes = self._options.payload_bytes
                 sweeps.sweep_payload(folder / "payload", swept, self._measurer, loads, rounds, sizes)

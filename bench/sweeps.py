@@ -10,6 +10,7 @@ from bench.client import Load
 from bench.errors import NoFigure
 from bench.h2load import H2load
 from bench.measure import Measurer
+from bench.protocols import GRPC
 from bench.question import Question
 from bench.raw_connection import idle_connections
 from bench.raw_server import RawLoad
@@ -44,10 +45,13 @@ def sweep_payload(
                 way = "in, row open" if is_open else "in" if model.row[0] > 1 else "out"
                 for load in loads:
                     size = 4 * max(model.row[0], model.output_row[0])
-                    cell = Cell("payload", f"{way}, {load.connections} connections", load.name, size)
+                    over = "" if load.protocol == GRPC else ", REST"
+                    cell = Cell("payload", f"{way}, {load.connections} connections{over}", load.name, size)
                     for server in in_turn(servers, number):
                         if server.kind.name == "raw":
                             measurer.measure(server, cell, RawLoad(load.connections, numbers), question, number)
+                        elif not server.speaks(load.protocol):
+                            continue
                         elif server.kind.reads_config or not is_open:
                             measurer.measure(server, cell, load, question, number)
 
