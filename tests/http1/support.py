@@ -56,7 +56,7 @@ def conversation(
     def take(requests: list[Request]) -> None:
         while True:
             for one in requests:
-                found.append((one.head.method, one.head.target, bytes(one.body)))
+                found.append((one.head.method, one.head.target, bytes(one.body[: len(one.body)])))
                 respond(one)
             sent.extend(b"".join(connection.take_output()))
             if not requests and not connection.behind:

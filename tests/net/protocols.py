@@ -169,7 +169,7 @@ class EchoHandler:
         elif path == "/memory":
             raise MemoryError
         else:
-            call.reply(200, b"", bytes(call.body) or path.encode())
+            call.reply(200, b"", bytes(call.body[: len(call.body)]) or path.encode())
 
     def fail(self, call: HttpCall, error: RequestError) -> None:
         call.reply(500, b"", str(error).encode())

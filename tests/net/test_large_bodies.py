@@ -13,11 +13,11 @@ from tests.certificates import client_context
 from tests.h2grpc.support import unary
 from tests.http1.support import request
 from tests.net.protocols import EchoHandler
-from tests.net.running import WIDE, RawClient, Running, running
+from tests.net.running import HOUR_NS, WIDE, RawClient, Running, running
 from tests.net.test_http1 import serving
 from tests.net.test_services import TextClient, answer
 from tests.net.tls_support import server_context
-from toutates.h2grpc import Limits
+from toutates.h2grpc import Limits, message_memory
 from toutates.h2grpc.message_memory import MessageMemory
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service
@@ -38,7 +38,8 @@ def nothing_is_lent(server: Running) -> bool:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_large_bodies_come_whole(tls: bool, context: ssl.SSLContext) -> None:
+def test_large_bodies_come_whole(tls: bool, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_memory, "IDLE_NS", HOUR_NS)
     sizes = [70_000, 1_048_576, 3_000_000, 100_001, 65_536, 10]
     with (
         serving(tls=context if tls else None) as (server, _),
@@ -52,6 +53,8 @@ def test_large_bodies_come_whole(tls: bool, context: ssl.SSLContext) -> None:
         client.sock.sendall(b"".join(request("POST", body=CONTENT[:size]) for size in few))
         client.expect(b"".join(answer(CONTENT[:size]) for size in few))
         assert nothing_is_lent(server)
+        memory = server.worker.message_memory
+        assert server.call(lambda: memory.kept_bytes) >= 3_000_000
 
 
 class Keeper(EchoHandler):
@@ -64,7 +67,7 @@ class Keeper(EchoHandler):
 
     def handle(self, call: HttpCall) -> None:
         self.kinds.append(call.body.__class__)
-        self.views.append(memoryview(call.body))
+        self.views.append(memoryview(call.body)[: len(call.body)])
         call.reply(200, b"", b"kept")
 
 

@@ -23,7 +23,7 @@ from tests.h2grpc.support import (
     rst_stream,
     unary,
 )
-from tests.net.running import PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
+from tests.net.running import HOUR_NS, PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from toutates.h2grpc import Limits, message_memory
 from toutates.net.transport import Transport
@@ -107,11 +107,12 @@ def test_requests_beside_a_message_that_is_reset_in_the_middle_are_answered() ->
 
 
 def test_memory_of_large_messages_goes_back_once_no_more_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_memory, "IDLE_NS", 100_000_000)
+    monkeypatch.setattr(message_memory, "IDLE_NS", HOUR_NS)
     with running(Limits(handshake_timeout_s=0.2)) as server, BlockingClient(server.port) as client:
         for _ in range(3):
             assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]
         assert server.call(lambda: server.service.shared.pool.kept_bytes) >= 1_000_000
+        monkeypatch.setattr(message_memory, "IDLE_NS", 100_000_000)
         server.until(lambda: not server.service.shared.pool.kept_bytes)
         assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]
 

@@ -33,8 +33,10 @@ _HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
 class MessageMemory(mmap.mmap):
     """The memory of one large message. It can be read like ``bytes``: by index, by slices, by ``startswith``.
 
+    The memory may be larger (``capacity``), and so are views of all of it: behind the message is what was there before.
+
     Attributes:
-        length: of the message, bytes. The memory may be larger.
+        length: of the message, bytes: what ``len`` gives.
         kept_bytes: so much of it came from what the pool keeps, and counts there until ``returned``.
     """
 
@@ -42,6 +44,14 @@ class MessageMemory(mmap.mmap):
 
     length: int
     kept_bytes: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the memory."""
+        return super().__len__()
 
     def startswith(self, prefix: bytes, start: int = 0) -> bool:
         """Whether the bytes from ``start`` on begin with ``prefix``."""
@@ -111,20 +121,13 @@ class LargeMessage:
         self.advance(len(part))
 
     def take(self) -> MessageMemory:
-        """The whole message, which is no longer of this object. Its memory may be larger (``MessageMemory.length``)."""
+        """The whole message, which is no longer of this object."""
         memory = self._memory
         assert memory is not None
         self._view.release()
         self._memory = None
         self._pool.returned(memory)
         memory.length = self._size
-        return memory
-
-    def take_fitting(self) -> MessageMemory:
-        """The same in memory of just its size, so that who reads all of the memory reads the message."""
-        memory = self.take()
-        if len(memory) != self._size:
-            memory.resize(self._size)
         return memory
 
     def drop(self) -> None:
@@ -135,7 +138,7 @@ class LargeMessage:
     def _grow(self, least: int) -> None:
         assert self._memory is not None
         size = min(self._size, GROWTH * least)
-        if len(self._memory) < size:
+        if self._memory.capacity < size:
             self._view.release()
             MemoryPool.grow(self._memory, size)
         self._view = memoryview(self._memory)[: self._size]
@@ -182,8 +185,8 @@ class MemoryPool:
             self._look_again()
         if self._spare:
             memory = self._spare.pop()
-            memory.kept_bytes = len(memory)
-            if len(memory) < least:
+            memory.kept_bytes = memory.capacity
+            if memory.capacity < least:
                 try:
                     self.grow(memory, least)
                 except MemoryError:
@@ -219,7 +222,7 @@ class MemoryPool:
 
     def give_back(self, memory: MessageMemory) -> None:
         """Keep memory that nobody else refers to any more but by views. It is used again when these are gone."""
-        size = len(memory)
+        size = memory.capacity
         if size > LARGEST_SPARE_BYTES or self.kept_bytes + size > POOL_BYTES:
             return
         self.kept_bytes += size
@@ -242,21 +245,21 @@ class MemoryPool:
             self._idle_since_ns = now_ns
         if now_ns - self._idle_since_ns < IDLE_NS:
             return
-        self.kept_bytes -= sum(map(len, self._spare)) + sum(map(len, self._read))
+        self.kept_bytes -= sum([memory.capacity for memory in (*self._spare, *self._read)])
         self._spare.clear()
         self._read.clear()
 
 
 def _has_views(memory: MessageMemory) -> bool:
     try:
-        memory.resize(len(memory))  # which the system has nothing to do for; refused as long as there are views
+        memory.resize(memory.capacity)  # which the system has nothing to do for; refused as long as there are views
     except BufferError:
         return True
     return False
 
 
 def _ask_for_huge_pages(memory: MessageMemory) -> None:
-    if _HUGE_PAGES is not None and len(memory) >= HUGE_BYTES:
+    if _HUGE_PAGES is not None and memory.capacity >= HUGE_BYTES:
         try:
             memory.madvise(_HUGE_PAGES)
         except OSError:

@@ -30,8 +30,8 @@ class BodyMemory(Protocol):
         """Copy the next bytes."""
         ...
 
-    def take_fitting(self) -> Any:
-        """The whole body, which is read like ``bytes``."""
+    def take(self) -> Any:
+        """The whole body, which is read like ``bytes``. Its buffer may be longer than ``len`` says."""
         ...
 
     def drop(self) -> None:

@@ -425,7 +425,7 @@ class Connection:
         if self._memory is None:
             return self._body if self._inflater is None else self._inflater.finish()
         memory, self._memory = self._memory, None
-        body: bytearray = memory.take_fitting()  # it is read like one
+        body: bytearray = memory.take()  # it is read like one
         return body
 
     def _complete(self, head: Head, body: bytes | bytearray, found: list[Request]) -> None:

@@ -53,8 +53,8 @@ class Head:
         octets: all of it, up to and with the empty line; b"" if it is not remembered. Set by the connection.
         whole_size: bytes of a plain request with this head; set by the connection.
         purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
-        in_memory: whether whoever answers it takes a large body in memory of its own (``body_memory``); set by
-            ``admit``.
+        in_memory: whether whoever answers it takes a large body in memory of its own (``body_memory``), and minds that
+            its buffer may be longer than the body; set by ``admit``.
     """
 
     __slots__ = (

@@ -188,7 +188,8 @@ class RestHandler:
             asks=asks,
             is_coded=is_coded,
         )
-        head.in_memory = field is not None  # JSON is read from bytes, which takes many times as long anyway
+        # JSON is read from bytes, which takes many times as long anyway.
+        head.in_memory = field is not None and asks is Asks.INFER
         if head.coding:
             return min(limits.max_decompressed_size, limits.max_message_size)
         return limits.max_message_size

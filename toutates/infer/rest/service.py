@@ -179,7 +179,7 @@ class RestInferService(InferService):
         version: ServedVersion | None = None
         try:
             version = self._table.find(asked.target.model, asked.target.version)
-            message, content = read_raw_request(memoryview(body), asked.target, version.signature)
+            message, content = read_raw_request(memoryview(body)[: len(body)], asked.target, version.signature)
         except RequestError as error:
             self._count_refusal(error, version)
             raise

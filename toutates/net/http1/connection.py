@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
 
-from toutates.h2grpc.message_memory import LargeMessage, MemoryPool
+from toutates.h2grpc.message_memory import LargeMessage, MemoryPool, MessageMemory
 from toutates.h2grpc.stream import NEVER, Buffer
 from toutates.http1 import Connection as Http1
 from toutates.http1 import Head, Limits, Receiving, Refused, Request
@@ -186,7 +186,7 @@ class HttpConnection(Connection):
 
     def take_direct(self, count: int, now_ns: int) -> list[Any]:
         """Take ``count`` bytes that are in ``views``; returns the call that they complete."""
-        return self._after([LargeRequest(cast(HttpCall, call)) for call in self._http.take_direct(count)])
+        return self._after(cast(list[Any], self._http.take_direct(count)))
 
     def go_on(self, now_ns: int) -> list[Any]:
         """Read on in what has been received earlier."""
@@ -240,6 +240,8 @@ class HttpConnection(Connection):
         http = self._http
         self._calls_begun += len(calls)
         self.behind = http.behind
+        if self.direct:  # a body that was in memory of its own may be whole
+            calls = [LargeRequest(call) if isinstance(call.body, MessageMemory) else call for call in calls]
         self.direct = http.direct
         receiving = http.receiving
         if receiving is Receiving.PAUSED or self.full:
