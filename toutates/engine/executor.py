@@ -129,7 +129,8 @@ class Executor(ExecutorHandle):
         timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, time.monotonic_ns())
         if backend.on_cpu:
             took_ns = clock_ns() - began_ns
-            batch.lane.note_run(rows, took_ns, rows * sum(outputs.row_bytes) if outputs.in_arrays else 0)
+            large = outputs if isinstance(outputs, Outputs) and outputs.in_arrays else None
+            batch.lane.note_run(rows, took_ns, 0 if large is None else rows * sum(large.row_bytes))
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
         self._on_batch(rows, sum(map(len, pending)), timing)
         if isinstance(outputs, Separate):
