@@ -11,6 +11,7 @@ from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.plugins.kind import PluginKind
 from toutates.backends.python.kind import PythonKind
 from toutates.models.kinds import Kind
+from toutates.models.table import ModelTable
 from toutates.system.placement import Placement
 
 __all__ = ["kinds_of_models"]
@@ -22,6 +23,7 @@ def kinds_of_models(
     device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
     *,
     allow_pickle: bool = False,
+    get_table: Callable[[], ModelTable] | None = None,
 ) -> list[Kind]:
     """All kinds, in the order in which they are asked whether a version's files are theirs.
 
@@ -30,10 +32,11 @@ def kinds_of_models(
         placement: where threads run.
         device_problem: see ``OnnxKind``.
         allow_pickle: see ``PluginKind``.
+        get_table: see ``PythonKind``.
     """
     return [
         EnsembleKind(),
         PluginKind(allow_pickle=allow_pickle),
-        PythonKind(),
+        PythonKind(get_table),
         OnnxKind(sessions, placement, device_problem),
     ]

@@ -328,11 +328,16 @@ class Server:
             self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
         )
         load_options = LoadOptions(
-            kinds=kinds_of_models(sessions, self._placement, allow_pickle=options.allow_pickle),
+            kinds=kinds_of_models(
+                sessions,
+                self._placement,
+                allow_pickle=options.allow_pickle,
+                get_table=lambda: manager.table,
+            ),
             placement=self._placement,
             parallel_loads=options.parallel_loads,
         )
-        return ModelManager(
+        manager = ModelManager(
             load_options,
             executors,
             on_change,
@@ -341,6 +346,7 @@ class Server:
             # Whoever may not list the models shall not be told their names.
             suggests_names="model-repository" not in by_group(options.restricted_protocols, options.rest.restrictions),
         )
+        return manager
 
     def _make_control(self, manager: ModelManager, on_change: Callable[[], None]) -> ModelControl:
         options = self._options

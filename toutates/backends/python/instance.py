@@ -26,10 +26,12 @@ from toutates.backends.python.arena import Arena
 from toutates.backends.python.batches import Contents, Row, about, contents_of, rows_of
 from toutates.backends.python.child import frames
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
+from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
 from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
+from toutates.models.table import ModelTable
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ExecutionFailed, RequestError
 
@@ -77,6 +79,7 @@ class PythonInstance:
         limits: see Limits.
         one_by_one: whether the model sees each request alone.
         stacked: whether it sees the batch as one request.
+        get_table: returns the models that it may call; None for none.
 
     Attributes:
         ports: the consumers of the version; set once these are known.
@@ -96,7 +99,9 @@ class PythonInstance:
         limits: Limits,
         *,
         stacked: bool = False,
+        get_table: Callable[[], ModelTable] | None = None,
     ) -> None:
+        self._calls = ProcessCalls(arena, get_table)
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
         self._name = name
@@ -141,6 +146,7 @@ class PythonInstance:
         self._process.finalize(self._limits.finalize_s)
         self._room = None
         self._kept.clear()
+        self._calls.end()
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
@@ -160,6 +166,8 @@ class PythonInstance:
             frame, block = self._gathered_frame(lane, contents)
             kind, blocks = frames.GATHERED, [block]
         try:
+            execute_s = self._limits.execute_s
+            self._calls.begin(time.monotonic() + execute_s if execute_s else None)
             said = process.ask(kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests))
             self.ended_ns = time.monotonic_ns()
             if not said and isinstance(lane, PackedLane) and lane.known_outputs is not None:
@@ -256,6 +264,8 @@ class PythonInstance:
             return self._about(requests)
         if "memory" in question:
             return self._more_room(question["memory"])
+        if "call" in question or "result" in question or "room" in question or "ready" in question:
+            return self._calls.answer(question)
         position = question.get("wanted")
         if isinstance(position, int) and 0 <= position < len(requests):
             _, _, port, request = requests[position]
@@ -325,6 +335,7 @@ class PythonInstance:
         self._layouts.clear()
         self._next_layout = 0
         self._kept.clear()
+        self._calls.end()
         self._room = None
         self._asks = False
         logger.error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,14 @@ from toutates.backends.python.child import frames
 from toutates.backends.python.child.logger import set_sink
 from toutates.backends.python.child.model import Model, describe
 from toutates.backends.python.child.pb_utils import set_model_dir
+from toutates.backends.python.child.requests import set_caller
 from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.output import OutputReader, PrintedOutput
 from toutates.backends.python.process import Failed, Interpreter, ModelProcess
+from toutates.backends.python.thread_caller import ThreadCaller
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.lane import Allocate
+from toutates.models.table import ModelTable
 from toutates.protocol.signature import Signature
 from toutates.system.logs.limit import LineLimit
 from toutates.system.memory import available_memory
@@ -76,12 +79,21 @@ class Processes:
         interpreter: runs it.
         reader: of what processes print.
         limits: see Limits.
+        get_table: returns the models that the code may call; None for none.
 
     Attributes:
         allocate: makes the buffers of batches, which the processes see as well.
     """
 
-    def __init__(self, code: Code, interpreter: Interpreter, reader: OutputReader, limits: Limits) -> None:
+    def __init__(
+        self,
+        code: Code,
+        interpreter: Interpreter,
+        reader: OutputReader,
+        limits: Limits,
+        get_table: Callable[[], ModelTable] | None = None,
+    ) -> None:
+        self._get_table = get_table
         self._code, self._interpreter, self._reader, self._limits = code, interpreter, reader, limits
         # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
         self._arena = Arena(available_memory())
@@ -112,6 +124,7 @@ class Processes:
                     again,
                     self._limits,
                     stacked=start.stacked,
+                    get_table=self._get_table,
                 )
             )
         return found
@@ -178,13 +191,16 @@ class Threads:
 
     Args:
         code: of the version.
+        get_table: see ``Processes``.
 
     Attributes:
         allocate: None: the buffers of batches are ordinary memory.
     """
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, get_table: Callable[[], ModelTable] | None = None) -> None:
         self._code = code
+        if get_table is not None:
+            set_caller(ThreadCaller(get_table))
         self.allocate: Allocate | None = None
 
     def complete(self, name: str, config: Mapping[str, Any]) -> dict[str, Any] | None:

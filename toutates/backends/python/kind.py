@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from toutates.models.config.labels import read_labels
 from toutates.models.config.settings import ModelSettings
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
-from toutates.models.table import ServedVersion
+from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
@@ -46,9 +46,14 @@ _INVALID_IN_NAMES: Final = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 class PythonKind:
-    """The kind of Python models. It claims versions that hold a model.py, and no graph of another kind."""
+    """The kind of Python models. It claims versions that hold a model.py, and no graph of another kind.
 
-    def __init__(self) -> None:
+    Args:
+        get_table: returns the models that Python models may call; None for none.
+    """
+
+    def __init__(self, get_table: Callable[[], ModelTable] | None = None) -> None:
+        self._get_table = get_table
         self._reader = OutputReader()
         self._environments = Environments()
 
@@ -77,7 +82,7 @@ class PythonKind:
     def _loading(self, model: str, configuration: VersionConfiguration) -> _Loading:
         if _INVALID_IN_NAMES.intersection(model):
             raise ModelLoadError("Invalid stub name: contains invalid characters")
-        return _Loading(model, configuration, self._reader, self._environments)
+        return _Loading(model, configuration, self._reader, self._environments, self._get_table)
 
 
 @contextmanager
@@ -104,10 +109,16 @@ class _Loading:
         configuration: of the version.
         reader: of what processes print.
         environments: in which they run.
+        get_table: see ``PythonKind``.
     """
 
     def __init__(
-        self, model: str, configuration: VersionConfiguration, reader: OutputReader, environments: Environments
+        self,
+        model: str,
+        configuration: VersionConfiguration,
+        reader: OutputReader,
+        environments: Environments,
+        get_table: Callable[[], ModelTable] | None,
     ) -> None:
         self._model = model
         self._configuration = configuration
@@ -127,7 +138,7 @@ class _Loading:
                 execute_s=_seconds(parameters, "toutates.execute_timeout_s", Limits().execute_s, source),
             )
             interpreter = environments.interpreter(environment, version.model_dir)
-            self.isolation = Processes(code, interpreter, reader, limits)
+            self.isolation = Processes(code, interpreter, reader, limits, get_table)
         elif environment:
             raise ConfigurationError(
                 "a thread of the server has no environment of its own",
@@ -137,7 +148,7 @@ class _Loading:
                 remedy="remove it, or set toutates.isolation to 'process'",
             )
         else:
-            self.isolation = Threads(code)
+            self.isolation = Threads(code, get_table)
 
     def load(self) -> ServedVersion:
         """Start and initialize every instance.

@@ -27,7 +27,7 @@ from toutates.system.errors import (
     Unsupported,
 )
 
-__all__ = ["Results"]
+__all__ = ["Results", "code_of"]
 
 #: By the code of a ``TritonError``.
 _ERRORS: Final[Sequence[type[RequestError]]] = (
@@ -265,6 +265,11 @@ def _error(said: Sequence[Any]) -> RequestError:
     """The error of a code and a text."""
     code = said[0] if isinstance(said[0], int) and 0 <= said[0] < len(_ERRORS) else 0
     return _ERRORS[code](str(said[1])[:_MAX_TEXT])
+
+
+def code_of(error: RequestError) -> int:
+    """The code of ``TritonError`` for an error."""
+    return next((code for code, kind in enumerate(_ERRORS) if isinstance(error, kind)), 1)
 
 
 def _rows(content: Array | EncodedStrings, first: int, rows: int) -> Array | EncodedStrings:

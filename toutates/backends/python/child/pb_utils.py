@@ -16,6 +16,7 @@ from toutates.backends.python.child.requests import (
     TritonError,
     get_input_tensor_by_name,
     get_output_tensor_by_name,
+    is_model_ready,
 )
 from toutates.backends.python.child.tensors import (
     TRITON_STRING_TO_NUMPY,
@@ -51,6 +52,7 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "set_model_dir",

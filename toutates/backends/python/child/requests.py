@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,14 +11,18 @@ from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.tensors import Tensor
 
 __all__ = [
+    "Caller",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceTrace",
     "PreferredMemory",
     "ReceivedRequest",
+    "ResponseIterator",
     "TritonError",
     "get_input_tensor_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "set_caller",
 ]
 
 
@@ -106,6 +111,64 @@ class PreferredMemory:
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
+
+
+class Caller:
+    """How the models of this process call other models; each form of isolation has its own."""
+
+    def begin(self, request: InferenceRequest) -> Any:
+        """Begin a call; returns what ``result`` takes."""
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+
+    def result(self, call: Any) -> InferenceResponse:
+        """Wait for the outcome of a call."""
+        raise NotImplementedError
+
+    def call(self, request: InferenceRequest) -> InferenceResponse:
+        """Begin a call, and wait for its outcome."""
+        return self.result(self.begin(request))
+
+    def is_ready(self, model_name: str, model_version: str) -> bool:
+        """Whether a model answers now."""
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+
+
+_callers = [Caller()]
+
+
+def set_caller(caller: Caller) -> None:
+    """Have calls of other models made by this caller."""
+    _callers[0] = caller
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model answers now; TritonModelException for one that is not there."""
+    return _callers[0].is_ready(model_name, model_version)
+
+
+class ResponseIterator:
+    """The responses of a call that may have any number of them.
+
+    Args:
+        responses: all of them.
+    """
+
+    def __init__(self, responses: Sequence[InferenceResponse]) -> None:
+        self._responses = responses
+        self._at = 0
+
+    def __iter__(self) -> ResponseIterator:
+        self._at = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._at >= len(self._responses):
+            raise StopIteration
+        self._at += 1
+        return self._responses[self._at - 1]
+
+    def cancel(self) -> None:
+        """Ask for no more responses: there is one, which has come."""
 
 
 class InferenceTrace:
@@ -203,6 +266,19 @@ class InferenceRequest:
     def parameters(self) -> str:
         """Its parameters, JSON."""
         return json.dumps(self._parameters)
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Have another model answer; an InferenceResponse, which says whether it failed. In ``execute`` only."""
+        response = _callers[0].call(self)
+        return ResponseIterator([response]) if decoupled else response
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        """The same. Calls that are awaited together are under way together."""
+        caller = _callers[0]
+        call = caller.begin(self)
+        await asyncio.sleep(0)  # others begin theirs
+        response = await asyncio.get_running_loop().run_in_executor(None, caller.result, call)
+        return ResponseIterator([response]) if decoupled else response
 
     def trace(self) -> InferenceTrace:
         """Its trace."""

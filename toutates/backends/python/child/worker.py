@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from toutates.backends.python.child import frames, pb_utils
+from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.model import Model, OutputForms, describe
-from toutates.backends.python.child.requests import ReceivedRequest
+from toutates.backends.python.child.process_caller import ProcessCaller
+from toutates.backends.python.child.requests import ReceivedRequest, set_caller
 from toutates.backends.python.child.tensors import NUMPY_OF_NAME, Tensor
 
 __all__ = ["serve"]
@@ -29,6 +31,7 @@ class Channel:
         self._control = control
         self._buffer = bytearray()
         self._lock = threading.Lock()
+        self._may_ask = False
         # What the model forks shall not answer in its place, nor keep the socket open after its end.
         os.register_at_fork(after_in_child=control.close)
 
@@ -56,9 +59,16 @@ class Channel:
         except OSError:
             os._exit(0)
 
+    def allow(self, may_ask: bool) -> None:
+        """Say whether the server answers questions now."""
+        with self._lock:
+            self._may_ask = may_ask
+
     def ask(self, **question: Any) -> Any:
         """Ask the server while it waits for the end of ``execute``; any thread may. Returns its answer."""
         with self._lock:
+            if not self._may_ask:
+                raise TritonModelException("BLS is only supported during the 'execute' function.")
             self.send(frames.QUERY, json.dumps(question).encode())
             kind, content = self.receive()
         if kind != frames.ANSWER:
@@ -108,6 +118,7 @@ class _Instance:
     def __init__(self, channel: Channel, shared: mmap.mmap) -> None:
         self._channel = channel
         self._shared = shared
+        set_caller(ProcessCaller(channel.ask, shared))
         self._layouts: dict[int, _Layout] = {}
         self._model = Model("", "")
         self._inputs: list[tuple[str, str]] = []
@@ -262,9 +273,11 @@ class _Instance:
         offsets: Sequence[int],
     ) -> bytes:
         """Call ``execute``, write what it returns, and say where; nothing to say means that all is in its place."""
+        self._channel.allow(True)
         outcomes = self._model.answers(requests, one_by_one=self._one_by_one)
         requests.clear()
         said = self._write(outcomes, firsts, sizes, places)
+        self._channel.allow(False)
         outcomes.clear()
         self._about = None
         kept = []

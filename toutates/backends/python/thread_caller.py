@@ -1,0 +1,56 @@
+"""Calls of other models by a model in a thread of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toutates.backends.python.calls import Pending, begin_call, is_ready
+from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.requests import Caller, InferenceRequest, InferenceResponse, TritonError
+from toutates.backends.python.child.tensors import Tensor
+from toutates.engine import tensor as engine_tensor
+from toutates.models.table import ModelTable
+from toutates.protocol.datatypes import BY_NAME
+from toutates.system.errors import RequestError
+
+__all__ = ["ThreadCaller"]
+
+
+class ThreadCaller(Caller):
+    """Makes calls on the calling thread, which may run them itself.
+
+    Args:
+        get_table: returns the models that may be called.
+    """
+
+    def __init__(self, get_table: Callable[[], ModelTable]) -> None:
+        self._get_table = get_table
+
+    def begin(self, request: InferenceRequest) -> Pending:
+        """See ``Caller``."""
+        inputs = {
+            tensor.name(): engine_tensor.Tensor.of(
+                tensor.as_numpy() if tensor.datatype == "BYTES" else tensor.memory().copy(), BY_NAME[tensor.datatype]
+            )
+            for tensor in request.inputs()
+        }
+        version = "" if request.model_version in (-1, "") else str(request.model_version)
+        return begin_call(
+            self._get_table, request.model_name, version, inputs, sorted(request.requested_output_names())
+        )
+
+    def result(self, call: Pending) -> InferenceResponse:
+        """See ``Caller``."""
+        call.done.wait()
+        if call.error is not None:
+            return InferenceResponse([], TritonError(call.error.text, call.error.code))
+        return InferenceResponse(
+            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in call.outputs]
+        )
+
+    def is_ready(self, model_name: str, model_version: str) -> bool:
+        """See ``Caller``."""
+        try:
+            return is_ready(self._get_table, model_name, model_version)
+        except RequestError as error:
+            raise TritonModelException(f"Failed to check model readiness: {error}") from error
