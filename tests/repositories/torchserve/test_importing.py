@@ -80,7 +80,7 @@ scale: 5
     assert config.max_batch_size == 8
     assert config.dynamic_batching.max_queue_delay_microseconds == 20_000
     [group] = config.instance_group
-    assert (group.count, group.kind, list(group.gpus)) == (3, ModelInstanceGroup.KIND_GPU, [0, 2])
+    assert (group.count, group.kind, list(group.gpus)) == (2, ModelInstanceGroup.KIND_GPU, [0, 2])
     assert any("maxWorkers" in note for note in imported.notes)
     assert any("responseTimeout" in note for note in imported.notes)
 

@@ -35,7 +35,7 @@ from toutates.repositories.torchserve.imported import (
 )
 from toutates.repositories.torchserve.importing import AlreadyThere, Imported, import_archive
 from toutates.repositories.torchserve.manifest import is_model_name
-from toutates.repositories.torchserve.settings import MAX_WORKERS
+from toutates.repositories.torchserve.settings import MAX_WORKERS, set_workers, workers_of
 from toutates.system.errors import ConfigurationError, RequestError
 
 __all__ = ["Models", "Registration"]
@@ -177,11 +177,8 @@ class Models:
             config = await self._config(model)
             before = ModelConfig()
             before.CopyFrom(config)
-            if workers and not (config.instance_group and config.instance_group[0].count == workers):
-                del config.instance_group[1:]
-                if not config.instance_group:
-                    config.instance_group.add(kind=ModelInstanceGroup.KIND_CPU)
-                config.instance_group[0].count = workers
+            if workers and workers_of(config) != workers:
+                set_workers(config, workers)
                 await trio.to_thread.run_sync(write_config, self._folder(model), config)
             try:
                 await (self._load(model) if workers else self._unload(model))

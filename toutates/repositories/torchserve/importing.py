@@ -36,7 +36,7 @@ from toutates.repositories.torchserve.imported import (
     write_config,
 )
 from toutates.repositories.torchserve.manifest import MANIFEST, Handler, Manifest, find_handler, read_manifest
-from toutates.repositories.torchserve.settings import WorkerSettings, model_config, read_settings
+from toutates.repositories.torchserve.settings import WorkerSettings, model_config, read_settings, workers_of
 from toutates.repositories.torchserve.unpacking import Bounds, unpack
 from toutates.system.errors import ConfigurationError
 
@@ -179,8 +179,7 @@ def _import(
     if (model_dir / str(number)).exists():
         raise ConfigurationError("is there already", source=model_dir / str(number), remedy="remove it first")
     versions[number], urls[number] = manifest.version, url
-    old_workers = old.instance_group[0].count if old is not None and old.instance_group else 1
-    config = model_config(manifest.name, settings, settings.workers or max(1, old_workers))
+    config = model_config(manifest.name, settings, settings.workers or (1 if old is None else workers_of(old)))
     set_versions(config, versions, urls)
     default = number if old is None else default_of(old)
     if default is not None:

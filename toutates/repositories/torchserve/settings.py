@@ -22,6 +22,8 @@ __all__ = [
     "WorkerSettings",
     "model_config",
     "read_settings",
+    "set_workers",
+    "workers_of",
 ]
 
 #: Tensors of an imported model, BYTES of one element for each request: the body as it came; the header fields as a
@@ -140,13 +142,25 @@ def model_config(name: str, settings: WorkerSettings, workers: int) -> ModelConf
         config.input.append(ModelInput(name=tensor, data_type=TYPE_STRING, dims=[1]))
     for tensor in (RESULT, RESULT_HEAD):
         config.output.append(ModelOutput(name=tensor, data_type=TYPE_STRING, dims=[1]))
-    group = ModelInstanceGroup(count=workers, kind=ModelInstanceGroup.KIND_CPU)
+    group = config.instance_group.add(kind=ModelInstanceGroup.KIND_CPU)
     if settings.gpu:
         group.kind = ModelInstanceGroup.KIND_GPU
         group.gpus.extend(settings.device_ids)
-    config.instance_group.append(group)
+    set_workers(config, workers)
     if settings.batch_size > 1:
         config.dynamic_batching.SetInParent()
         if settings.max_batch_delay_ms:
             config.dynamic_batching.max_queue_delay_microseconds = 1_000 * settings.max_batch_delay_ms
     return config
+
+
+def set_workers(config: ModelConfig, workers: int) -> None:
+    """Have a model run by so many workers; by as many on each of its GPUs, which may be a few more."""
+    del config.instance_group[1:]
+    group = config.instance_group[0] if config.instance_group else config.instance_group.add()
+    group.count = -(-workers // max(1, len(group.gpus)))
+
+
+def workers_of(config: ModelConfig) -> int:
+    """How many workers run a model once it is loaded."""
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1

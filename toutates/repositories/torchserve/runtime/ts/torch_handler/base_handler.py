@@ -42,17 +42,19 @@ class BaseHandler(ABC):  # noqa: B024  (a base without abstract methods, as hand
         self.model_yaml_config = context.model_yaml_config
         model_dir = properties["model_dir"]
         gpu = properties.get("gpu_id")
-        self.map_location = "cpu" if gpu is None else "cuda"
+        self.map_location = "cpu"
         entry = self.manifest.get("model", {})
         serialized = entry.get("serializedFile")
         self.model_pt_path = os.path.join(model_dir, serialized) if serialized else None
         model_file = entry.get("modelFile", "")
         if serialized and serialized.endswith(".onnx"):
+            self.model, self.map_location = _onnx_session(str(self.model_pt_path), gpu)
             self.device = self.map_location
-            self.model = _onnx_session(str(self.model_pt_path), gpu)
         else:
             torch = _torch()
-            self.device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
+            if gpu is not None and torch.cuda.is_available():
+                self.map_location = "cuda"
+            self.device = torch.device("cpu" if self.map_location == "cpu" else f"cuda:{gpu}")
             if model_file:
                 self.model = self._load_pickled_model(model_dir, model_file, self.model_pt_path)
                 self.model.to(self.device)
@@ -137,10 +139,13 @@ def _torch() -> Any:
         ) from error
 
 
-def _onnx_session(path: str, gpu: int | None) -> Any:
+def _onnx_session(path: str, gpu: int | None) -> tuple[Any, str]:
+    """A session of ONNX Runtime, and where it computes."""
     import onnxruntime
 
     providers: list[Any] = ["CPUExecutionProvider"]
-    if gpu is not None:
+    place = "cpu"
+    if gpu is not None and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": gpu}))
-    return onnxruntime.InferenceSession(path, providers=providers)
+        place = "cuda"
+    return onnxruntime.InferenceSession(path, providers=providers), place
