@@ -240,7 +240,7 @@ A_LONG_DAY: Final = """
 @pytest.mark.timeout(0 if "TOUTATES_PAGE_HOURS" in os.environ else 300)
 def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[ServerProcess, int]) -> None:
     _, port = server
-    hours = float(os.environ.get("TOUTATES_PAGE_HOURS", "0.3"))
+    hours = float(os.environ.get("TOUTATES_PAGE_HOURS", "0.15"))
     tab.command("Page.addScriptToEvaluateOnNewDocument", source=A_LONG_DAY)
     tab.go(f"http://127.0.0.1:{port}/")
 
