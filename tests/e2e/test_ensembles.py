@@ -60,6 +60,17 @@ ENSEMBLES: Final = {
     "bounded": pbtxt(IN, OUT, CHAIN, scheduling="max_inflight_requests: 2"),
 }
 
+#: The same as "chain" in a config.yaml.
+PLAIN: Final = """
+backend: ensemble
+batch_size: 8
+inputs: {IN: {datatype: FP32, shape: [4]}}
+outputs: {OUT: {datatype: FP32, shape: [4]}}
+steps:
+  - {model: double, inputs: {x: IN}, outputs: {y: t}}
+  - {model: negate, inputs: {x: t}, outputs: {y: OUT}}
+"""
+
 
 def build(root: Path) -> Path:
     for name, graph in MODELS.items():
@@ -71,6 +82,8 @@ def build(root: Path) -> Path:
     add_graph(root, "half", double(["n", 1]))
     add_graph(root, "many", MODELS["double"], 1, "version_policy: { all { } }")
     add_graph(root, "many", MODELS["negate"], 2)
+    (root / "plain" / "1").mkdir(parents=True)
+    (root / "plain" / "1" / "config.yaml").write_text(PLAIN)
     for name, config in ENSEMBLES.items():
         add_ensemble(root, name, config)
     return root
@@ -224,7 +237,7 @@ def hammer(client: Any, ensemble: str, requests: list[Any], **expected: Any) -> 
     return outcomes
 
 
-@pytest.mark.parametrize("ensemble", ["chain", "nested", "bounded"])
+@pytest.mark.parametrize("ensemble", ["chain", "nested", "bounded", "plain"])
 def test_many_requests_at_once_get_their_own_answers(client: Any, ensemble: str) -> None:
     factor = -4 if ensemble == "nested" else -2
     inputs = [rows(1 + number % 3, number) for number in range(100)]

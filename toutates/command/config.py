@@ -6,6 +6,7 @@ from pathlib import Path
 
 from toutates.backends.onnx.inspection import ALL_DEVICES
 from toutates.backends.onnx.session import SessionOptions
+from toutates.models.config.ensemble_yaml import write_ensemble
 from toutates.models.config.misplaced import near_directory
 from toutates.models.config.pbtxt import write_pbtxt
 from toutates.models.config.yaml_writer import write_yaml
@@ -62,7 +63,7 @@ def effective_configuration(
         parts.append(
             f"# {folder.name} version {chosen.number}: config.yaml, to lie beside {beside}\n"
             + (f"# no key for version_policy {{ {one_line(config.version_policy)} }}\n" if triton is not None else "")
-            + write_yaml(settings)
+            + (write_yaml(settings) if inspected.dependent is None else write_ensemble(config, settings.capacity))
         )
     if form in ("pbtxt", "both"):
         parts.append(

@@ -73,7 +73,11 @@ def load_configuration(
                 f"'{source}' holds, and not '{triton.source}' beside its directory, which only chooses the versions"
             )
         return VersionConfiguration(
-            version_folder(folder.path, own.model_filename, triton, is_lone=folder.is_lone), own, source, notice=notice
+            version_folder(folder.path, own.model_filename, triton, is_lone=folder.is_lone),
+            own,
+            source,
+            given=own.ensemble,
+            notice=notice,
         )
     if triton is not None:
         return _from_triton(folder, triton, backends)

@@ -17,15 +17,18 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
+from toutates.models.config.ensemble_yaml import ENSEMBLE, read_ensemble
 from toutates.models.config.problems import MAX_PROBLEMS, Problems
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section, Shapes
 from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
 
 __all__ = [
     "ACCELERATORS",
     "CONFIG_NAME",
+    "DEFAULT_ROWS",
     "MAX_BATCH_SIZE",
     "MAX_CAPACITY",
     "MAX_CAPACITY_BYTES",
@@ -69,6 +72,8 @@ MAX_EXECUTORS: Final = 2**10
 _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
 MAX_DELAY_US: Final = 60_000_000
+#: Rows that may be under way where nothing bounds them.
+DEFAULT_ROWS: Final = 1_024
 _MAX_COUNT: Final = 10**6
 
 
@@ -195,6 +200,7 @@ class ModelSettings:
         warmup: requests to run before the version is ready.
         labels: files of class labels by output, relative to the model's directory.
         parameters: for the backend, by its own keys; of ONNX models, ``session`` has what they say.
+        ensemble: tensors and steps of an ensemble that a config.yaml describes; None otherwise.
     """
 
     backend: str = field(default="", compare=False)
@@ -222,6 +228,7 @@ class ModelSettings:
     warmup: tuple[WarmupSample, ...] = ()
     labels: Mapping[str, str] = field(default_factory=_no_labels)
     parameters: Mapping[str, str] = field(default_factory=_no_parameters)
+    ensemble: ModelConfig | None = None
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -248,7 +255,9 @@ def load_settings(
         _refuse_misnamed(source)
         return None
     problems = Problems(source)
-    settings = _model_settings(Section(values, problems), backends)
+    section = Section(values, problems)
+    is_ensemble = values.get("backend") == ENSEMBLE and ENSEMBLE in backends
+    settings = _ensemble_settings(section) if is_ensemble else _model_settings(section, backends)
     problems.raise_all(most_problems)
     return settings
 
@@ -258,6 +267,24 @@ def _refuse_misnamed(source: Path) -> None:
     other = source.with_suffix(".yml")
     if other.exists():
         raise ConfigurationError("would not be read", source=other, remedy=f"rename it to {source.name}")
+
+
+def _ensemble_settings(section: Section) -> ModelSettings:
+    """The keys of an ensemble, which has no executors, no buffers and no file."""
+    section.has("backend")
+    batching = section.optional_flag("batching") is not False
+    batch_size = section.optional_integer("batch_size", MAX_BATCH_SIZE, 8) or 1
+    settings = ModelSettings(
+        backend=ENSEMBLE,
+        batch_size=batch_size if batching else 1,
+        batching=batching,
+        capacity=section.optional_integer("capacity", MAX_CAPACITY, 128) or max(-(-DEFAULT_ROWS // batch_size), 16),
+        capacity_bytes=section.optional_integer("capacity_bytes", MAX_CAPACITY_BYTES, 2**30),
+        labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
+        ensemble=read_ensemble(section, batch_size if batching else 0),
+    )
+    section.refuse_unknown_keys()
+    return settings
 
 
 def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:

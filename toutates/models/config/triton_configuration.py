@@ -22,6 +22,7 @@ from toutates.models.config.other_kinds import backend_of_platform
 from toutates.models.config.pbtxt import PBTXT_NAME, read_pbtxt
 from toutates.models.config.problems import Problems
 from toutates.models.config.settings import (
+    DEFAULT_ROWS,
     MAX_BATCH_SIZE,
     MAX_CAPACITY,
     MAX_DELAY_US,
@@ -46,8 +47,6 @@ __all__ = ["BACKEND", "PLATFORM", "TritonConfiguration", "read_triton_configurat
 PLATFORM: Final = "onnxruntime_onnx"
 BACKEND: Final = "onnxruntime"
 
-#: Rows that may be in flight where config.pbtxt does not bound its queue, which Triton then does not either.
-_DEFAULT_ROWS: Final = 1_024
 #: With an underscore before it, what Prometheus takes for the name of a label.
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,99}")
 # Every series of the model has all of them, in each scrape.
@@ -264,7 +263,7 @@ class _Reader:
             settings,
             batching=most > 0 or not complete,
             batch_size=batch_size,
-            capacity=max(-(-_DEFAULT_ROWS // batch_size), settings.capacity),
+            capacity=max(-(-DEFAULT_ROWS // batch_size), settings.capacity),
             max_queue_delay_us=batching.max_queue_delay_microseconds,
             # The greatest alone is what there is without the field.
             preferred_batch_sizes=() if preferred == (batch_size,) else preferred,
