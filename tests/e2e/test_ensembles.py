@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -98,7 +101,16 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
     root = build(tmp_path_factory.mktemp("repository"))
-    flags = ("--http-addr", "127.0.0.1:0", "--trace-endpoint", collector.url, "--trace-rate", "0")
+    flags = (
+        "--http-addr",
+        "127.0.0.1:0",
+        "--metrics-addr",
+        "127.0.0.1:0",
+        "--trace-endpoint",
+        collector.url,
+        "--trace-rate",
+        "0",
+    )
     with running(root, tmp_path_factory.mktemp("log"), flags) as process:
         yield process
         assert process.stop() == 0
@@ -290,3 +302,15 @@ def test_a_trace_has_a_span_for_each_step_and_those_of_its_member_below(client: 
     for span in (*steps.values(), *inner.values()):
         assert own.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= own.end_time_unix_nano
+
+
+def test_the_status_page_has_the_picture_of_an_ensemble(server: ServerProcess) -> None:
+    base = f"http://127.0.0.1:{server.http_port}"
+    with urllib.request.urlopen(f"{base}/graph.svg?model=fan", timeout=20) as answer_:
+        assert answer_.headers["content-type"] == "image/svg+xml"
+        assert b"add_sub" in answer_.read()
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{base}/graph.svg?model=double", timeout=20)
+    with urllib.request.urlopen(f"{base}/status.json", timeout=20) as answer_:
+        shown = {one["model"]: one.get("is_ensemble") for one in json.load(answer_)["versions"]}
+    assert (shown["fan"], shown["double"]) == (True, False)

@@ -10,6 +10,7 @@ from toutates.models.config.ensemble_yaml import write_ensemble
 from toutates.models.config.misplaced import near_directory
 from toutates.models.config.pbtxt import write_pbtxt
 from toutates.models.config.yaml_writer import write_yaml
+from toutates.models.graph_picture import graph_svg
 from toutates.models.kinds import inspect_version
 from toutates.models.repository import ModelFolder, VersionFolder, scan_model
 from toutates.server.kinds import kinds_of_models
@@ -44,7 +45,7 @@ def effective_configuration(
     Args:
         model_dir: the model's directory.
         version: None for the newest that is served.
-        form: yaml, pbtxt or both.
+        form: yaml, pbtxt, both, or graph for the picture of an ensemble.
         custom_op_libraries, allow_pickle: as for the server.
 
     Raises:
@@ -57,6 +58,12 @@ def effective_configuration(
     kinds = kinds_of_models(SessionOptions(ALL_DEVICES, custom_op_libraries), allow_pickle=allow_pickle)
     inspected = inspect_version(kinds, folder.name, chosen)
     settings, config, triton = inspected.settings, inspected.config(), chosen.triton
+    if form == "graph":
+        if inspected.dependent is None:
+            raise ConfigurationError(
+                "is no ensemble", key="--graph", value=folder.name, remedy="name the folder of one"
+            )
+        return graph_svg(config)
     beside = settings.model_filename or "the model's files"
     parts: list[str] = []
     if form in ("yaml", "both"):

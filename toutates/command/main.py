@@ -235,6 +235,9 @@ def _config(arguments: list[str]) -> int:
         metavar="FORMAT",
         help="print yaml, pbtxt or both (default: both)",
     )
+    parser.add_argument(
+        "--graph", action="store_true", help="print the graph of an ensemble as a picture (SVG) instead"
+    )
     add_flags(parser, [FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
     parsed = parser.parse_args(arguments)
     model_dir = Path(parsed.model_dir)
@@ -246,7 +249,11 @@ def _config(arguments: list[str]) -> int:
     require_model_dir(model_dir)
     try:
         text = effective_configuration(
-            model_dir, parsed.version, parsed.format, libraries, allow_pickle=settings["allow-pickle"]
+            model_dir,
+            parsed.version,
+            "graph" if parsed.graph else parsed.format,
+            libraries,
+            allow_pickle=settings["allow-pickle"],
         )
         print(text, end="")
     except (ConfigurationError, ModelLoadError) as error:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ensembles import add_ensemble, pbtxt, step
+from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from toutates.command.config import effective_configuration
+from toutates.command.main import main
 from toutates.models.config.settings import load_settings
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
@@ -81,3 +82,14 @@ def test_config_writes_both_forms_and_they_say_the_same(tmp_path: Path, form: st
     (tmp_path / "e" / "config.pbtxt").unlink()
     (tmp_path / "e" / ("1/config.yaml" if form == "yaml" else "config.pbtxt")).write_text(text)
     assert settings() == before
+
+
+def test_config_draws_the_graph_of_an_ensemble_and_of_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_ensemble(tmp_path, "e", pbtxt(["RAW FP32 [64]"], ["SCORE FP32 [8]"], [step("net", "X=RAW", "y=SCORE")]))
+    assert main(["config", str(tmp_path / "e"), "--graph"]) == 0
+    assert capsys.readouterr().out.startswith("<svg ")
+    add_graph(tmp_path, "double", MODELS["double"])
+    assert main(["config", str(tmp_path / "double"), "--graph"]) != 0
+    assert "--graph: is no ensemble (got 'double'); name the folder of one" in capsys.readouterr().err

@@ -20,6 +20,7 @@ import pytest
 
 from tests.e2e.models import build_repository
 from tests.e2e.process import ServerProcess, running
+from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from tests.observe.status.chromium import Tab, browser
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -161,6 +162,20 @@ def test_names_and_reasons_are_text_whatever_they_contain(tab: Tab, repository: 
         assert tab.text("#models .name b") == name
         assert tab.evaluate("document.querySelectorAll('img').length") == 0
         assert tab.evaluate("window.ran") is None
+        assert not tab.complaints
+
+
+def test_an_ensemble_shows_the_picture_of_its_graph_when_it_is_opened(tab: Tab, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    add_graph(root, "double", MODELS["double"])
+    add_ensemble(root, "pipe", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], [step("double", "x=IN", "y=OUT")]))
+    with served(root, tmp_path / "run") as (_, port):
+        tab.go(f"http://127.0.0.1:{port}/")
+        tab.wait_for(lambda: tab.text("#state") == "Ready")
+        assert tab.evaluate("document.querySelectorAll('img').length") == 0
+        tab.evaluate("document.querySelectorAll('#models details').forEach(one => one.open = true)")
+        tab.wait_for(lambda: tab.evaluate("document.querySelector('img.graph')?.naturalWidth > 100"))
+        assert tab.evaluate("document.querySelectorAll('img').length") == 1
         assert not tab.complaints
 
 

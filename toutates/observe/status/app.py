@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from toutates.http1 import encode_fields
+from toutates.models.graph_picture import graph_svg
 from toutates.observe.debug.debug_dump import TrioRun, dump, this_run
 from toutates.observe.debug.flame_graph import collapsed, flame_page
 from toutates.observe.debug.profiler import MAX_HZ, MAX_SECONDS, Busy, Profile, Profiler, Weight
@@ -64,6 +65,7 @@ def make_site(
 
     endpoints: dict[str, Endpoint] = {
         "/": _page,
+        "/graph.svg": _Graph(view).get,
         "/status.json": _StatusJson(status).get,
         "/health/live": _health("live", lambda: "" if view.is_live() else "the server is shutting down"),
         "/health/ready": _health("ready", lambda: unready_reason(view)),
@@ -81,7 +83,22 @@ async def _page(asked: Asked) -> Response:
     return page_response(_PAGE.html, _PAGE.policy)
 
 
-_PAGE = load_page("status.html")
+_PAGE = load_page("status.html", own_images=True)
+
+
+class _Graph:
+    """Answers /graph.svg?model=NAME&version=N: the picture of an ensemble."""
+
+    def __init__(self, view: ServerView) -> None:
+        self._view = view
+
+    async def get(self, asked: Asked) -> Response:
+        name, number = asked.parameter("model", ""), asked.parameter("version", "")
+        model = self._view.get_table().models.get(name)
+        for version in reversed(model.served() if model is not None else []):
+            if number in ("", str(version.number)) and version.config.HasField("ensemble_scheduling"):
+                return text_response(graph_svg(version.config), content_type="image/svg+xml")
+        raise refusal(404, "model: there is no ensemble of this name and version")
 
 
 class _StatusJson:

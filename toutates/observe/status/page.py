@@ -22,23 +22,27 @@ class Page:
     policy: str
 
 
-def load_page(name: str, data: Mapping[str, str] | None = None) -> Page:
+def load_page(name: str, data: Mapping[str, str] | None = None, *, own_images: bool = False) -> Page:
     """A page of this package.
 
     Args:
         name: of its file.
         data: by NAME, the text to put in place of ``__NAME__``; it must not end the element that it stands in.
+        own_images: whether it shows images of the same server.
     """
-    return make_page((files(__package__) / name).read_text(encoding="utf-8"), data)
+    return make_page((files(__package__) / name).read_text(encoding="utf-8"), data, own_images=own_images)
 
 
-def make_page(text: str, data: Mapping[str, str] | None = None, *, own_files: bool = False) -> Page:
+def make_page(
+    text: str, data: Mapping[str, str] | None = None, *, own_files: bool = False, own_images: bool = False
+) -> Page:
     """A page of its text.
 
     Args:
         text: HTML.
         data: as for ``load_page``.
         own_files: whether scripts and styles may also come from files of the same server.
+        own_images: whether images may.
     """
     # Scripts and styles are allowed by their hashes. ``data`` is put in afterwards: a script in it would not run.
     own = ["'self'"] if own_files else []
@@ -53,7 +57,7 @@ def make_page(text: str, data: Mapping[str, str] | None = None, *, own_files: bo
             f"script-src {' '.join(hashes['script'])}",
             f"style-src {' '.join(hashes['style'])}",
             "connect-src 'self'",
-            "img-src data:",
+            "img-src 'self' data:" if own_images else "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
