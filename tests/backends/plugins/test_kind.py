@@ -197,8 +197,8 @@ def test_a_backend_that_hangs_in_load_is_given_up_and_freed_later(site: Path, tm
     body = """
     def load(self, source):
         import threading
-        type(self).hold = threading.Event()
-        type(self).freed = threading.Event()
+        if not hasattr(type(self), "hold"):
+            type(self).hold, type(self).freed = threading.Event(), threading.Event()
         type(self).hold.wait()
         return super().load(source)
 
@@ -209,11 +209,37 @@ def test_a_backend_that_hangs_in_load_is_given_up_and_freed_later(site: Path, tm
     write_model(
         tmp_path, "m", 'backend: "slow" parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
     )
-    assert "has not loaded the model within 1 s, and its thread was left to itself" in refused(tmp_path)
+    kinds = kinds_of_models(SessionOptions())
+    [version] = scan_model(tmp_path / "m").versions
+
+    def load_again() -> ServedVersion:
+        return load_version(kinds, "m", version, overridden=False, placement=Placement())
+
+    with pytest.raises(ModelLoadError, match="has not loaded the model within 1 s, and its thread was left to itself"):
+        load_again()
     tried = sys.modules["slow_module"].Tried
     assert not tried.freed.is_set()
+    with pytest.raises(ModelLoadError, match="is still busy with the last load of this version"):
+        load_again()
     tried.hold.set()
     assert tried.freed.wait(20)
+    assert load_again().config.backend == "slow"
+
+
+def test_a_backend_that_hangs_in_its_first_run_is_given_up(site: Path, tmp_path: Path) -> None:
+    body = """
+    def run(self, inputs):
+        import threading
+        type(self).hold = threading.Event()
+        type(self).hold.wait()
+        return super().run(inputs)
+"""
+    install(site, "slow", body)
+    write_model(
+        tmp_path, "m", 'backend: "slow" parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
+    )
+    assert "has not answered its first run within 1 s" in refused(tmp_path)
+    sys.modules["slow_module"].Tried.hold.set()
 
 
 def test_what_was_loaded_is_freed_where_the_configuration_contradicts_it(site: Path, tmp_path: Path) -> None:

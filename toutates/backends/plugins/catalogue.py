@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Final, overload
+from typing import TYPE_CHECKING, Final, overload
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["GROUP", "SHIPPED", "Catalogue", "Shipped"]
 
@@ -59,6 +61,8 @@ class Catalogue(Sequence[str]):
     @cached_property
     def entry_points(self) -> Mapping[str, EntryPoint]:
         """Those of installed packages, by name; of two with one name the last. Ours come first, whatever others say."""
+        from importlib.metadata import entry_points  # which takes 40 ms, and most servers need no package
+
         found = {point.name: point for point in entry_points(group=GROUP) if point.name not in self.shipped}
         return MappingProxyType(dict(sorted(found.items())))
 

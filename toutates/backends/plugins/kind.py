@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from typing import Any, Final
 from toutates.backends.interface import Backend, Source, Tensor, Tensors
 from toutates.backends.plugins.catalogue import Catalogue
 from toutates.backends.plugins.importing import import_backend, reason_of
-from toutates.backends.plugins.limited import within
+from toutates.backends.plugins.limited import NotInTime, within
 from toutates.backends.plugins.running import PluginRunner
 from toutates.backends.warming import time_row, warm_up
 from toutates.engine.batched import BatchedServable
@@ -82,6 +82,8 @@ class PluginKind:
 
     def __init__(self, catalogue: Catalogue | None = None, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
+        #: by version's directory: set once a load that was given up has ended after all
+        self._given_up: dict[Path, threading.Event] = {}
         self._catalogue = catalogue if catalogue is not None else Catalogue()
 
     @property
@@ -96,13 +98,17 @@ class PluginKind:
     def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
         """See ``Kind``."""
         loaded = self.open(model, configuration)
+        settings, folder = configuration.settings, configuration.folder
+
+        def run() -> None:
+            warm_up(loaded.runners, settings, loaded.signature, model, folder.model_dir)
+
         try:
             served = _serve(model, configuration, loaded)
-            runs = loaded.runners
-            warm_up(runs, configuration.settings, loaded.signature, model, configuration.folder.model_dir)
         except BaseException:
             loaded.close()
             raise
+        self._run_limited(run, loaded, configuration)
         for warning in loaded.warnings:
             logger.warning("model '%s' version %d: %s", model, configuration.folder.number, warning)
         if configuration.notice:
@@ -113,16 +119,45 @@ class PluginKind:
         """See ``Kind``."""
         loaded = self.open(model, configuration)
         settings, signature, folder = configuration.settings, loaded.signature, configuration.folder
-        try:
+
+        def run() -> None:
             if try_warmup and settings.warmup:
                 once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
                 warm_up(loaded.runners[:1], once, signature, model, folder.model_dir)
             elif try_warmup:
                 time_row(loaded.runners[0], signature)
-            name = _described(loaded)
-            return InspectedVersion.of(model, configuration, signature, name, tuple(loaded.warnings))
-        finally:
+
+        self._run_limited(run, loaded, configuration)
+        loaded.close()
+        return InspectedVersion.of(model, configuration, signature, _described(loaded), tuple(loaded.warnings))
+
+    def _run_limited(self, run: Callable[[], None], loaded: LoadedVersion, configuration: VersionConfiguration) -> None:
+        """Make the first runs of a version, which may hang as well as its load.
+
+        Raises:
+            ConfigurationError, ModelLoadError: they failed or hang. The version is closed, but for one that hangs,
+                which is still in use.
+        """
+        ended = threading.Event()
+
+        def job() -> None:
+            try:
+                run()
+            finally:
+                ended.set()
+
+        seconds = _load_timeout(loaded.source)
+        try:
+            within(seconds, job, name=f"load {loaded.source.model}", too_late=lambda _: loaded.close())
+        except NotInTime as error:
+            self._given_up[configuration.folder.path] = ended
+            raise ModelLoadError(
+                f"the backend '{loaded.name}' has not answered its first run within {seconds} s, and its thread was "
+                f"left to itself; see why, or raise the parameter {LOAD_TIMEOUT}"
+            ) from error
+        except BaseException:
             loaded.close()
+            raise
 
     def _chosen(self, version: VersionFolder) -> str:
         try:
@@ -147,18 +182,30 @@ class PluginKind:
         name = settings.backend or self._chosen(folder)
         warnings = _check_settings(name, configuration)
         source = _source(model, configuration, allow_pickle=self._allow_pickle)
-        seconds = source.integer(LOAD_TIMEOUT, LOAD_TIMEOUT_S, 1, _MAX_TIMEOUT_S)
+        seconds = _load_timeout(source)
+
+        ended = threading.Event()
+        last = self._given_up.get(folder.path)
+        if last is not None and not last.is_set():
+            # Each load that is tried again would leave one more thread behind.
+            raise ModelLoadError(
+                f"the backend '{name}' is still busy with the last load of this version, which was given up; see why "
+                "it hangs, and start the server again"
+            )
 
         def load() -> tuple[Backend, Source, Tensors]:
-            made = import_backend(name, self._catalogue)
-            _check_devices(name, made, settings, configuration.source)
-            own = replace(source, path=_find(made, settings.model_filename, folder.path))
-            backend = made()
             try:
-                return backend, own, backend.load(own)
-            except BaseException:
-                _free(backend, name, model)
-                raise
+                made = import_backend(name, self._catalogue)
+                _check_devices(name, made, settings, configuration.source)
+                own = replace(source, path=_find(made, settings.model_filename, folder.path))
+                backend = made()
+                try:
+                    return backend, own, backend.load(own)
+                except BaseException:
+                    _free(backend, name, model)
+                    raise
+            finally:
+                ended.set()
 
         try:
             backend, source, tensors = within(
@@ -166,7 +213,8 @@ class PluginKind:
             )
         except ToutatesError:
             raise
-        except TimeoutError as error:
+        except NotInTime as error:
+            self._given_up[folder.path] = ended
             raise ModelLoadError(
                 f"the backend '{name}' has not loaded the model within {seconds} s, and its thread was left to itself; "
                 f"see why, or raise the parameter {LOAD_TIMEOUT}"
@@ -192,6 +240,10 @@ class PluginKind:
                 raise
             raise ModelLoadError(f"the backend '{name}' cannot make instances: {reason_of(error)}") from error
         return LoadedVersion(name, source, signature, runners, warnings, labels)
+
+
+def _load_timeout(source: Source) -> int:
+    return source.integer(LOAD_TIMEOUT, LOAD_TIMEOUT_S, 1, _MAX_TIMEOUT_S)
 
 
 def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]:

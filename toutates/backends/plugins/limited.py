@@ -7,9 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-__all__ = ["within"]
+__all__ = ["NotInTime", "within"]
 
 T = TypeVar("T")
+
+
+class NotInTime(Exception):
+    """A job has not returned. Its thread goes on, and ends with the process at the latest."""
 
 
 def within(seconds: float, job: Callable[[], T], *, name: str, too_late: Callable[[T], None]) -> T:
@@ -22,7 +26,7 @@ def within(seconds: float, job: Callable[[], T], *, name: str, too_late: Callabl
         too_late: takes a result that comes after the time.
 
     Raises:
-        TimeoutError: it has not returned. The thread goes on, and ends with the process at the latest.
+        NotInTime: it has not returned. Anything else is the job's own.
     """
     result: Future[T] = Future()
 
@@ -42,7 +46,7 @@ def within(seconds: float, job: Callable[[], T], *, name: str, too_late: Callabl
     try:
         return result.result(seconds)
     except TimeoutError:
-        # Between the time and this line it may have come to an end; what it raised itself is its own error.
+        # Between the time and this line it may have come to an end; and it may raise such an error itself.
         if result.cancel():
-            raise
+            raise NotInTime from None
         return result.result()

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from toutates.backends.interface import Array, Instance
+from toutates.backends.plugins.importing import MAX_REASON
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.packing import OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import EncodedStrings, StringTensor
-from toutates.system.errors import ExecutionFailed, RequestError
+from toutates.system.errors import ExecutionFailed, InvalidRequest
 from toutates.system.logs.limit import LineLimit
 from toutates.system.text import one_line
 
@@ -84,8 +85,8 @@ class PluginRunner:
         self.started_ns = time.monotonic_ns()
         try:
             outputs = self._run(arrays)
-        except RequestError:
-            raise
+        except InvalidRequest as error:
+            raise InvalidRequest(one_line(error, MAX_REASON)) from error
         except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         finally:
