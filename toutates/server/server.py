@@ -298,6 +298,8 @@ class Server:
 
     def _announce(self, unready_reason: str) -> None:
         assert self.address is not None
+        if self.management_address is not None:
+            logger.info("the management API of TorchServe is on http://%s:%d/models", *self.management_address)
         workers = self._placement.processing_cores
         logger.info(
             "%s: toutates %s on %s: serving gRPC on %s:%d%s with %d worker%s, %s",
@@ -311,8 +313,6 @@ class Server:
             f"NOT ready: {unready_reason}" if unready_reason else "ready",
             extra={"port": self.address[1], "workers": workers},
         )
-        if self.management_address is not None:
-            logger.info("the management API of TorchServe is on http://%s:%d/models", *self.management_address)
 
     def _warn_of_gil(self) -> None:
         problem = gil_problem()
