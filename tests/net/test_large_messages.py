@@ -26,6 +26,7 @@ from tests.h2grpc.support import (
 from tests.net.running import HOUR_NS, PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from toutates.h2grpc import Limits, message_memory
+from toutates.net import turns
 from toutates.net.transport import Transport
 
 CONTENT = random.Random(2).randbytes(3_000_000)
@@ -115,6 +116,21 @@ def test_memory_of_large_messages_goes_back_once_no_more_come(monkeypatch: pytes
         monkeypatch.setattr(message_memory, "IDLE_NS", 100_000_000)
         server.until(lambda: not server.service.shared.pool.kept_bytes)
         assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_no_more_is_awaited_of_a_message_than_comes(
+    tls: bool, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "AWAIT_NS", 3_600_000_000_000)
+    with (
+        running(tls=context if tls else None) as server,
+        BlockingClient(server.port, tls=client_context() if tls else None) as client,
+    ):
+        for size in (1_048_576, 1_000_000, 300_000, 3_000_000):
+            for _ in range(3):
+                assert client.unary(CONTENT[:size]).messages == [CONTENT[:size]]
+        assert not server.call(lambda: server.worker.transports.awaiting)
 
 
 def frames_of(octets: bytes, frame_bytes: int = 16_384) -> bytes:

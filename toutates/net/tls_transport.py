@@ -23,6 +23,8 @@ MOST_CHUNKS: Final = 17
 #: Ciphertext per read from peers that fill the first size. Less than without TLS, because decrypting costs more than
 #: copying, and the other connections wait meanwhile.
 LARGE_TLS_READ_BYTES: Final = 262_144
+#: A record as it is received, at most (RFC 8446 section 5.2).
+LARGEST_RECORD_BYTES: Final = RECORD_BYTES + 256 + 5
 
 
 class TlsTransport(Transport):
@@ -140,6 +142,10 @@ class TlsTransport(Transport):
         elif not count and not engine.peer_closed:
             raise BlockingIOError
         return count
+
+    def await_bytes(self, count: int) -> None:
+        """See ``Transport``. Up to a record of what is awaited has come already, and is in OpenSSL."""
+        super().await_bytes(max(1, count - LARGEST_RECORD_BYTES))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
