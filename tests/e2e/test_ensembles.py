@@ -60,6 +60,12 @@ ENSEMBLES: Final = {
         [step("biased", "x=IN", "bias=BIAS", "y=OUT")],
         batch=0,
     ),
+    # Its branches end at the same time, on several threads.
+    "diamond": pbtxt(
+        IN,
+        OUT,
+        [step("double", "x=IN", "y=a"), step("negate", "x=IN", "y=b"), step("add_sub", "a=a", "b=b", "sum=OUT")],
+    ),
     "bounded": pbtxt(IN, OUT, CHAIN, scheduling="max_inflight_requests: 2"),
 }
 
@@ -249,9 +255,9 @@ def hammer(client: Any, ensemble: str, requests: list[Any], **expected: Any) -> 
     return outcomes
 
 
-@pytest.mark.parametrize("ensemble", ["chain", "nested", "bounded", "plain"])
+@pytest.mark.parametrize("ensemble", ["chain", "nested", "bounded", "plain", "diamond"])
 def test_many_requests_at_once_get_their_own_answers(client: Any, ensemble: str) -> None:
-    factor = -4 if ensemble == "nested" else -2
+    factor = {"nested": -4, "diamond": 1}.get(ensemble, -2)
     inputs = [rows(1 + number % 3, number) for number in range(100)]
     for sent, got in zip(inputs, hammer(client, ensemble, [{"IN": one} for one in inputs]), strict=True):
         npt.assert_array_equal(got, factor * sent)

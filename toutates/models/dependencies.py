@@ -78,7 +78,7 @@ class _Look:
                 reasons.insert(0, _not_available(version.model, absent))
             found = {need: one for need, one in members.items() if isinstance(one, ServedVersion)}
             # Both, so that all there is to mend is told at once.
-            members_found = {need: Member(one.signature, one.config.max_batch_size) for need, one in found.items()}
+            members_found = {need: one.member for need, one in found.items()}
             reasons += dependent.disagreements(members_found)
             self.problems[version] = "; ".join(reasons)
             if not self._is_trial:

@@ -44,7 +44,11 @@ class InspectedVersion:
     @property
     def member(self) -> Member:
         """What a version that is made of this one has to know of it."""
-        return Member(self.signature, self.configuration.settings.batch_size if self.signature.batched else 0)
+        given = self.configuration.given
+        decoupled = given is not None and given.model_transaction_policy.decoupled
+        return Member(
+            self.signature, self.configuration.settings.batch_size if self.signature.batched else 0, decoupled
+        )
 
     @classmethod
     def of(

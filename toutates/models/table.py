@@ -68,10 +68,12 @@ class Member:
     Attributes:
         signature: its tensors.
         batch_size: its ``max_batch_size``; 0 where it is not batched.
+        decoupled: whether a request to it may have any number of responses.
     """
 
     signature: Signature
     batch_size: int
+    decoupled: bool = False
 
 
 class Dependent(Protocol):
@@ -129,6 +131,12 @@ class ServedVersion:
     def signature(self) -> Signature:
         """Its tensors."""
         return self.servable.signature
+
+    @property
+    def member(self) -> Member:
+        """What a version that is made of this one has to know of it."""
+        config = self.config
+        return Member(self.signature, config.max_batch_size, config.model_transaction_policy.decoupled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ def disagreements(graph: Graph, members: Mapping[Need, Member]) -> list[str]:
 
 def _at_step(graph: Graph, step: Step, member: Member) -> Iterator[str]:
     name = graph.model
+    if member.decoupled:
+        yield f"in ensemble {name}, model {step.model} is decoupled, and ensembles take one response from each step"
     if 0 < member.batch_size < graph.batch_size:
         yield (
             f"ensemble {name} allows maximum batch size {graph.batch_size}, but it contains model {step.model} which "

@@ -61,6 +61,7 @@ class Group:
         "_deliver",
         "_error",
         "_held_bytes",
+        "_is_over",
         "_is_wanted",
         "_lock",
         "_needed",
@@ -106,6 +107,7 @@ class Group:
         self._resolved = (1 << len(state.graph.signature.inputs)) - 1
         self._started = 0
         self._running = 0
+        self._is_over = False
         self._error: RequestError | None = None
         self._timings: list[StepTiming] = []
         self._begun_ns = time.monotonic_ns()
@@ -121,7 +123,9 @@ class Group:
                         ready.append(step)
                         self._started |= step.bit
                 self._running += len(ready)
-            is_over = not self._running
+            # Two threads may come here when the last two steps have ended; one of them ends the group.
+            is_over = not self._running and not self._is_over
+            self._is_over |= is_over
         if is_over:
             self._end()
         for step in ready:
@@ -131,6 +135,8 @@ class Group:
 
     def _begin(self, step: BoundStep) -> None:
         try:
+            if self._error is not None:  # of a step that ran while this one had to wait
+                raise self._error
             if not self._wanted(time.monotonic_ns()):
                 raise _ABANDONED
             rows, shapes, contents = step.inputs(self._values)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from toutates.backends.ensemble.binding import Binding, Value
+from toutates.backends.ensemble.binding import Value
 from toutates.backends.ensemble.group import Group, requests_of
 from toutates.backends.ensemble.state import EnsembleState
 from toutates.engine.calls import THREAD
@@ -45,7 +45,7 @@ class EnsembleWay:
         row_bytes: of all inputs.
         most_rows: that may be put together, besides one request of any size; as the binding has it.
         most_requests: likewise.
-        binding: from which these are.
+        bindings: how often the ensemble had been bound when these were read.
         rows, pending, contents: of the group; ``contents`` has the pieces of each input.
     """
 
@@ -56,7 +56,7 @@ class EnsembleWay:
     row_bytes: int
     most_rows: int = 0
     most_requests: int = 1
-    binding: Binding | None = None
+    bindings: int = 0
     rows: int = 0
     pending: list[PendingRequest] = field(default_factory=list)
     contents: list[list[Content]] = field(default_factory=list)
@@ -182,9 +182,8 @@ class EnsemblePort:
 
     def _open(self, way: EnsembleWay) -> None:
         """Begin to put a group together."""
-        binding = self._state.binding
-        if binding is not way.binding:
-            way.binding = binding
+        if self._state.bindings != way.bindings:
+            way.bindings, binding = self._state.bindings, self._state.binding
             way.most_requests, way.most_rows = 1, 0
             if binding is not None and binding.may_join and way.packed:
                 way.most_rows = max(1, min(binding.most_rows, _MAX_GROUP_BYTES // way.row_bytes))

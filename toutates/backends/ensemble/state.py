@@ -41,6 +41,7 @@ class EnsembleState:
         graph, bounds: as given.
         counters: of its requests and runs.
         binding: to the members; None while it cannot answer.
+        bindings: how often that was set.
         rows, memory_bytes, groups: under way. ``rows`` is read without the lock as a guess.
         closed: whether no more is taken.
     """
@@ -51,6 +52,7 @@ class EnsembleState:
         self._runs = ExecutorCounters()
         self.counters = VersionCounters([], [self._runs])
         self.binding: Binding | None = None
+        self.bindings = 0
         self.rows = 0
         self.memory_bytes = 0
         self.groups = 0
@@ -67,6 +69,7 @@ class EnsembleState:
         """Use other members, or none, for requests that come from now on."""
         with self._lock:
             before, self.binding = self.binding, binding
+            self.bindings += 1
             if before is None:
                 return
             before.retired = True
