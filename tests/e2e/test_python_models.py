@@ -99,6 +99,42 @@ def execute(self, requests):
         raise ValueError("negative")
     return [answer(request, input_of(request))]
 """
+#: By the first number of a request, how it is answered.
+SENDING = """
+def execute(self, requests):
+    import threading
+    final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    responses = []
+    for request in requests:
+        number = int(input_of(request)[0, 0])
+        good = answer(request, input_of(request))
+        responses.append(None)
+        sender = request.get_response_sender()
+        if number == 0:
+            sender.send(good, flags=final)
+        elif number == 1:
+            def later(sender=sender, good=good):
+                time.sleep(0.05)
+                sender.send(good)
+                sender.send(flags=final)
+            threading.Thread(target=later).start()
+        elif number == 2:
+            sender.send(good, flags=final)
+            responses[-1] = answer(request, input_of(request) * 0)
+        elif number == 3:
+            sender.send(good)
+            for arguments in ({"response": good}, {"response": good, "flags": 7}, {}):
+                try:
+                    sender.send(**arguments)
+                except pb_utils.TritonModelException:
+                    sender.send(flags=final) if not arguments else None
+        elif number == 4:
+            sender.send(flags=final)
+        elif number == 5:
+            sender.send(good, flags=final)
+            raise ValueError("after it was sent")
+    return responses
+"""
 OPTIONAL = """
 def execute(self, requests):
     given = [pb_utils.get_input_tensor_by_name(request, "b") for request in requests]
@@ -139,6 +175,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         rows=0,
     )
     add_model(root, "optional", OPTIONAL, more=_OPTIONAL)
+    add_model(root, "sending", SENDING, more="")
     add_model(root, "bfloat", BFLOAT, datatype="BF16")
     add_model(root, "wrong", WRONG_MODEL)
     with running(root, tmp_path_factory.mktemp("log"), flags=["--processing-cores", "1"]) as process:
@@ -341,6 +378,17 @@ def test_an_optional_input_may_be_left_out_of_a_batch(client: Any) -> None:
     both = [tensor_of(rows_of(2)), tensor_of(rows_of(2), "b")]
     npt.assert_array_equal(client.infer("optional", both).as_numpy("y"), rows_of(2) * 2)
     npt.assert_array_equal(ask(client, "optional", rows_of(2)), rows_of(2))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5])
+def test_a_response_may_be_sent_by_a_sender(client: Any, number: int) -> None:
+    rows = np.full((1, 4), number, np.float32)
+    npt.assert_array_equal(ask(client, "sending", rows), rows)
+
+
+def test_a_final_flag_without_a_response_is_an_error(client: Any) -> None:
+    with pytest.raises(utils.InferenceServerException, match="cannot send complete final before sending a response"):
+        ask(client, "sending", np.full((1, 4), 4, np.float32))
 
 
 def test_bfloat16_goes_by_dlpack(client: Any) -> None:

@@ -37,6 +37,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.descriptor = -1
         self.descriptor = os.memfd_create("toutates", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, self.size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -102,6 +102,9 @@ class Model:
                 if self._loop is None:
                     self._loop = asyncio.new_event_loop()
                 responses = self._loop.run_until_complete(responses)
+            senders = [request.sender for request in requests]
+            if responses is None and None not in senders:
+                responses = [None] * len(requests)
             if not isinstance(responses, list):
                 raise _Wrong(f"Expected a list in the execute return, found type '{type(responses)}'.")
             if len(responses) != len(requests):
@@ -109,16 +112,23 @@ class Model:
                     "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                     f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
                 )
-            for response in responses:
-                if not isinstance(response, InferenceResponse):
+            for response, sender in zip(responses, senders):
+                if not isinstance(response, InferenceResponse) and (response is not None or sender is None):
                     raise _Wrong(
                         "Expected an 'InferenceResponse' object in the execute function return list, found type "
                         f"'{type(response)}'."
                     )
-            return list(responses)
         except Exception as error:
             text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
-            return [text] * len(requests)
+            # What was sent is sent, and nothing else will be.
+            return [text if request.sender is None else request.sender.close() or text for request in requests]
+        if None in responses or any(senders):
+            # What was sent holds, whatever is in the list.
+            return [
+                response if sender is None else (sender.close() if response else sender.wait()) or response
+                for response, sender in zip(responses, senders)
+            ]
+        return list(responses)
 
 
 class _Wrong(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.senders import ResponseSender
 from toutates.backends.python.child.tensors import Tensor
 
 __all__ = [
@@ -294,7 +295,7 @@ class ReceivedRequest(InferenceRequest):
         wanted: whether its caller still waits.
     """
 
-    __slots__ = ("_ask", "_make", "_wanted")
+    __slots__ = ("_ask", "_make", "_wanted", "sender")
 
     def __init__(
         self, tensors: Callable[[], Sequence[Tensor]], about: Callable[[], dict[str, Any]], wanted: Callable[[], bool]
@@ -303,6 +304,7 @@ class ReceivedRequest(InferenceRequest):
         self._ask, self._wanted = about, wanted
         self._inputs: Any = None
         self._about: dict[str, Any] | None = None
+        self.sender: ResponseSender | None = None
 
     def inputs(self) -> Sequence[Tensor]:
         """Its tensors."""
@@ -350,9 +352,11 @@ class ReceivedRequest(InferenceRequest):
         """Whether nobody waits for the answer any more."""
         return not self._wanted()
 
-    def get_response_sender(self) -> Any:
-        """Refused: there is one response for a request, which ``execute`` returns."""
-        raise TritonModelException("Response senders are not offered: return the response from execute.")
+    def get_response_sender(self) -> ResponseSender:
+        """What sends the response, where ``execute`` returns None in its place."""
+        if self.sender is None:
+            self.sender = ResponseSender(self._wanted)
+        return self.sender
 
 
 #: Parameters that Triton takes for itself.
