@@ -290,12 +290,10 @@ def _import(arguments: list[str]) -> int:
         help="FILE.py or FILE.py:FUNCTION of the archive (default: the manifest's)",
     )
     parsed = parser.parse_args(arguments)
-    from toutates.repositories.torchserve.importing import import_archive
+    from toutates.repositories.torchserve.importing import Wanted, import_archive
 
     try:
-        imported = import_archive(
-            Path(parsed.archive), Path(parsed.output), name=parsed.model_name, handler=parsed.handler
-        )
+        imported = import_archive(Path(parsed.archive), Path(parsed.output), Wanted(parsed.model_name, parsed.handler))
     except ConfigurationError as error:
         _print_error(error)
         return EXIT_FAILURE

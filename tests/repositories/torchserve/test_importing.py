@@ -17,7 +17,7 @@ from toutates.models.repository import scan
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from toutates.repositories.torchserve import importing
 from toutates.repositories.torchserve.imported import default_of, number_of, urls_of, versions_of
-from toutates.repositories.torchserve.importing import AlreadyThere, import_archive
+from toutates.repositories.torchserve.importing import AlreadyThere, Wanted, import_archive
 from toutates.system.errors import ConfigurationError
 
 RUNTIME = Path(importing.__file__).parent / "runtime"
@@ -120,7 +120,7 @@ def test_a_model_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "models" / "lengths" / "1").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match="was not made of an archive"):
         import_archive(mar(tmp_path / "a.mar"), tmp_path / "models")
-    assert import_archive(tmp_path / "a.mar", tmp_path / "models", name="other").model == "other"
+    assert import_archive(tmp_path / "a.mar", tmp_path / "models", Wanted("other")).model == "other"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -177,7 +177,7 @@ def test_without_a_manifest_the_handler_is_named_by_the_caller(tmp_path: Path) -
     archive = mar(tmp_path / "lengths.mar", {"handler.py": HANDLER})
     with pytest.raises(ConfigurationError, match="there is no handler"):
         import_archive(archive, tmp_path / "models")
-    imported = import_archive(archive, tmp_path / "models", handler="handler.py")
+    imported = import_archive(archive, tmp_path / "models", Wanted(handler="handler.py"))
     assert (imported.model, imported.version) == ("lengths", "1.0")
 
 

@@ -33,7 +33,7 @@ from toutates.repositories.torchserve.imported import (
     versions_of,
     write_config,
 )
-from toutates.repositories.torchserve.importing import AlreadyThere, Imported, import_archive
+from toutates.repositories.torchserve.importing import AlreadyThere, Imported, Wanted, import_archive
 from toutates.repositories.torchserve.manifest import is_model_name
 from toutates.repositories.torchserve.settings import MAX_WORKERS, set_workers, workers_of
 from toutates.system.errors import ConfigurationError, RequestError
@@ -121,16 +121,16 @@ class Models:
     def _import(self, repository: Path, wanted: Registration) -> Imported:
         try:
             with self.downloads.archive(wanted.url) as archive:
-                return import_archive(
-                    archive,
-                    repository,
-                    name=wanted.model_name,
-                    handler=wanted.handler,
-                    batch_size=wanted.batch_size,
-                    max_batch_delay_ms=wanted.max_batch_delay_ms,
-                    workers=wanted.workers or None,
-                    url=wanted.url,
+                workers = wanted.workers or None
+                own = Wanted(
+                    wanted.model_name,
+                    wanted.handler,
+                    wanted.batch_size,
+                    wanted.max_batch_delay_ms,
+                    workers,
+                    wanted.url,
                 )
+                return import_archive(archive, repository, own)
         except AlreadyThere as error:
             text = f"Model version {error.version} is already registered for model {error.model}"
             raise Problem(409, "ConflictStatusException", text) from error

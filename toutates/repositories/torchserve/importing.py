@@ -19,7 +19,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ from toutates.repositories.torchserve.settings import WorkerSettings, model_conf
 from toutates.repositories.torchserve.unpacking import Bounds, unpack
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["AlreadyThere", "Imported", "import_archive"]
+__all__ = ["AlreadyThere", "Imported", "Wanted", "import_archive"]
 
 ARCHIVE: Final = "archive"
 _RUNTIME: Final = Path(__file__).parent / "runtime"
@@ -61,6 +62,35 @@ class AlreadyThere(ConfigurationError):
 
     model: str
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What holds in place of what an archive says; "" and None for that.
+
+    Attributes:
+        name: of the model.
+        handler: as the manifest would name it.
+        batch_size, max_batch_delay_ms, workers: see ``WorkerSettings``.
+        url: what the archive is called in descriptions; "" for its file name.
+    """
+
+    name: str = ""
+    handler: str = ""
+    batch_size: int | None = None
+    max_batch_delay_ms: int | None = None
+    workers: int | None = None
+    url: str = ""
+
+    def over(self, settings: WorkerSettings) -> WorkerSettings:
+        """Settings of an archive, with what is wanted in their place."""
+        delay_ms = self.max_batch_delay_ms
+        return replace(
+            settings,
+            batch_size=settings.batch_size if self.batch_size is None else self.batch_size,
+            max_batch_delay_ms=settings.max_batch_delay_ms if delay_ms is None else delay_ms,
+            workers=settings.workers if self.workers is None else self.workers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +115,14 @@ class Imported:
 
 
 def import_archive(
-    archive: Path,
-    repository: Path,
-    *,
-    name: str = "",
-    handler: str = "",
-    batch_size: int | None = None,
-    max_batch_delay_ms: int | None = None,
-    workers: int | None = None,
-    url: str = "",
-    bounds: Bounds | None = None,
+    archive: Path, repository: Path, wanted: Wanted | None = None, *, bounds: Bounds | None = None
 ) -> Imported:
     """Import an archive. Blocks.
 
     Args:
         archive: a ``.mar``, a ``.tar.gz``, or a folder with the same content.
         repository: the model repository's directory, which is made if it is not there.
-        name, handler: in place of what the manifest says; "" for that.
-        batch_size, max_batch_delay_ms, workers: in place of what model-config.yaml says; None for that.
-        url: what the archive is called in descriptions; "" for its file name.
+        wanted: in place of what the archive says; None for that.
         bounds: what the archive may come to; None for the usual ones.
 
     Raises:
@@ -124,45 +143,26 @@ def import_archive(
         problem = f"cannot be written: {error.strerror}"
         raise ConfigurationError(problem, source=repository, remedy="name a folder of your own") from error
     try:
-        imported = _import(archive, repository, work, name, handler, url or archive.name, bounds, batch_size,
-                           max_batch_delay_ms, workers)  # fmt: skip
-        made = None
-        return imported
+        return _import(archive, repository, work, wanted or Wanted(), bounds)
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise ConfigurationError(problem, source=repository, remedy="see that the disk has room") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
         if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+            with suppress(OSError):  # it holds a model now
+                made.rmdir()
 
 
-def _import(
-    archive: Path,
-    repository: Path,
-    work: Path,
-    name: str,
-    handler_name: str,
-    url: str,
-    bounds: Bounds | None,
-    batch_size: int | None,
-    max_batch_delay_ms: int | None,
-    workers: int | None,
-) -> Imported:
+def _import(archive: Path, repository: Path, work: Path, wanted: Wanted, bounds: Bounds | None) -> Imported:
     unpacked = work / "unpacked"
     unpacked.mkdir()
     unpack(archive, unpacked, bounds)
     content = _content(unpacked)
-    manifest = read_manifest(content, archive, name, handler_name)
+    manifest = read_manifest(content, archive, wanted.name, wanted.handler)
     handler = find_handler(manifest, content, archive)
     settings, notes, document = read_settings(content, manifest.config_file)
-    settings = WorkerSettings(
-        settings.batch_size if batch_size is None else batch_size,
-        settings.max_batch_delay_ms if max_batch_delay_ms is None else max_batch_delay_ms,
-        settings.workers if workers is None else workers,
-        settings.gpu,
-        settings.device_ids,
-    )
+    settings = wanted.over(settings)
     model_dir = repository / manifest.name
     old = read_config(model_dir)
     versions = {} if old is None else dict(versions_of(old))
@@ -178,7 +178,7 @@ def _import(
     number = wanted_number(manifest.version, versions)
     if (model_dir / str(number)).exists():
         raise ConfigurationError("is there already", source=model_dir / str(number), remedy="remove it first")
-    versions[number], urls[number] = manifest.version, url
+    versions[number], urls[number] = manifest.version, wanted.url or archive.name
     config = model_config(manifest.name, settings, settings.workers or (1 if old is None else workers_of(old)))
     set_versions(config, versions, urls)
     default = number if old is None else default_of(old)
