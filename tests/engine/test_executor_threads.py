@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from toutates.engine import executor_threads as executor_threads_module
 from toutates.engine.executor_threads import (
     FIRST_PAUSE_S,
     FORGET_S,
@@ -110,7 +112,11 @@ def test_the_death_of_a_thread_that_has_lived_long_is_the_first_one_again(life_s
     assert story.deaths == [0, 0, pytest.approx(died), pytest.approx(died + pause_s)]
 
 
-def test_when_no_worker_is_left_a_thread_is_replaced_without_pauses_and_a_few_times_only() -> None:
+def test_when_no_worker_is_left_a_thread_is_replaced_without_pauses_and_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The clock jumps while threads run, which take no time of its own.
+    monkeypatch.setattr(executor_threads_module, "LAST_RUN_S", math.inf)
     executor = Mortal(*[at_once] * 20)
     story = Story(executor)
     executor.lives[3] = lambda: story.token.run_sync_soon(story.threads.note_that_workers_ended)
@@ -119,6 +125,22 @@ def test_when_no_worker_is_left_a_thread_is_replaced_without_pauses_and_a_few_ti
     assert story.deaths[:4] == [pytest.approx(at) for at in before]
     assert len(story.deaths) - 3 in (MAX_DEATHS_AT_THE_END, MAX_DEATHS_AT_THE_END + 1)
     assert story.deaths[-1] - story.deaths[3] <= 4 * FIRST_PAUSE_S
+
+
+def test_when_no_worker_is_left_a_run_that_does_not_end_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    may_end = threading.Event()
+    executor = Mortal()
+    story = Story(executor)
+
+    def live() -> None:
+        story.token.run_sync_soon(story.threads.note_that_workers_ended)
+        may_end.wait(60)
+
+    executor.lives.append(live)
+    story.tell()
+    assert "executor-0 m of version 3 has not ended its run, and is left behind" in caplog.text
+    assert story.deaths == []
+    may_end.set()
 
 
 def test_a_thread_that_cannot_be_started_is_tried_again(

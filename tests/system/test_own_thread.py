@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from toutates.system.own_thread import OwnThread
+from toutates.system.own_thread import LeftBehind, OwnThread
 
 
 class Thing:
@@ -93,6 +93,39 @@ def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(threading.Thread, "start", start)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 await own.run(Thing)
+        own.end()
+
+    trio.run(main)
+
+
+def test_a_job_can_be_left_behind() -> None:
+    may_end = threading.Event()
+    threads: list[threading.Thread] = []
+
+    async def main() -> None:
+        own, leave = OwnThread("job"), trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def job() -> None:
+            threads.append(threading.current_thread())
+            token.run_sync_soon(leave.set)
+            assert may_end.wait(20)
+
+        with pytest.raises(LeftBehind):
+            await own.run(job, leave)
+        own.end()
+
+    trio.run(main)
+    assert threads[0].is_alive()
+    may_end.set()
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+
+
+def test_a_job_that_ends_in_time_is_not_left_behind() -> None:
+    async def main() -> None:
+        own = OwnThread("job")
+        assert await own.run(lambda: 3, trio.Event()) == 3
         own.end()
 
     trio.run(main)

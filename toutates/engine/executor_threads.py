@@ -14,7 +14,7 @@ import trio
 
 from toutates.engine.executor import Executor
 from toutates.engine.servable import Host
-from toutates.system.own_thread import OwnThread
+from toutates.system.own_thread import LeftBehind, OwnThread
 from toutates.system.placement import running_on
 
 __all__ = ["ExecutorThreads"]
@@ -28,6 +28,8 @@ MAX_PAUSE_S: Final = 10.0
 FORGET_S: Final = 60.0
 #: How many deaths of an executor's threads are accepted once no worker is left; then it is given up.
 MAX_DEATHS_AT_THE_END: Final = 3
+#: Seconds that a run may still take once no worker is left. Nobody waits for its answers, and the process is to end.
+LAST_RUN_S: Final = 10.0
 
 
 class ExecutorThreads:
@@ -55,23 +57,38 @@ class ExecutorThreads:
 
     async def run(self, host: Host) -> None:
         """Run the executors, each in a thread, until all of them have ended for good."""
-        async with trio.open_nursery() as nursery:
-            for number, executor in enumerate(self._executors):
-                nursery.start_soon(self._keep_running, executor, number, host)
-            del executor
-            self._executors.clear()
+        leave = trio.Event()
+        async with trio.open_nursery() as around:
+            around.start_soon(self._leave_in_time, leave)
+            async with trio.open_nursery() as nursery:
+                for number, executor in enumerate(self._executors):
+                    nursery.start_soon(self._keep_running, executor, number, host, leave)
+                del executor
+                self._executors.clear()
+            around.cancel_scope.cancel()
+
+    async def _leave_in_time(self, leave: trio.Event) -> None:
+        """Set ``leave`` when runs that have not ended are not waited for any more."""
+        await self._workers_ended.wait()
+        await trio.sleep(LAST_RUN_S)
+        leave.set()
 
     def note_that_workers_ended(self) -> None:
         """Replace threads that die without a pause from now on, and only a few times: nobody waits for answers."""
         self._workers_ended.set()
 
-    async def _keep_running(self, executor: Executor, number: int, host: Host) -> None:
+    async def _keep_running(self, executor: Executor, number: int, host: Host, leave: trio.Event) -> None:
         name = f"executor-{number} {self._model}"
         cpus = host.take_cpus()
         deaths = deaths_at_the_end = 0
         while True:
             started = trio.current_time()
-            death = await self._run(executor, name, cpus, host.anywhere)
+            try:
+                death = await self._run(executor, name, cpus, host.anywhere, leave)
+            except LeftBehind:
+                text = "%s of version %d has not ended its run, and is left behind"
+                logger.error(text, name, self._version, extra={"executor": name, "version": self._version})
+                return
             if death is None:
                 return
             host.on_death()
@@ -97,9 +114,13 @@ class ExecutorThreads:
 
     @staticmethod
     async def _run(
-        executor: Executor, name: str, cpus: tuple[int, ...], anywhere: tuple[int, ...]
+        executor: Executor, name: str, cpus: tuple[int, ...], anywhere: tuple[int, ...], leave: trio.Event
     ) -> BaseException | None:
-        """Run one thread of an executor; returns the error that ended it or kept it from starting, None for neither."""
+        """Run one thread of an executor; returns the error that ended it or kept it from starting, None for neither.
+
+        Raises:
+            LeftBehind: it had not ended when ``leave`` was set.
+        """
 
         def run() -> BaseException | None:
             try:
@@ -112,7 +133,7 @@ class ExecutorThreads:
         thread = OwnThread(name)
         try:
             # Not abandoned on cancellation: closing the servable ends the executor, and the nursery waits for that.
-            return await thread.run(run)
+            return await thread.run(run, leave)
         except (RuntimeError, OSError, MemoryError) as error:  # the system has no thread left for us
             return error
         finally:

@@ -17,13 +17,17 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["OwnThread"]
+__all__ = ["LeftBehind", "OwnThread"]
 
 T = TypeVar("T")
 
 _SYSTEM_NAME: Final = Path("/proc/thread-self/comm")
 #: Longest name of a thread on Linux, bytes.
 _SYSTEM_NAME_BYTES: Final = 15
+
+
+class LeftBehind(Exception):
+    """A job has not ended, and is not waited for any more. Its thread ends with the process."""
 
 
 class OwnThread:
@@ -38,11 +42,16 @@ class OwnThread:
         self._may_end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    async def run(self, job: Callable[[], T]) -> T:
+    async def run(self, job: Callable[[], T], leave: trio.Event | None = None) -> T:
         """Run ``job``; returns its result, or raises its error. Call it once. If cancelled, it still waits for the job.
+
+        Args:
+            job: to be run.
+            leave: once it is set, the job is not waited for any more.
 
         Raises:
             RuntimeError: the system has no thread left.
+            LeftBehind: ``leave`` was set before the job had ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         done = trio.Event()
@@ -59,14 +68,23 @@ class OwnThread:
             results.append(result)
             del result  # otherwise an error would refer to itself through its traceback
             _name_for_the_system(f"after {self._name}")
-            token.run_sync_soon(done.set)
+            try:
+                token.run_sync_soon(done.set)
+            except trio.RunFinishedError:
+                return  # the job was left behind
             self._may_end.wait()
 
         thread = threading.Thread(target=run, name=self._name, daemon=True)
         thread.start()
         self._thread = thread
         with trio.CancelScope(shield=True):
-            await done.wait()
+            if leave is None:
+                await done.wait()
+            else:
+                await _first(done, leave)
+                if not done.is_set():
+                    self._thread = None
+                    raise LeftBehind
         try:
             return results.pop().result()
         except BaseException:
@@ -78,6 +96,18 @@ class OwnThread:
         self._may_end.set()
         if self._thread is not None:
             self._thread.join()
+
+
+async def _first(*events: trio.Event) -> None:
+    """Return once one of the events is set."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait_for(event: trio.Event) -> None:
+            await event.wait()
+            nursery.cancel_scope.cancel()
+
+        for event in events:
+            nursery.start_soon(wait_for, event)
 
 
 def _name_for_the_system(name: str) -> None:
