@@ -10,12 +10,12 @@ import mmap
 from collections import deque
 from typing import Final
 
-__all__ = ["LARGE_MESSAGE_BYTES", "LargeMessage", "MemoryPool", "MessageMemory"]
+__all__ = ["LARGE_MESSAGE_BYTES", "POOL_BYTES", "LargeMessage", "MemoryPool", "MessageMemory"]
 
 #: Messages of this size and more get memory of their own, and are received straight into it.
 LARGE_MESSAGE_BYTES: Final = 65_536
-#: Memory that a driver keeps for messages to come, and the largest piece of it, bytes.
-POOL_BYTES: Final = 32 * 1024 * 1024
+#: Memory that a driver keeps for messages to come (nine of 10 MB), and the largest piece of it, bytes.
+POOL_BYTES: Final = 96 * 1024 * 1024
 LARGEST_SPARE_BYTES: Final = 16 * 1024 * 1024
 #: After so long without a large message, nothing is kept.
 IDLE_NS: Final = 2_000_000_000
@@ -148,16 +148,20 @@ class MemoryPool:
     """The memory of messages that are done, kept for those to come. Used by one thread.
 
     All of what is kept may be backed by the system, however little of the next message comes. So it counts against
-    POOL_BYTES as long as an incomplete message has it, too: peers that begin messages hold no more than that by it.
+    ``most_bytes`` as long as an incomplete message has it, too: peers that begin messages hold no more than that by it.
+
+    Args:
+        most_bytes: that are kept.
 
     Attributes:
         lent: how many incomplete messages have memory.
         kept_bytes: bytes kept, with those that incomplete messages have of them.
     """
 
-    __slots__ = ("_idle_since_ns", "_read", "_spare", "_used", "kept_bytes", "lent")
+    __slots__ = ("_idle_since_ns", "_most_bytes", "_read", "_spare", "_used", "kept_bytes", "lent")
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = POOL_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._spare: list[MessageMemory] = []
         #: memory that somebody still had a view of when it was given back; the oldest first
         self._read: deque[MessageMemory] = deque()
@@ -223,7 +227,7 @@ class MemoryPool:
     def give_back(self, memory: MessageMemory) -> None:
         """Keep memory that nobody else refers to any more but by views. It is used again when these are gone."""
         size = memory.capacity
-        if size > LARGEST_SPARE_BYTES or self.kept_bytes + size > POOL_BYTES:
+        if size > LARGEST_SPARE_BYTES or self.kept_bytes + size > self._most_bytes:
             return
         self.kept_bytes += size
         if _has_views(memory):

@@ -33,7 +33,7 @@ from typing import Any, Final
 import trio
 
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.message_memory import MemoryPool
+from toutates.h2grpc.message_memory import POOL_BYTES, MemoryPool
 from toutates.h2grpc.stream import NEVER
 from toutates.net.accepting import Acceptor
 from toutates.net.call_deadlines import CallDeadlines
@@ -124,7 +124,7 @@ class Worker:
         self.side = SideThread(f"{name}-side", self.call_soon)
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
-        self.message_memory = MemoryPool()
+        self.message_memory = MemoryPool(min(POOL_BYTES, self.buffer_bytes >> 3))
         self.dirty: list[Any] = []
         #: whether a task of Trio's was given something to do in this round
         self._task_woken = False
