@@ -78,6 +78,7 @@ def test_a_message_that_stops_to_come_holds_up_nothing_else_on_its_connection() 
             data(1, octets[at : at + 16_384]) for at in range(0, 1_000_000, 16_384)
         )
         client.sock.sendall(begun)
+        server.until(lambda: server.worker.transports.open)
         server.until(lambda: the_transport(server).received_bytes >= len(begun) + len(WIDE))
         client.sock.sendall(frame(PING, 0, 0, b"are you?"))
         assert client.until(PING).payload == b"are you?"
