@@ -179,7 +179,7 @@ def test_a_load_that_fails_tells_the_reason(site: Path, tmp_path: Path, line: st
 def test_instances_and_files_that_are_not_there_are_told(site: Path, tmp_path: Path) -> None:
     install(site, "bad", "    def instance(self, number, device): return None")
     write_model(tmp_path, "m", 'backend: "bad"')
-    assert "cannot make instances: AttributeError" in refused(tmp_path)
+    assert "has instances that cannot run: AttributeError" in refused(tmp_path)
     install(site, "lost", "    filenames = ('a.bin', 'b.bin')")
     write_model(tmp_path, "n", 'backend: "lost"')
     assert refused(tmp_path, "n").startswith(f"unable to find '{tmp_path}/n/1/a.bin' (nor b.bin): No such file")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from toutates.backends.interface import Backend, Source, Tensor, Tensors
+from toutates.backends.interface import Backend, Instance, Source, Tensor, Tensors
 from toutates.backends.plugins.catalogue import Catalogue
 from toutates.backends.plugins.importing import import_backend, reason_of
 from toutates.backends.plugins.limited import NotInTime, within
@@ -193,14 +193,16 @@ class PluginKind:
                 "it hangs, and start the server again"
             )
 
-        def load() -> tuple[Backend, Source, Tensors]:
+        def load() -> tuple[Backend, Source, Tensors, list[Instance]]:
             try:
                 made = import_backend(name, self._catalogue)
                 _check_devices(name, made, settings, configuration.source)
                 own = replace(source, path=_find(made, settings.model_filename, folder.path))
                 backend = made()
                 try:
-                    return backend, own, backend.load(own)
+                    tensors = backend.load(own)
+                    numbers = range(settings.num_executors)
+                    return backend, own, tensors, [backend.instance(at, settings.device(at)) for at in numbers]
                 except BaseException:
                     _free(backend, name, model)
                     raise
@@ -208,7 +210,7 @@ class PluginKind:
                 ended.set()
 
         try:
-            backend, source, tensors = within(
+            backend, source, tensors, instances = within(
                 seconds, load, name=f"load {model}", too_late=lambda late: _free(late[0], name, model)
             )
         except ToutatesError:
@@ -233,12 +235,12 @@ class PluginKind:
             if source.left_over:
                 unknown = ", ".join(source.left_over)
                 warnings.append(f"'{configuration.source}': the backend '{name}' has no parameters {unknown}")
-            runners += _runners(name, model, backend, signature, settings)
+            runners += _runners(name, model, backend, signature, instances)
         except BaseException as error:
             _free(backend, name, model)
             if isinstance(error, ToutatesError):
                 raise
-            raise ModelLoadError(f"the backend '{name}' cannot make instances: {reason_of(error)}") from error
+            raise ModelLoadError(f"the backend '{name}' has instances that cannot run: {reason_of(error)}") from error
         return LoadedVersion(name, source, signature, runners, warnings, labels)
 
 
@@ -373,10 +375,9 @@ def _specs_of(name: str, role: str, tensors: Sequence[Any]) -> list[TensorSpec]:
 
 
 def _runners(
-    name: str, model: str, backend: Backend, signature: Signature, settings: ModelSettings
+    name: str, model: str, backend: Backend, signature: Signature, instances: Sequence[Instance]
 ) -> list[PluginRunner]:
-    count = settings.num_executors
-    open_runners, lock = count, threading.Lock()
+    open_runners, lock = len(instances), threading.Lock()
 
     def close() -> None:
         nonlocal open_runners
@@ -387,15 +388,7 @@ def _runners(
             _free(backend, name, model)
 
     return [
-        PluginRunner(
-            backend.instance(number, settings.device(number)),
-            signature,
-            model,
-            name,
-            quick=backend.quick,
-            on_close=close,
-        )
-        for number in range(count)
+        PluginRunner(instance, signature, model, name, quick=backend.quick, on_close=close) for instance in instances
     ]
 
 
