@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,22 @@ def test_loads_and_unloads_leave_nothing_behind(client: Any, server: ServerProce
             assert name != "faulty"
         client.unload_model(name)
     wait_until(lambda: count() == before)
+
+
+def test_a_model_that_hangs_does_not_keep_the_server_from_its_end(tmp_path: Path) -> None:
+    models, log = tmp_path / "models", tmp_path / "log"
+    log.mkdir()
+    add_model(models, "hanging", "def execute(self, requests):\n    time.sleep(1000)")
+    with running(models, log, flags=["--shutdown-grace", "0"]) as process:
+        with triton.InferenceServerClient(process.address) as client:
+            tensor = triton.InferInput("x", [1, 4], "FP32")
+            tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+            with pytest.raises(utils.InferenceServerException):
+                client.infer("hanging", [tensor], client_timeout=0.3)
+        began = time.monotonic()
+        assert process.stop() == 0
+        assert time.monotonic() - began < 30
+        assert "the server ends, and it has not answered" in process.log
 
 
 def test_nothing_is_left_when_the_server_is_killed(root: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import set_caller
 from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.output import OutputReader, PrintedOutput
-from toutates.backends.python.process import Failed, Interpreter, ModelProcess
+from toutates.backends.python.process import Closing, Failed, Interpreter, ModelProcess
 from toutates.backends.python.thread_caller import ThreadCaller
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.lane import Allocate
@@ -83,6 +83,7 @@ class Processes:
 
     Attributes:
         allocate: makes the buffers of batches, which the processes see as well.
+        closing: tells the processes that the server ends.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Processes:
         self._code, self._interpreter, self._reader, self._limits = code, interpreter, reader, limits
         # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
         self._arena = Arena(available_memory())
+        self.closing = Closing()
         self.allocate: Allocate | None = self._arena.allocate
         #: what was started in this load
         self._started: list[ModelProcess] = []
@@ -140,7 +142,7 @@ class Processes:
 
     def _start(self, name: str) -> ModelProcess:
         code = self._code
-        return ModelProcess(code.model, name, self._interpreter, self._arena, self._reader, code.limit)
+        return ModelProcess(code.model, name, self._interpreter, self._arena, self._reader, code.limit, self.closing)
 
     def _configure(self, process: ModelProcess, config: Mapping[str, Any], *, complete: bool) -> dict[str, Any] | None:
         """Have a process import model.py."""
@@ -195,6 +197,7 @@ class Threads:
 
     Attributes:
         allocate: None: the buffers of batches are ordinary memory.
+        closing: a thread cannot be told.
     """
 
     def __init__(self, code: Code, get_table: Callable[[], ModelTable] | None = None) -> None:
@@ -202,6 +205,7 @@ class Threads:
         if get_table is not None:
             set_caller(ThreadCaller(get_table))
         self.allocate: Allocate | None = None
+        self.closing = Closing()
 
     def complete(self, name: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Import the code, and have it complete the configuration; None where it does not do that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,9 +24,10 @@ from toutates.backends.python.environments import Environments
 from toutates.backends.python.instance import Limits
 from toutates.backends.python.isolation import Code, Processes, Start, Threads
 from toutates.backends.python.output import OutputReader
-from toutates.backends.python.process import Failed, ProcessEnded
+from toutates.backends.python.process import Closing, Failed, ProcessEnded
 from toutates.engine.batched import BatchedServable
 from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
+from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.capacity import capacity_bytes
 from toutates.models.config.configuration import VersionConfiguration
@@ -42,6 +44,8 @@ from toutates.system.logs.limit import LineLimit
 
 __all__ = ["PythonKind"]
 
+#: How long a process may go on with a batch, or finalize, once no worker of the server is left.
+_CLOSING_S: Final = 3.0
 _INVALID_IN_NAMES: Final = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
@@ -99,6 +103,25 @@ def _explained(loading: _Loading) -> Iterator[None]:
         if isinstance(error, Failed | ProcessEnded | OSError):
             raise ModelLoadError(str(error)) from error
         raise
+
+
+class PythonServable(BatchedServable):
+    """A version of a Python model, whose processes do not keep the server from its end.
+
+    Args:
+        version, supertensor, instances: see ``BatchedServable``.
+        closing: read by the processes.
+    """
+
+    def __init__(self, version: int, supertensor: SuperTensor, instances: Sequence[Backend], closing: Closing) -> None:
+        super().__init__(version, supertensor, instances)
+        self._closing = closing
+
+    def close(self, *, workers_ended: bool = False) -> None:
+        """See ``Servable``."""
+        if workers_ended:
+            self._closing.at = time.monotonic() + _CLOSING_S
+        super().close(workers_ended=workers_ended)
 
 
 class _Loading:
@@ -191,7 +214,7 @@ class _Loading:
         )
         for instance in instances:
             instance.ports = supertensor.ports
-        servable = BatchedServable(version.number, supertensor, instances)
+        servable = PythonServable(version.number, supertensor, instances, self.isolation.closing)
         served = ServedVersion(
             model=model,
             number=version.number,

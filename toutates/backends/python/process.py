@@ -26,7 +26,7 @@ from toutates.backends.python.output import OutputReader, PrintedOutput
 from toutates.system.logs.limit import LineLimit
 from toutates.system.text import one_line
 
-__all__ = ["Failed", "Interpreter", "ModelProcess", "ProcessEnded"]
+__all__ = ["Closing", "Failed", "Interpreter", "ModelProcess", "ProcessEnded"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,17 @@ class ProcessEnded(Exception):
 
 class Failed(Exception):
     """The model's code has raised; the text is Python's."""
+
+
+@dataclass(slots=True)
+class Closing:
+    """Whether the server ends, so that nobody waits for a version's answers any more. Any thread may set it.
+
+    Attributes:
+        at: when its processes are ended whatever they are at, seconds, monotonic; None while the server serves.
+    """
+
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,7 @@ class ModelProcess:
         arena: shared with it.
         reader: reads what it prints.
         limit: of the lines that it prints.
+        closing: of the version.
 
     Raises:
         OSError: it cannot be started.
@@ -84,7 +96,9 @@ class ModelProcess:
         arena: Arena,
         reader: OutputReader,
         limit: LineLimit[str],
+        closing: Closing,
     ) -> None:
+        self._closing = closing
         self.instance = instance
         self.output = PrintedOutput(model, instance, limit)
         self._buffer = bytearray()
@@ -219,6 +233,9 @@ class ModelProcess:
             self._gone()
         if deadline is not None and time.monotonic() >= deadline:
             self._break(f"it has not answered for {timeout_s:g} s")
+        closing_at = self._closing.at
+        if closing_at is not None and time.monotonic() >= closing_at:
+            self._break("the server ends, and it has not answered")
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
