@@ -137,6 +137,13 @@ class PythonInstance:
             message = f"Stub process '{self._name}' is not healthy: {error}"
         except MemoryError:
             message = "Failed to increase the shared memory pool size: it has no room for the inputs"
+        except Exception as error:
+            # A bug of this package. If it were raised, each request would be run once more by itself; and nobody knows
+            # what the process has read.
+            logger.exception("running a batch of %s failed", self._name)
+            message = f"running the batch failed: {type(error).__name__}"
+            self._process.kill()
+            self._note_death(error)
         self.ended_ns = time.monotonic_ns()
         failure = ExecutionFailed(f"Failed to process the request(s) for model '{self._name}', message: {message}")
         return Separate([(port, request, failure) for _, _, port, request in requests])

@@ -9,6 +9,7 @@ answer is still sent from, is not used again: reference counts tell.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -31,9 +32,11 @@ from toutates.engine.packing import LARGE_OUTPUT_BYTES
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature
-from toutates.system.errors import RequestError
+from toutates.system.errors import ExecutionFailed, RequestError
 
 __all__ = ["ThreadInstance"]
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -106,7 +109,13 @@ class ThreadInstance:
             self.enter()
         before = [sys.getrefcount(array) for array in batch.arrays]
         self.started_ns = time.monotonic_ns()
-        outcome = self._run(batch)
+        try:
+            outcome = self._run(batch)
+        except Exception as error:
+            # A bug of this package. If it were raised, each request would be run once more by itself.
+            logger.exception("running a batch of %s failed", self._name)
+            failure = ExecutionFailed(f"running the batch failed: {type(error).__name__}")
+            outcome = Separate([(port, request, failure) for _, _, port, request in rows_of(batch)])
         self.ended_ns = time.monotonic_ns()
         if [sys.getrefcount(array) for array in batch.arrays] != before:
             batch.room = -1  # so that it is not used again
