@@ -13,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.testing as npt
 import pytest
+from onnx import TensorProto
 
 from tests.e2e.control import client_of, fails
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import triton
-from tests.engine.support import double
+from tests.engine.support import double, unary
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting
 from tests.waiting import wait_until
@@ -50,6 +51,7 @@ ENSEMBLES: Final = {
     "table": pbtxt(["IN INT64 [1]"], ["OUT FP32 [1]"], [step("lookup", "x=IN", "y=t"), step("half", "x=t", "y=OUT")]),
     "outer": pbtxt(["IN INT64 [1]"], ["OUT FP32 [1]"], [step("table", "IN=IN", "OUT=OUT")]),
     "text": pbtxt(["IN STRING [2]"], ["OUT STRING [2]"], [step("words", "x=IN", "y=t"), step("words", "x=t", "y=OUT")]),
+    "long": pbtxt(["IN STRING [-1]"], ["OUT STRING [-1]"], [step("any", "x=IN", "y=t"), step("any", "x=t", "y=OUT")]),
     "dynamic": pbtxt(["IN FP32 [-1]"], OUT, [step("lengths", "x=IN", "y=t"), step("double", "x=t", "y=OUT")]),
     # Members with and without a batch dimension.
     "unbatched": pbtxt(["IN FP32 [-1, 4]"], ["OUT FP32 [-1, 4]"], [step("double", "x=IN", "y=OUT")], batch=0),
@@ -69,6 +71,7 @@ ENSEMBLES: Final = {
     "bounded": pbtxt(IN, OUT, CHAIN, scheduling="max_inflight_requests: 2"),
 }
 
+LARGEST: Final = "inference request batch-size must be <= 1024 for 'text'"
 #: The same as "chain" in a config.yaml.
 PLAIN: Final = """
 backend: ensemble
@@ -88,6 +91,7 @@ def build(root: Path) -> Path:
     add_graph(root, "biased", MODELS["biased"], config=tensors.format("data_type: TYPE_FP32 dims: [1, 4]"))
     for name in ("d2", "n2"):
         add_graph(root, name, MODELS["double" if name == "d2" else "negate"])
+    add_graph(root, "any", unary("Identity", ["n", "m"], TensorProto.STRING))
     add_graph(root, "half", double(["n", 1]))
     add_graph(root, "many", MODELS["double"], 1, "version_policy: { all { } }")
     add_graph(root, "many", MODELS["negate"], 2)
@@ -320,3 +324,15 @@ def test_the_status_page_has_the_picture_of_an_ensemble(server: ServerProcess) -
     with urllib.request.urlopen(f"{base}/status.json", timeout=20) as answer_:
         shown = {one["model"]: one.get("is_ensemble") for one in json.load(answer_)["versions"]}
     assert (shown["fan"], shown["double"]) == (True, False)
+
+
+def test_many_strings_go_through_and_more_rows_than_may_be_under_way_are_refused(server: ServerProcess, client: Any) -> None:
+    words = np.full((1, 20_000), "", object)
+    assert answer(client, "long", IN=words).shape == words.shape
+    with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as one:
+        assert (
+            one.infer("text", given(http, IN=np.full((3, 2), "a", object))).as_numpy("OUT").tolist()
+            == [[b"a", b"a"]] * 3
+        )
+    status, text = fails(lambda: answer(client, "text", IN=np.full((2_000, 2), "", object)))
+    assert (status, text) == ("INVALID_ARGUMENT", "[request id: <id_unknown>] " + LARGEST)

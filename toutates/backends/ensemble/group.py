@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from math import prod
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -249,7 +250,10 @@ class Group:
             else:
                 row_shapes[index] = shape
                 row_bytes[index] = len(content)
-            data[index] = content if spec.datatype.size else _encoded(content, shape)
+            if spec.datatype.size:
+                data[index] = content
+            else:
+                data[index] = _whole(content, shape) if len(self._pending) == 1 else _encoded(content, shape)
         shapes = tuple(row_shapes)
         in_arrays = any(isinstance(content, np.ndarray) for content in data)
         return Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays)
@@ -325,6 +329,12 @@ def _outputs_of(step: BoundStep, outcome: Outcome) -> list[tuple[int, Value]]:
         shape = row_shapes[index] if spec.reshape is None else spec.to_wire(row_shapes[index])
         values.append((tensor, ((outcome.rows, *shape) if batched else shape, outcome.content(index, batched=batched))))
     return values
+
+
+def _whole(content: Content, shape: tuple[int, ...]) -> EncodedStrings:
+    """Encoded strings of which nobody takes a part: where the elements begin, which may be a million, is not asked."""
+    bounds = {0: 0, prod(shape): len(content)}
+    return EncodedStrings(bytes(content), cast(Any, bounds), shape)
 
 
 def _encoded(content: Content, shape: tuple[int, ...]) -> EncodedStrings:

@@ -23,7 +23,7 @@ from toutates.engine.lane import Piece, RowShapes
 from toutates.engine.result import BatchResult, PendingRequest, Timing
 from toutates.engine.servable import Buffer, Consumer, Content
 from toutates.protocol.strings import StringRows
-from toutates.system.errors import Overloaded, RequestError
+from toutates.system.errors import InvalidRequest, Overloaded, RequestError
 
 __all__ = ["EnsemblePort", "EnsembleWay"]
 
@@ -175,6 +175,10 @@ class EnsemblePort:
 
     def _refuse(self, rows: int) -> None:
         state = self._state
+        if rows > state.bounds.rows:
+            raise InvalidRequest(
+                f"inference request batch-size must be <= {state.bounds.rows} for '{state.graph.model}'"
+            )
         raise Overloaded(
             f"ensemble '{state.graph.model}' has {state.rows + self._rows} of at most {state.bounds.rows} rows under "
             f"way, and this request has {rows} more; try again later, or raise max_batch_size or capacity"
@@ -248,5 +252,5 @@ class EnsemblePort:
 def _content_of(array: Piece) -> Content:
     """The bytes of one input of one request."""
     if isinstance(array, StringRows):
-        return bytes(memoryview(array.content)[:-1])
+        return np.frombuffer(array.content, np.uint8)[:-1]  # nobody runs it, so nobody overwrites it
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
