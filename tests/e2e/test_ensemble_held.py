@@ -10,12 +10,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.testing as npt
 import pytest
+from onnx import helper
 
 from tests.e2e.control import EXPLICIT, client_of
 from tests.e2e.held import Runs, running_held
 from tests.e2e.process import ServerProcess
 from tests.e2e.support import triton
 from tests.e2e.test_ensemble_control import scaled
+from tests.engine.support import model, tensor
 from tests.ensembles import add_graph
 from tests.waiting import wait_until
 
@@ -32,10 +34,24 @@ steps:
 """
 
 
+def long_run() -> bytes:
+    """y = 2 * x, in so many steps that no worker runs it itself: a worker that is held answers nobody."""
+    names = ["x", *[f"h{at}" for at in range(22)], "y"]
+    weights = ["first", *["identity"] * 21, "last"]
+    nodes = [
+        helper.make_node("MatMul", [source, weight], [target])
+        for source, weight, target in zip(names[:-1], weights, names[1:], strict=True)
+    ]
+    first = 2 * np.eye(4, 512, dtype=np.float32)
+    whole, last = np.eye(512, dtype=np.float32), np.eye(512, 4, dtype=np.float32)
+    x, y = tensor("x", ["n", 4]), tensor("y", ["n", 4])
+    return model(nodes, [x], [y], first=first, identity=whole, last=last)
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
-    add_graph(root, "slow", scaled(2))
+    add_graph(root, "slow", long_run())
     add_graph(root, "after", scaled(-1))
     (root / "pipe" / "1").mkdir(parents=True)
     (root / "pipe" / "1" / "config.yaml").write_text(SMALL)
