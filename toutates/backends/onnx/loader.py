@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from toutates.backends.batches import batches_of
 from toutates.backends.onnx.inspection import inspect_graph
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import check_graph, explained, prepare
@@ -15,9 +16,6 @@ from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.warming import warm_up
 from toutates.engine.batched import BatchedServable
-from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
-from toutates.engine.supertensor import SuperTensor
-from toutates.models.capacity import capacity_bytes
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels, shortfalls
@@ -131,17 +129,12 @@ class OnnxKind:
     ) -> ServedVersion:
         settings, triton = configuration.settings, configuration.folder.triton
         pinned = settings.allocator == "cuda_pinned"
-        supertensor = SuperTensor(
+        supertensor = batches_of(
             model,
             signature,
-            batch_size=settings.batch_size,
-            capacity=settings.capacity,
-            capacity_bytes=capacity_bytes(settings, signature),
-            max_queue_size=settings.max_queue_size,
-            keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
+            settings,
+            is_triton=configuration.source.name == PBTXT_NAME,
             pin=_pinned_memory(configuration.source).pin if pinned else None,
-            delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
-            enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
         )
         return ServedVersion(
             model=model,

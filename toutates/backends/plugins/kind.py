@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from toutates.backends.batches import batches_of
 from toutates.backends.interface import Backend, Instance, Source, Tensor, Tensors
 from toutates.backends.plugins.catalogue import Catalogue
 from toutates.backends.plugins.importing import import_backend, reason_of
@@ -17,9 +18,6 @@ from toutates.backends.plugins.limited import NotInTime, within
 from toutates.backends.plugins.running import PluginRunner
 from toutates.backends.warming import time_row, warm_up
 from toutates.engine.batched import BatchedServable
-from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
-from toutates.engine.supertensor import SuperTensor
-from toutates.models.capacity import capacity_bytes
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.labels import Labels, read_labels, shortfalls
@@ -408,17 +406,7 @@ def _described(loaded: LoadedVersion) -> BackendName:
 def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersion) -> ServedVersion:
     settings, signature, number = configuration.settings, loaded.signature, configuration.folder.number
     triton = configuration.folder.triton
-    supertensor = SuperTensor(
-        model,
-        signature,
-        batch_size=settings.batch_size,
-        capacity=settings.capacity,
-        capacity_bytes=capacity_bytes(settings, signature),
-        max_queue_size=settings.max_queue_size,
-        keys=PBTXT_KEYS if configuration.source.name == PBTXT_NAME else YAML_KEYS,
-        delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
-        enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
-    )
+    supertensor = batches_of(model, signature, settings, is_triton=configuration.source.name == PBTXT_NAME)
     config = model_config(
         model,
         signature,

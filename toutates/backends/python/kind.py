@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from toutates.backends.batches import batches_of
 from toutates.backends.python.completing import (
     PYTHON,
     as_dict,
@@ -26,10 +27,8 @@ from toutates.backends.python.isolation import Code, Processes, Start, Threads
 from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
 from toutates.engine.batched import BatchedServable
-from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
 from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
-from toutates.models.capacity import capacity_bytes
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels
@@ -199,18 +198,13 @@ class _Loading:
             for name, kind, device in instance_names(config)
         ]
         instances = self.isolation.instances(starts)
-        supertensor = SuperTensor(
+        supertensor = batches_of(
             model,
             signature,
-            batch_size=settings.batch_size,
-            capacity=settings.capacity,
-            capacity_bytes=capacity_bytes(settings, signature),
-            max_queue_size=settings.max_queue_size,
-            keys=YAML_KEYS if configuration.given is None else PBTXT_KEYS,
+            settings,
+            is_triton=configuration.given is not None,
             allocate=self.isolation.allocate,
             quick_ns=0,
-            delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
-            enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
         )
         for instance in instances:
             instance.ports = supertensor.ports

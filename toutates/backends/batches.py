@@ -1,0 +1,47 @@
+"""The batches of a version as its configuration wants them, for every kind of model whose requests are batched."""
+
+from __future__ import annotations
+
+from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
+from toutates.engine.lane import Allocate, Pin
+from toutates.engine.supertensor import QUICK_NS, SuperTensor
+from toutates.models.capacity import capacity_bytes
+from toutates.models.config.settings import ModelSettings
+from toutates.protocol.signature import Signature
+
+__all__ = ["batches_of"]
+
+
+def batches_of(
+    model: str,
+    signature: Signature,
+    settings: ModelSettings,
+    *,
+    is_triton: bool,
+    pin: Pin | None = None,
+    allocate: Allocate | None = None,
+    quick_ns: int = QUICK_NS,
+) -> SuperTensor:
+    """Make a version's batches.
+
+    Args:
+        model: name of the model.
+        signature: its tensors.
+        settings: of the version.
+        is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
+        pin, allocate, quick_ns: as of ``SuperTensor``.
+    """
+    return SuperTensor(
+        model,
+        signature,
+        batch_size=settings.batch_size,
+        capacity=settings.capacity,
+        capacity_bytes=capacity_bytes(settings, signature),
+        max_queue_size=settings.max_queue_size,
+        keys=PBTXT_KEYS if is_triton else YAML_KEYS,
+        pin=pin,
+        allocate=allocate,
+        quick_ns=quick_ns,
+        delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
+        enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
+    )
