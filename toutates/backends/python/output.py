@@ -147,8 +147,8 @@ class OutputReader:
             output.feed(data)
             return
         self._poll.unregister(descriptor)
-        os.close(descriptor)
         with self._lock:
             del self._outputs[descriptor]
+        os.close(descriptor)  # last: from here on the number may be another pipe's, which ``add`` is told of
         output.end()
         on_end()
