@@ -19,8 +19,8 @@ from tests.e2e.process import ServerProcess, running
 from tests.observe.status.support import get
 
 #: How long each flood lasts, and how long probes go on after it.
-FLOOD_S: Final = 6.0
-AFTER_S: Final = 3.0
+FLOOD_S: Final = 8.0
+AFTER_S: Final = 4.0
 PAUSE_S: Final = 0.2
 #: A probe has a second by default (Kubernetes' timeoutSeconds). One of them may meet whatever else the machine does.
 MOST_MEDIAN_S: Final = 0.5
