@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toutates.engine.counters import BatchCounters, WorkerCounters
+from toutates.engine.model_metrics import ModelSeries
 
 __all__ = ["Occupancy", "VersionStatistics"]
 
@@ -57,6 +58,7 @@ class VersionStatistics:
         executors: how many it has, or should have.
         pool_threads: threads that its backends have beside those of the executors.
         memory_kind: where the buffers are, in Triton's words: CPU or CPU_PINNED.
+        own_metrics: what the model's code counts by itself.
     """
 
     requests: WorkerCounters
@@ -68,3 +70,4 @@ class VersionStatistics:
     executors: int
     pool_threads: int = 0
     memory_kind: str = "CPU"
+    own_metrics: tuple[ModelSeries, ...] = ()

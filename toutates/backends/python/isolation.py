@@ -8,13 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toutates.backends.python.arena import Arena
 from toutates.backends.python.child import frames
 from toutates.backends.python.child.logger import set_sink
+from toutates.backends.python.child.metric_table import MetricTable
+from toutates.backends.python.child.metrics import set_metric_table
 from toutates.backends.python.child.model import Model, describe
 from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import set_caller
 from toutates.backends.python.instance import Limits, PythonInstance
+from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader, PrintedOutput
 from toutates.backends.python.process import Closing, Failed, Interpreter, ModelProcess
 from toutates.backends.python.thread_caller import ThreadCaller
@@ -84,6 +89,7 @@ class Processes:
     Attributes:
         allocate: makes the buffers of batches, which the processes see as well.
         closing: tells the processes that the server ends.
+        metrics: that the code keeps.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class Processes:
         # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
         self._arena = Arena(available_memory())
         self.closing = Closing()
+        self.metrics = VersionMetrics()
         self.allocate: Allocate | None = self._arena.allocate
         #: what was started in this load
         self._started: list[ModelProcess] = []
@@ -142,7 +149,9 @@ class Processes:
 
     def _start(self, name: str) -> ModelProcess:
         code = self._code
-        return ModelProcess(code.model, name, self._interpreter, self._arena, self._reader, code.limit, self.closing)
+        return ModelProcess(
+            code.model, name, self._interpreter, self._arena, self._reader, code.limit, self.closing, self.metrics
+        )
 
     def _configure(self, process: ModelProcess, config: Mapping[str, Any], *, complete: bool) -> dict[str, Any] | None:
         """Have a process import model.py."""
@@ -155,6 +164,7 @@ class Processes:
             "directories": code.directories(),
             "config": config,
             "complete": complete,
+            "metrics": process.metrics_at,
         }
         said = process.ask(frames.CONFIGURE, content, self._limits.start_s)
         return None if said == b"null" else process.parsed(said)
@@ -198,6 +208,7 @@ class Threads:
     Attributes:
         allocate: None: the buffers of batches are ordinary memory.
         closing: a thread cannot be told.
+        metrics: that the code keeps.
     """
 
     def __init__(self, code: Code, get_table: Callable[[], ModelTable] | None = None) -> None:
@@ -206,6 +217,9 @@ class Threads:
             set_caller(ThreadCaller(get_table))
         self.allocate: Allocate | None = None
         self.closing = Closing()
+        self.metrics = VersionMetrics()
+        #: of each instance, by its name
+        self._tables: dict[str, MetricTable] = {}
 
     def complete(self, name: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """Import the code, and have it complete the configuration; None where it does not do that."""
@@ -233,6 +247,7 @@ class Threads:
                     model,
                     self._code.directories()[0],
                     output,
+                    self._tables[start.name],
                     one_by_one=start.one_by_one,
                     stacked=start.stacked,
                 )
@@ -249,6 +264,12 @@ class Threads:
         output = PrintedOutput(self._code.model, name, self._code.limit)
         set_model_dir(self._code.directories()[0])
         set_sink(output.log)
+        table = self._tables.get(name)
+        if table is None:
+            memory = np.zeros(frames.METRICS_BYTES, np.uint8)
+            table = self._tables[name] = MetricTable(memory.data)
+            self.metrics.add(memory)
+        set_metric_table(table)
         return output
 
     def _load(self, name: str) -> Model:

@@ -24,10 +24,12 @@ from toutates.backends.python.completing import (
 from toutates.backends.python.environments import Environments
 from toutates.backends.python.instance import Limits
 from toutates.backends.python.isolation import Code, Processes, Start, Threads
+from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
 from toutates.engine.batched import BatchedServable
 from toutates.engine.servable import Backend
+from toutates.engine.statistics import VersionStatistics
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
@@ -110,11 +112,24 @@ class PythonServable(BatchedServable):
     Args:
         version, supertensor, instances: see ``BatchedServable``.
         closing: read by the processes.
+        metrics: that the model's code keeps.
     """
 
-    def __init__(self, version: int, supertensor: SuperTensor, instances: Sequence[Backend], closing: Closing) -> None:
+    def __init__(
+        self,
+        version: int,
+        supertensor: SuperTensor,
+        instances: Sequence[Backend],
+        closing: Closing,
+        metrics: VersionMetrics,
+    ) -> None:
         super().__init__(version, supertensor, instances)
         self._closing = closing
+        self._metrics = metrics
+
+    def statistics(self) -> VersionStatistics:
+        """See ``Servable``."""
+        return replace(super().statistics(), own_metrics=self._metrics.series())
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""
@@ -208,7 +223,9 @@ class _Loading:
         )
         for instance in instances:
             instance.ports = supertensor.ports
-        servable = PythonServable(version.number, supertensor, instances, self.isolation.closing)
+        servable = PythonServable(
+            version.number, supertensor, instances, self.isolation.closing, self.isolation.metrics
+        )
         served = ServedVersion(
             model=model,
             number=version.number,

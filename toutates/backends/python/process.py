@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
 from toutates.backends.python.arena import Arena
 from toutates.backends.python.child import frames
+from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader, PrintedOutput
 from toutates.system.logs.limit import LineLimit
 from toutates.system.text import one_line
@@ -83,6 +86,10 @@ class ModelProcess:
         reader: reads what it prints.
         limit: of the lines that it prints.
         closing: of the version.
+        metrics: of the version.
+
+    Attributes:
+        metrics_at: where the process keeps its metrics; None where there is no memory for them.
 
     Raises:
         OSError: it cannot be started.
@@ -97,8 +104,10 @@ class ModelProcess:
         reader: OutputReader,
         limit: LineLimit[str],
         closing: Closing,
+        metrics: VersionMetrics,
     ) -> None:
         self._closing = closing
+        self._metrics = metrics
         self.instance = instance
         self.output = PrintedOutput(model, instance, limit)
         self._buffer = bytearray()
@@ -129,6 +138,14 @@ class ModelProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
         self._ended = False
         reader.add(printed, self.output)
+        self.metrics_at: int | None = None
+        try:
+            memory_of_metrics = arena.allocate((frames.METRICS_BYTES,), np.uint8)
+        except MemoryError:
+            return
+        memory_of_metrics[...] = 0
+        self.metrics_at = arena.offset(memory_of_metrics)
+        self._metrics_reader = metrics.add(memory_of_metrics)
 
     @property
     def pid(self) -> int:
@@ -301,3 +318,5 @@ class ModelProcess:
         except (ProcessLookupError, PermissionError):
             pass
         self._process.wait()
+        if self.metrics_at is not None:
+            self._metrics.end(self._metrics_reader)

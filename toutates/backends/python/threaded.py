@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from toutates.backends.python.batches import Row, about, contents_of, rows_of
 from toutates.backends.python.child.logger import set_sink
+from toutates.backends.python.child.metric_table import MetricTable
+from toutates.backends.python.child.metrics import set_metric_table
 from toutates.backends.python.child.model import Model, OutputForms
 from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import ReceivedRequest
@@ -60,6 +62,7 @@ class ThreadInstance:
         model: its code, initialized.
         version_dir: the version's directory.
         output: takes the lines that it logs.
+        metrics: that it keeps.
         one_by_one: whether it sees each request alone.
         stacked: whether it sees the batch as one request.
 
@@ -78,6 +81,7 @@ class ThreadInstance:
         model: Model,
         version_dir: str,
         output: PrintedOutput,
+        metrics: MetricTable,
         *,
         one_by_one: bool = False,
         stacked: bool = False,
@@ -89,6 +93,7 @@ class ThreadInstance:
         self._model = model
         self._version_dir = version_dir
         self._output = output
+        self._metrics = metrics
         self._one_by_one, self._stacked = one_by_one, stacked
         self._names = [(tensor.name, tensor.datatype.name) for tensor in signature.inputs]
         self._forms = OutputForms(
@@ -102,6 +107,7 @@ class ThreadInstance:
         self._thread = threading.get_ident()
         set_model_dir(self._version_dir)
         set_sink(self._output.log)
+        set_metric_table(self._metrics)
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""

@@ -24,6 +24,7 @@ from toutates.observe.metrics.families import Family, Named
 from toutates.observe.metrics.gpu import GpuGauges
 from toutates.observe.metrics.host import HostGauges
 from toutates.observe.metrics.model_families import ModelSnapshot, executor_families, original_families, triton_families
+from toutates.observe.metrics.model_metrics import ModelMetrics
 from toutates.observe.metrics.snapshot import Retired, VersionSnapshot, read_version
 from toutates.observe.processes.resources import ProcessMetrics
 from toutates.observe.view import ServerView
@@ -55,6 +56,7 @@ class ServerCollector:
         self._gpus = gpus
         self._clock = clock
         self._retired = Retired()
+        self._own = ModelMetrics()
         self._process = ProcessCollector(registry=None)
         self._processes = ProcessMetrics(view.processes) if view.processes() else None
         self._info = (view.identity.version, platform.python_version())
@@ -88,6 +90,7 @@ class ServerCollector:
         ):
             if series:
                 yield Family(CATALOGUE[name], series)
+        yield from self._own.families(versions)
         yield from self._host.collect()
         yield from self._gpus.collect()
         if self._processes is not None:

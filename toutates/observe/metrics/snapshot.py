@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from toutates.engine.counters import BUCKETS, BatchCounters, VersionCounters, WorkerCounters, size_bucket
+from toutates.engine.model_metrics import ModelSeries
 from toutates.engine.statistics import Occupancy
 from toutates.models.table import ServedVersion
 from toutates.observe.metrics.families import Labels
@@ -90,6 +91,7 @@ class VersionSnapshot:
         counts: its counts.
         occupancy: how full it was.
         tags: further labels of Triton's metrics, from ``metric_tags`` of the model's configuration, sorted.
+        own_metrics: what the model's code counts by itself.
     """
 
     model: str
@@ -100,6 +102,7 @@ class VersionSnapshot:
     counts: Counts
     occupancy: Occupancy
     tags: tuple[tuple[str, str], ...] = ()
+    own_metrics: tuple[ModelSeries, ...] = ()
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -123,6 +126,7 @@ def read_version(version: ServedVersion) -> VersionSnapshot:
         _counts(read.requests, read.batches, read.batch_durations, read.batch_runs),
         read.occupancy,
         tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
+        read.own_metrics,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from toutates.engine.counters import BatchCounters, Durations, ExecutorCounters, VersionCounters, WorkerCounters
+from toutates.engine.model_metrics import ModelSeries, lasting, sum_series
 from toutates.engine.servable import Servable
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.infer.counters import InferCounters
@@ -50,13 +51,16 @@ class _Counts:
 
     requests: WorkerCounters
     batches: ExecutorCounters
+    own_metrics: tuple[ModelSeries, ...] = ()
 
     @classmethod
     def sum(cls, parts: Iterable[_Counts]) -> _Counts:
         all_parts = list(parts)
         counters = VersionCounters([one.requests for one in all_parts], [one.batches for one in all_parts])
         return cls(
-            counters.requests(), _executor(counters.batches(), counters.batch_durations(), counters.batch_runs())
+            counters.requests(),
+            _executor(counters.batches(), counters.batch_durations(), counters.batch_runs()),
+            sum_series([series for one in all_parts for series in lasting(one.own_metrics)]),
         )
 
 
@@ -99,6 +103,12 @@ class _Version:
             executors=sum(one.executors for one in parts),
             pool_threads=sum(one.pool_threads for one in parts),
             memory_kind=parts[0].memory_kind if parts else "CPU",
+            own_metrics=sum_series(
+                [
+                    *(series for one in self.past for series in one.own_metrics),  # none that may fall
+                    *(series for part in parts for series in part.own_metrics),
+                ]
+            ),
         )
 
     def is_like(self, served: ServedReport) -> bool:
@@ -212,6 +222,7 @@ class Replica:
             counts = _Counts(
                 statistics.requests,
                 _executor(statistics.batches, statistics.batch_durations, statistics.batch_runs),
+                statistics.own_metrics,
             )
             parts[key] = _Part(version.serial, counts, statistics)
         self._take_parts(process, parts)

@@ -36,6 +36,11 @@ __all__ = [
     "LAYOUT",
     "MAX_FRAME_BYTES",
     "MAX_LAYOUTS",
+    "MAX_METRICS",
+    "MAX_METRIC_LINE",
+    "METRICS_BYTES",
+    "METRICS_HEAD",
+    "METRICS_NUMBERS_AT",
     "QUERY",
 ]
 
@@ -51,3 +56,12 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_LAYOUTS = 1024
 #: Memory for outputs up to this size stays with an instance from one batch to the next.
 KEPT_ROOM_BYTES = 16 * 1024 * 1024
+
+#: The metrics of an instance (``metric_table``): how often its definitions were written anew, and their bytes.
+METRICS_HEAD = struct.Struct("<QQ")
+#: Where its numbers begin.
+METRICS_NUMBERS_AT = 128 * 1024
+METRICS_BYTES = METRICS_NUMBERS_AT + 32 * 1024
+#: Series of an instance, and bytes of a definition.
+MAX_METRICS = 1_000
+MAX_METRIC_LINE = 8_192

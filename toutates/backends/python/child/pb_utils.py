@@ -7,6 +7,7 @@ from typing import Any
 
 from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.logger import Logger
+from toutates.backends.python.child.metrics import Metric, MetricFamily
 from toutates.backends.python.child.model_config import ModelConfig
 from toutates.backends.python.child.requests import (
     InferenceRequest,
@@ -41,6 +42,8 @@ __all__ = [
     "InferenceResponse",
     "InferenceTrace",
     "Logger",
+    "Metric",
+    "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
     "Tensor",

@@ -16,6 +16,8 @@ import numpy as np
 
 from toutates.backends.python.child import frames, pb_utils
 from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.metric_table import MetricTable
+from toutates.backends.python.child.metrics import set_metric_table
 from toutates.backends.python.child.model import Model, OutputForms, describe
 from toutates.backends.python.child.process_caller import ProcessCaller
 from toutates.backends.python.child.requests import ReceivedRequest, set_caller
@@ -160,6 +162,9 @@ class _Instance:
         """Import model.py, and let it complete the configuration."""
         given = json.loads(content)
         pb_utils.set_model_dir(given["directories"][0])
+        if given["metrics"] is not None:
+            memory = memoryview(self._shared)[given["metrics"] : given["metrics"] + frames.METRICS_BYTES]
+            set_metric_table(MetricTable(memory), whole_process=True)
         self._model = Model(given["path"], given["instance"])
         self._model.load(given["version"], given["directories"])
         completed = self._model.complete(given["config"], given["model"]) if given["complete"] else None
