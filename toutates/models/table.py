@@ -6,7 +6,7 @@ The table is immutable and replaced as a whole, so that readers in every thread 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -111,6 +111,7 @@ class ServedVersion:
         dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
         takes_parameters: whether it reads the parameters of requests.
+        has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
     """
 
     model: str
@@ -121,6 +122,7 @@ class ServedVersion:
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
     takes_parameters: bool = False
+    has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
     calls: Calls = field(init=False)
 

@@ -24,6 +24,7 @@ class Process:
     """Answers every batch with the same."""
 
     alive = True
+    on_exit: Any = None
 
     def __init__(self, says: Any) -> None:
         self.says = says
@@ -40,6 +41,9 @@ class Process:
 
     def parsed(self, data: bytes) -> Any:
         return self.says
+
+    def check(self) -> None:
+        pass
 
     def kill(self) -> None:
         self.alive = False

@@ -6,7 +6,7 @@ import gc
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,13 @@ def test_a_counter_rises_only(memory: Any) -> None:
     family = MetricFamily("a", "b", MetricFamily.COUNTER)
     metric = family.Metric({"x": "y"})
     metric.increment(2023)
-    for wrong, text in (
+    wrongs: list[tuple[Callable[[], object], str]] = [
         (lambda: metric.increment(-23.5), "only be incremented monotonically by non-negative"),
         (lambda: metric.set(1), "TRITONSERVER_METRIC_KIND_COUNTER does not support Set"),
         (lambda: metric.observe(1), "does not support Observe"),
         (lambda: metric.increment(math.nan), "non-negative"),
-    ):
+    ]
+    for wrong, text in wrongs:
         with pytest.raises(TritonModelException, match=text):
             wrong()
     assert metric.value() == 2023

@@ -140,10 +140,22 @@ class DataPlane:
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Answer ModelReady. An unknown model is no error but not ready: clients of Triton rely on that."""
         try:
-            self.get_table().find(request.name, request.version)
+            self.refuse_unless_model_ready(request)
         except (UnknownModel, ModelNotReady):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
+
+    def refuse_unless_model_ready(self, request: pb.ModelReadyRequest) -> None:
+        """Say why a model is not ready.
+
+        Raises:
+            RequestError: it is not.
+        """
+        version = self.get_table().find(request.name, request.version)
+        if not version.has_code():
+            raise ModelNotReady(
+                f"Request for unknown model: '{request.name}' version {version.number} is not at ready state"
+            )
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Answer ModelMetadata; without a version it lists all versions that are loaded."""

@@ -103,7 +103,7 @@ def _write_health(response: pb.ServerLiveResponse | pb.ServerReadyResponse) -> A
 
 def _model_ready(plane: DataPlane, request: pb.ModelReadyRequest) -> str:
     """REST tells why a model is not ready, where gRPC says just that."""
-    plane.get_table().find(request.name, request.version)
+    plane.refuse_unless_model_ready(request)
     return request.name
 
 

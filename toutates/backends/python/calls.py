@@ -120,7 +120,6 @@ def is_ready(get_table: Callable[[], ModelTable], model: str, version: str) -> b
         RequestError: there is no such model, or the version is no number.
     """
     try:
-        get_table().find(model, version)
+        return get_table().find(model, version).has_code()
     except ModelNotReady:
         return False
-    return True

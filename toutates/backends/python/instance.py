@@ -4,8 +4,10 @@ Rows are in shared memory already when a batch comes, because its buffers are th
 they are, and which request has which. Outputs whose shapes the configuration fixes come back in the batch's own
 buffers; others in memory of the instance, and their places are checked before anything is read.
 
-A process that has died, or was ended because it hung, is started again by the next batch: at once the first time, then
-after a pause that doubles. Requests that come within the pause fail with what the process said last.
+A process that has died, or was ended because it hung, is started again: at once the first time, then after a pause that
+doubles. Requests that come within the pause fail with what the process said last; those that come while it starts wait.
+One that dies while it has nothing to do fails nobody: it is started again when the kernel tells of its end, and a batch
+that comes first, and that it has not read, goes to the next process.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,13 +127,27 @@ class PythonInstance:
         self._deaths = 0
         self._retry_at = 0.0
         self._problem = ""
+        #: of the process and what is known of its deaths; held while another one is started
+        self._lock = threading.Lock()
+        self._busy = False
+        self._closed = threading.Event()
+        #: starts the process again
+        self._starter: threading.Thread | None = None
+        self._starter_wanted = False
+        self._starter_lock = threading.Lock()
+        process.on_exit = self._wake_starter
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self._process.alive
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""
         requests = rows_of(batch)
         self.started_ns = time.monotonic_ns()
         try:
-            return self._run(batch, requests)
+            return self._run_untouched(batch, requests)
         except Failed as error:
             message = str(error)
         except ProcessEnded as error:
@@ -143,19 +160,39 @@ class PythonInstance:
             logger.exception("running a batch of %s failed", self._name)
             message = f"running the batch failed: {type(error).__name__}"
             self._process.kill()
-            self._note_death(error)
+            with self._lock:
+                self._note_death(error)
+        finally:
+            self._busy = False
+            if not self._process.alive:
+                self._wake_starter()
         self.ended_ns = time.monotonic_ns()
         failure = ExecutionFailed(f"Failed to process the request(s) for model '{self._name}', message: {message}")
         return Separate([(port, request, failure) for _, _, port, request in requests])
 
     def close(self) -> None:
         """Have the model finalize itself, and end its process."""
-        self._process.finalize(self._limits.finalize_s)
+        self._closed.set()
+        with self._lock:  # so that none is being started
+            process = self._process
+        process.on_exit = lambda: None  # nothing is left that refers to this instance
+        process.finalize(self._limits.finalize_s)
+        starter = self._starter
+        if starter is not None:
+            starter.join()
         self._room = None
         self._kept.clear()
         self._calls.end()
 
     # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _run_untouched(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
+        try:
+            return self._run(batch, requests)
+        except ProcessEnded as error:
+            if not error.untouched:
+                raise
+        return self._run(batch, requests)
 
     def _run(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
         process = self._usable()
@@ -185,7 +222,8 @@ class PythonInstance:
                 return lane.take_outputs(batch, 0, batch.rows)
             outcomes = self._results.read(outcome, self._room, requests, self.ports)
         except ProcessEnded as error:
-            self._note_death(error)
+            with self._lock:
+                self._note_death(error)
             raise
         finally:
             if self._room is not None and self._room.nbytes > frames.KEPT_ROOM_BYTES:
@@ -313,27 +351,79 @@ class PythonInstance:
     # --- the process -------------------------------------------------------------------------------------------------
 
     def _usable(self) -> ModelProcess:
-        """The process, started again if it has died.
+        """The process, started again if it has died. It is busy then.
 
         Raises:
             Failed, ProcessEnded: it cannot be started, or not yet.
         """
-        if self._process.alive:
+        with self._lock:
+            self._busy = True
+            if self._process.alive:
+                return self._process
+            left_s = self._retry_at - time.monotonic()
+            if left_s > 0:
+                raise ProcessEnded(f"{self._problem}; it is started again in {left_s:.1f} s")
+            self._start_again()
             return self._process
-        now = time.monotonic()
-        if now < self._retry_at:
-            raise ProcessEnded(f"{self._problem}; it is started again in {self._retry_at - now:.1f} s")
+
+    def _start_again(self) -> None:
+        """Start another process; with the lock held.
+
+        Raises:
+            ProcessEnded: it cannot be started.
+        """
         logger.info("%s: its process is started again", self._name, extra={"instance": self._name})
         try:
-            self._process = self._start()
+            process = self._start()
         except (Failed, ProcessEnded, OSError) as error:
             self._note_death(error)
             raise ProcessEnded(str(error)) from error
+        process.on_exit = self._wake_starter
+        self._process = process
         self._born = time.monotonic()
-        return self._process
+
+    def _wake_starter(self) -> None:
+        """Have somebody see whether there is a process. Takes no lock that is held for long."""
+        with self._starter_lock:
+            self._starter_wanted = True
+            if self._starter is None and not self._closed.is_set():
+                self._starter = threading.Thread(target=self._keep_alive, name=f"restart {self._name}", daemon=True)
+                self._starter.start()
+
+    def _keep_alive(self) -> None:
+        """Start the process again where it has died, as soon as that may be, until there is one."""
+        while True:
+            with self._starter_lock:
+                if not self._starter_wanted or self._closed.is_set():
+                    self._starter = None
+                    return
+                self._starter_wanted = False
+            self._closed.wait(max(self._retry_at - time.monotonic(), 0))
+            with self._lock:
+                self._see_to_process()
+
+    def _see_to_process(self) -> None:
+        """Start the process again, if it has died and it is time; with the lock held."""
+        if self._closed.is_set() or self._busy:
+            return  # what runs a batch hears of the death itself
+        try:
+            self._process.check()
+        except ProcessEnded as error:
+            self._note_death(error)
+        if self._process.alive:
+            return
+        if self._retry_at <= time.monotonic():
+            try:
+                self._start_again()
+            except ProcessEnded:
+                self._wake_starter()
+            except Exception:
+                logger.exception("starting the process of %s again failed", self._name)
+        else:
+            self._wake_starter()
 
     def _note_death(self, error: Exception) -> None:
-        """Note why there is no process, and when there may be another."""
+        """Note why there is no process, and when there may be another; with the lock held."""
         now = time.monotonic()
         self._deaths = 1 if now - self._born >= FORGET_S else self._deaths + 1
         pause_s = 0.0 if self._deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(self._deaths - 2, 30), MAX_PAUSE_S)
@@ -350,6 +440,6 @@ class PythonInstance:
             self._name,
             self._deaths,
             error,
-            f"in {pause_s:g} s" if pause_s else "with the next request",
+            f"in {pause_s:g} s" if pause_s else "now",
             extra={"instance": self._name},
         )

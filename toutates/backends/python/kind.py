@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +24,12 @@ from toutates.backends.python.completing import (
     with_defaults,
 )
 from toutates.backends.python.environments import Environments
-from toutates.backends.python.instance import Limits
+from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.isolation import Code, Processes, Start, Threads
 from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
+from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.batched import BatchedServable
 from toutates.engine.servable import Backend
 from toutates.engine.statistics import VersionStatistics
@@ -233,6 +236,7 @@ class _Loading:
             servable=servable,
             labels=labels,
             takes_parameters=True,
+            has_code=partial(_some_alive, [weakref.ref(instance) for instance in instances]),
         )
         self.isolation.done()
         return served
@@ -267,6 +271,11 @@ class _Loading:
             "model_version": str(self._version.number),
             "model_name": self._model,
         }
+
+
+def _some_alive(instances: Sequence[weakref.ref[PythonInstance | ThreadInstance]]) -> bool:
+    """Whether an instance has something to run its code; nothing keeps the instances."""
+    return any([instance.alive for one in instances if (instance := one()) is not None])
 
 
 def _choice(parameters: Mapping[str, str], key: str, choices: Sequence[str], source: Path) -> str:

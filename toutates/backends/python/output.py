@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import select
+import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 from toutates.backends.python.child.logger import MARK
@@ -103,42 +105,105 @@ class PrintedOutput:
 
 
 class OutputReader:
-    """Reads what all processes print, in one thread, which is started with the first of them. A daemon."""
+    """Starts all processes, reads what they print, and notices their ends, in one thread.
+
+    The thread is a daemon, and is started with the first of them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._poll = select.epoll()
         self._thread: threading.Thread | None = None
+        #: processes to be started, and who waits for them
+        self._starts: deque[tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]]] = deque()
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._woken, select.EPOLLIN)
         #: by descriptor
-        self._outputs: dict[int, tuple[PrintedOutput, Callable[[], None]]] = {}
+        self._outputs: dict[int, PrintedOutput] = {}
+        #: what is to be called when a process has ended, by its descriptor
+        self._exits: dict[int, Callable[[], None]] = {}
 
-    def add(self, descriptor: int, output: PrintedOutput, on_end: Callable[[], None] = lambda: None) -> None:
+    def add(self, descriptor: int, output: PrintedOutput) -> None:
         """Read a pipe until its end; then close it.
 
         Args:
             descriptor: of the pipe. It belongs to this reader from now on.
             output: takes what is read.
-            on_end: called then, in the reader's thread.
         """
         os.set_blocking(descriptor, False)
         with self._lock:
-            self._outputs[descriptor] = output, on_end
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="model output", daemon=True)
-                self._thread.start()
+            self._outputs[descriptor] = output
+            self._begin()
         self._poll.register(descriptor, select.EPOLLIN)
+
+    def watch(self, pid: int, on_exit: Callable[[], None]) -> None:
+        """Have a function called in the reader's thread, which it must not block, when a process has ended.
+
+        A kernel that cannot tell it does not.
+
+        Args:
+            pid: of a process that has not been waited for.
+            on_exit: the function.
+        """
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            return
+        with self._lock:
+            self._exits[descriptor] = on_exit
+            self._begin()
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def start(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Start a process in the reader's thread, which lives as long as the server.
+
+        The kernel ends it with the thread that has started it (``bootstrap``), and others end before the server does.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        started: Future[subprocess.Popen[bytes]] = Future()
+        with self._lock:
+            self._starts.append((start, started))
+            self._begin()
+        os.eventfd_write(self._woken, 1)
+        return started.result()
+
+    def _start(self) -> None:
+        os.eventfd_read(self._woken)
+        while self._starts:
+            start, started = self._starts.popleft()
+            try:
+                started.set_result(start())
+            except Exception as error:
+                started.set_exception(error)
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="model output", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while True:
             for descriptor, _ in self._poll.poll():
                 try:
-                    self._read(descriptor)
+                    if descriptor == self._woken:
+                        self._start()
+                    else:
+                        self._read(descriptor)
                 except Exception:
                     logger.exception("reading what a model prints failed")
 
     def _read(self, descriptor: int) -> None:
         with self._lock:
-            output, on_end = self._outputs[descriptor]
+            on_exit = self._exits.pop(descriptor, None)
+            output = self._outputs.get(descriptor)
+        if output is None:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            if on_exit is not None:
+                on_exit()
+            return
         try:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -151,4 +216,3 @@ class OutputReader:
             del self._outputs[descriptor]
         os.close(descriptor)  # last: from here on the number may be another pipe's, which ``add`` is told of
         output.end()
-        on_end()

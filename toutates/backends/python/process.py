@@ -44,7 +44,13 @@ _TIMEVAL: Final = struct.Struct("@ll")
 
 
 class ProcessEnded(Exception):
-    """The process is gone, or was ended because it broke the rules; the text says how."""
+    """The process is gone, or was ended because it broke the rules; the text says how.
+
+    Attributes:
+        untouched: whether it has not even read all that it was asked, and so has done nothing for it.
+    """
+
+    untouched = False
 
 
 class Failed(Exception):
@@ -89,6 +95,7 @@ class ModelProcess:
         metrics: of the version.
 
     Attributes:
+        on_exit: called when it has ended, in a thread that must not be blocked.
         metrics_at: where the process keeps its metrics; None where there is no memory for them.
 
     Raises:
@@ -115,14 +122,16 @@ class ModelProcess:
         printed, prints = os.pipe()
         memory = os.dup(arena.descriptor)
         try:
-            self._process = subprocess.Popen(
-                [*interpreter.command, "-u", str(_BOOTSTRAP), str(theirs.fileno()), str(memory)],
-                stdin=subprocess.DEVNULL,
-                stdout=prints,
-                stderr=prints,
-                pass_fds=(theirs.fileno(), memory),
-                start_new_session=True,
-                env={**os.environ, **interpreter.environment},
+            self._process = reader.start(
+                lambda: subprocess.Popen(
+                    [*interpreter.command, "-u", str(_BOOTSTRAP), str(theirs.fileno()), str(memory)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=prints,
+                    stderr=prints,
+                    pass_fds=(theirs.fileno(), memory),
+                    start_new_session=True,
+                    env={**os.environ, **interpreter.environment},
+                )
             )
         except BaseException:
             ours.close()
@@ -137,7 +146,11 @@ class ModelProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
         self._ended = False
+        #: whether nothing came since it was asked; whether its socket was closed with something in it
+        self._untouched = self._reset = False
+        self.on_exit: Callable[[], None] = lambda: None
         reader.add(printed, self.output)
+        reader.watch(self.pid, lambda: self.on_exit())
         self.metrics_at: int | None = None
         try:
             memory_of_metrics = arena.allocate((frames.METRICS_BYTES,), np.uint8)
@@ -156,6 +169,15 @@ class ModelProcess:
     def alive(self) -> bool:
         """Whether it can be asked."""
         return not self._ended
+
+    def check(self) -> None:
+        """See whether it still lives, where nobody has asked it anything.
+
+        Raises:
+            ProcessEnded: it does not.
+        """
+        if not self._ended and self._has_exited():
+            self._gone()
 
     def ask(
         self,
@@ -179,9 +201,11 @@ class ModelProcess:
             ProcessEnded: it has ended, or was ended.
         """
         deadline = time.monotonic() + timeout_s if timeout_s else None
+        self._untouched = True
         self.tell(kind, content, deadline)
         while True:
             got, data = self._receive(deadline, timeout_s)
+            self._untouched = False
             if got == frames.DONE:
                 return data
             if got == frames.FAILED:
@@ -200,6 +224,7 @@ class ModelProcess:
             except BlockingIOError:
                 self._look(deadline)
             except OSError:
+                self._reset = True
                 self._gone()
 
     def parsed(self, data: bytes) -> dict[str, Any]:
@@ -239,6 +264,7 @@ class ModelProcess:
                 self._look(deadline, timeout_s)
                 continue
             except OSError:
+                self._reset = True  # by a socket that was closed with something in it that nobody has read
                 data = b""
             if not data:
                 self._gone()
@@ -286,7 +312,9 @@ class ModelProcess:
         self.kill()
         self.output.ended.wait(1)
         said = one_line(self.output.last, _MAX_SAID)
-        raise ProcessEnded(f"{why}; it said last: {said}" if said else why)
+        ended = ProcessEnded(f"{why}; it said last: {said}" if said else why)
+        ended.untouched = self._untouched and self._reset
+        raise ended
 
     def finalize(self, timeout_s: float) -> None:
         """Have the model finalize itself, and end the process; what goes wrong is logged."""

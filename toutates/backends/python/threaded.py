@@ -72,6 +72,7 @@ class ThreadInstance:
 
     on_cpu = False  # no worker shall run code of the model's
     one_thread = False
+    alive = True
 
     def __init__(
         self,
