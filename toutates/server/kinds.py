@@ -10,6 +10,7 @@ from toutates.backends.onnx.provider_names import Provider
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.plugins.kind import PluginKind
 from toutates.backends.python.kind import PythonKind
+from toutates.backends.python.loads import LoadsModels
 from toutates.models.kinds import Kind
 from toutates.models.table import ModelTable
 from toutates.system.placement import Placement
@@ -24,6 +25,7 @@ def kinds_of_models(
     *,
     allow_pickle: bool = False,
     get_table: Callable[[], ModelTable] | None = None,
+    loads: LoadsModels | None = None,
 ) -> list[Kind]:
     """All kinds, in the order in which they are asked whether a version's files are theirs.
 
@@ -32,11 +34,11 @@ def kinds_of_models(
         placement: where threads run.
         device_problem: see ``OnnxKind``.
         allow_pickle: see ``PluginKind``.
-        get_table: see ``PythonKind``.
+        get_table, loads: see ``PythonKind``.
     """
     return [
         EnsembleKind(),
         PluginKind(allow_pickle=allow_pickle),
-        PythonKind(get_table),
+        PythonKind(get_table, loads),
         OnnxKind(sessions, placement, device_problem),
     ]

@@ -44,6 +44,7 @@ from toutates.server.certificates import ServerCertificate
 from toutates.server.kinds import kinds_of_models
 from toutates.server.listeners import Listeners, open_listeners
 from toutates.server.loading import FirstLoad
+from toutates.server.model_requests import ModelRequests
 from toutates.server.monitoring import Monitoring
 from toutates.server.openapi import OpenApiPages
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
@@ -117,6 +118,7 @@ class Server:
         self._identity = ServerIdentity(options.server_id, package_version())
         self._started_s = time.time()
         self._gil_problem = ""
+        self._model_requests = ModelRequests()
         self.shutdown = Shutdown()
         self.workers = Workers(options, self._placement, self.shutdown)
         self._first_load = FirstLoad(
@@ -233,6 +235,8 @@ class Server:
             if member is not None and not await self._join(member, manager, control, readiness):
                 changes.cancel_scope.cancel()
                 return
+            everywhere = None if member is None else Everywhere(member.carry)
+            self._model_requests.open(changes, self._plane(manager, control, everywhere))
             rest = self._options.rest
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
             openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, pages_queue)
@@ -248,7 +252,7 @@ class Server:
                 secrets=secrets,
                 pages=Pages(self.view, pages_queue, openapi, None if member is None else member.metrics),
                 access_log=self._access_log,
-                everywhere=None if member is None else Everywhere(member.carry),
+                everywhere=everywhere,
             )
             is_ready = not readiness.models_reason() and (member is None or not member.reason())
             self.workers.make(services, self._certificate.contexts, ready=is_ready)
@@ -271,15 +275,20 @@ class Server:
         self, member: Member, manager: ModelManager, control: ModelControl, readiness: ServerReadiness
     ) -> bool:
         """Be as the other processes are, and wait until all may serve; returns whether to go on."""
-        plane = DataPlane(
+        plane = self._plane(manager, control)
+        return await member.join(manager.table, readiness.models_reason(), plane.local_calls(member.number), control)
+
+    def _plane(self, manager: ModelManager, control: ModelControl, everywhere: Everywhere | None = None) -> DataPlane:
+        """A data plane of no worker, for calls that do not come from a client of this process."""
+        return DataPlane(
             self._identity,
             lambda: manager.table,
             Readiness(serving=True),
             control,
             self._logs.control,
             self._tracing.settings,
+            everywhere,
         )
-        return await member.join(manager.table, readiness.models_reason(), plane.local_calls(member.number), control)
 
     async def _change_models(
         self, control: ModelControl, task_status: trio.TaskStatus[tuple[ControlQueue, ControlQueue]]
@@ -333,6 +342,7 @@ class Server:
                 self._placement,
                 allow_pickle=options.allow_pickle,
                 get_table=lambda: manager.table,
+                loads=self._model_requests,
             ),
             placement=self._placement,
             parallel_loads=options.parallel_loads,

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from toutates.backends.python.arena import Arena
 from toutates.backends.python.batches import Contents, Row, about, contents_of, rows_of
 from toutates.backends.python.child import frames
+from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
@@ -50,6 +51,8 @@ FORGET_S: Final = 60.0
 #: The outputs of one batch.
 MAX_OUTPUT_BYTES: Final = 2**31
 _ALIGNMENT: Final = 64
+#: Questions about other models.
+_OF_CALLS: Final = frozenset(("call", "result", "room", "ready", "load", "unload"))
 #: Under this key of ``Batch.bindings``, where its buffers are.
 _OFFSETS: Final = (-1, -1)
 
@@ -83,6 +86,7 @@ class PythonInstance:
         one_by_one: whether the model sees each request alone.
         stacked: whether it sees the batch as one request.
         get_table: returns the models that it may call; None for none.
+        loads: loads and unloads models for it; None where nobody does.
 
     Attributes:
         ports: the consumers of the version; set once these are known.
@@ -103,8 +107,9 @@ class PythonInstance:
         *,
         stacked: bool = False,
         get_table: Callable[[], ModelTable] | None = None,
+        loads: LoadsModels | None = None,
     ) -> None:
-        self._calls = ProcessCalls(arena, get_table)
+        self._calls = ProcessCalls(arena, get_table, loads)
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
         self._name = name
@@ -309,7 +314,7 @@ class PythonInstance:
             return self._about(requests)
         if "memory" in question:
             return self._more_room(question["memory"])
-        if "call" in question or "result" in question or "room" in question or "ready" in question:
+        if not _OF_CALLS.isdisjoint(question):
             return self._calls.answer(question)
         position = question.get("wanted")
         if isinstance(position, int) and 0 <= position < len(requests):

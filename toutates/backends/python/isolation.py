@@ -19,10 +19,11 @@ from toutates.backends.python.child.model import Model, describe
 from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import set_caller
 from toutates.backends.python.instance import Limits, PythonInstance
+from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader, PrintedOutput
 from toutates.backends.python.process import Closing, Failed, Interpreter, ModelProcess
-from toutates.backends.python.thread_caller import ThreadCaller
+from toutates.backends.python.thread_caller import ThreadCaller, note_loading
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.lane import Allocate
 from toutates.models.table import ModelTable
@@ -85,6 +86,7 @@ class Processes:
         reader: of what processes print.
         limits: see Limits.
         get_table: returns the models that the code may call; None for none.
+        loads: loads and unloads models for it; None where nobody does.
 
     Attributes:
         allocate: makes the buffers of batches, which the processes see as well.
@@ -99,8 +101,9 @@ class Processes:
         reader: OutputReader,
         limits: Limits,
         get_table: Callable[[], ModelTable] | None = None,
+        loads: LoadsModels | None = None,
     ) -> None:
-        self._get_table = get_table
+        self._get_table, self._loads = get_table, loads
         self._code, self._interpreter, self._reader, self._limits = code, interpreter, reader, limits
         # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
         self._arena = Arena(available_memory())
@@ -134,6 +137,7 @@ class Processes:
                     self._limits,
                     stacked=start.stacked,
                     get_table=self._get_table,
+                    loads=self._loads,
                 )
             )
         return found
@@ -203,7 +207,7 @@ class Threads:
 
     Args:
         code: of the version.
-        get_table: see ``Processes``.
+        get_table, loads: see ``Processes``.
 
     Attributes:
         allocate: None: the buffers of batches are ordinary memory.
@@ -211,10 +215,12 @@ class Threads:
         metrics: that the code keeps.
     """
 
-    def __init__(self, code: Code, get_table: Callable[[], ModelTable] | None = None) -> None:
+    def __init__(
+        self, code: Code, get_table: Callable[[], ModelTable] | None = None, loads: LoadsModels | None = None
+    ) -> None:
         self._code = code
         if get_table is not None:
-            set_caller(ThreadCaller(get_table))
+            set_caller(ThreadCaller(get_table, loads))
         self.allocate: Allocate | None = None
         self.closing = Closing()
         self.metrics = VersionMetrics()
@@ -270,6 +276,7 @@ class Threads:
             table = self._tables[name] = MetricTable(memory.data)
             self.metrics.add(memory)
         set_metric_table(table)
+        note_loading(is_loading=True)
         return output
 
     def _load(self, name: str) -> Model:

@@ -26,6 +26,7 @@ from toutates.backends.python.completing import (
 from toutates.backends.python.environments import Environments
 from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.isolation import Code, Processes, Start, Threads
+from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
@@ -58,10 +59,11 @@ class PythonKind:
 
     Args:
         get_table: returns the models that Python models may call; None for none.
+        loads: loads and unloads models for them; None where nobody does.
     """
 
-    def __init__(self, get_table: Callable[[], ModelTable] | None = None) -> None:
-        self._get_table = get_table
+    def __init__(self, get_table: Callable[[], ModelTable] | None = None, loads: LoadsModels | None = None) -> None:
+        self._get_table, self._loads = get_table, loads
         self._reader = OutputReader()
         self._environments = Environments()
 
@@ -90,7 +92,7 @@ class PythonKind:
     def _loading(self, model: str, configuration: VersionConfiguration) -> _Loading:
         if _INVALID_IN_NAMES.intersection(model):
             raise ModelLoadError("Invalid stub name: contains invalid characters")
-        return _Loading(model, configuration, self._reader, self._environments, self._get_table)
+        return _Loading(model, configuration, self._reader, self._environments, self._get_table, self._loads)
 
 
 @contextmanager
@@ -149,7 +151,7 @@ class _Loading:
         configuration: of the version.
         reader: of what processes print.
         environments: in which they run.
-        get_table: see ``PythonKind``.
+        get_table, loads: see ``PythonKind``.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class _Loading:
         reader: OutputReader,
         environments: Environments,
         get_table: Callable[[], ModelTable] | None,
+        loads: LoadsModels | None,
     ) -> None:
         self._model = model
         self._configuration = configuration
@@ -178,7 +181,7 @@ class _Loading:
                 execute_s=_seconds(parameters, "toutates.execute_timeout_s", Limits().execute_s, source),
             )
             interpreter = environments.interpreter(environment, version.model_dir)
-            self.isolation = Processes(code, interpreter, reader, limits, get_table)
+            self.isolation = Processes(code, interpreter, reader, limits, get_table, loads)
         elif environment:
             raise ConfigurationError(
                 "a thread of the server has no environment of its own",
@@ -188,7 +191,7 @@ class _Loading:
                 remedy="remove it, or set toutates.isolation to 'process'",
             )
         else:
-            self.isolation = Threads(code, get_table)
+            self.isolation = Threads(code, get_table, loads)
 
     def load(self) -> ServedVersion:
         """Start and initialize every instance.

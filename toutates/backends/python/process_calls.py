@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
 from toutates.backends.python.calls import MAX_CALLS, CallError, Pending, begin_call, is_ready
+from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import ProcessEnded
 from toutates.engine.servable import view_of
 from toutates.engine.tensor import Tensor
@@ -33,11 +34,15 @@ class ProcessCalls:
     Args:
         arena: shared with the process.
         get_table: returns the models that may be called; None for none.
+        loads: loads and unloads models; None where nobody does.
     """
 
-    def __init__(self, arena: Arena, get_table: Callable[[], ModelTable] | None) -> None:
+    def __init__(
+        self, arena: Arena, get_table: Callable[[], ModelTable] | None, loads: LoadsModels | None = None
+    ) -> None:
         self._arena = arena
         self._get_table = get_table
+        self._loads = loads
         self._deadline: float | None = None
         #: where the process puts inputs, and where it finds outputs
         self._inputs: npt.NDArray[Any] | None = None
@@ -68,6 +73,8 @@ class ProcessCalls:
             return (0, 0) if self._inputs is None else (self._arena.offset(self._inputs), self._inputs.nbytes)
         if "ready" in question:
             return self._ready(question["ready"])
+        if "load" in question or "unload" in question:
+            return self._load(question)
         if "result" in question:
             pending = self._pending.pop(question["result"], None) if isinstance(question["result"], int) else None
             return _error(_INVALID, "there is no such call") if pending is None else self._outcome(pending)
@@ -84,6 +91,35 @@ class ProcessCalls:
         self._pending[self._number] = pending
         return {"number": self._number}
 
+    def _load(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Load or unload a model, as it says."""
+        if self._loads is None:
+            return _error(_INTERNAL, "models are not loaded here")
+        try:
+            if "unload" in question:
+                model, dependents = question["unload"]
+                self._loads.unload(str(model), dependents=bool(dependents))
+                return {}
+            model, config, places = question["load"]
+            files = {str(path): self._memory(at, size).tobytes() for path, at, size in places}
+            self._loads.load(str(model), None if config is None else str(config), files)
+        except RequestError as error:
+            return _error(_INVALID, str(error))
+        except (TypeError, ValueError) as error:
+            return _error(_INVALID, f"the question is malformed: {type(error).__name__}")
+        return {}
+
+    def _memory(self, at: Any, size: Any) -> npt.NDArray[Any]:
+        """Some of what the process has put into the memory for inputs.
+
+        Raises:
+            TypeError, ValueError: it is not in there.
+        """
+        memory = np.empty(0, np.uint8) if self._inputs is None else self._inputs
+        if not 0 <= at <= at + size <= memory.nbytes:
+            raise ValueError
+        return memory[at : at + size]
+
     def _begin(self, call: Mapping[str, Any]) -> Pending:
         """Begin a call.
 
@@ -92,17 +128,17 @@ class ProcessCalls:
         """
         if self._get_table is None:
             raise ValueError
-        memory = np.empty(0, np.uint8) if self._inputs is None else self._inputs
         inputs: dict[str, Tensor] = {}
         for name, datatype, shape, at, size in call["inputs"]:
             kind = BY_NAME[datatype]
             sizes = tuple([int(one) for one in shape])
-            if min(sizes, default=0) < 0 or not 0 <= at <= at + size <= memory.nbytes:
+            if min(sizes, default=0) < 0:
                 raise ValueError
+            content = self._memory(at, size)
             if kind.size and size != prod(sizes) * kind.size:
                 raise ValueError
             # Copied: the call may wait, and the process may put the next one there meanwhile.
-            inputs[str(name)] = Tensor(kind, sizes, memory[at : at + size].tobytes())
+            inputs[str(name)] = Tensor(kind, sizes, content.tobytes())
         return begin_call(
             self._get_table, str(call["model"]), str(call["version"]), inputs, [str(name) for name in call["outputs"]]
         )

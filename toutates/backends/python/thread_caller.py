@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 
 from toutates.backends.python.calls import Pending, begin_call, is_ready
 from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.requests import Caller, InferenceRequest, InferenceResponse, TritonError
 from toutates.backends.python.child.tensors import Tensor
+from toutates.backends.python.loads import LoadsModels
 from toutates.engine import tensor as engine_tensor
 from toutates.models.table import ModelTable
 from toutates.protocol.datatypes import BY_NAME
 from toutates.system.errors import RequestError
 
-__all__ = ["ThreadCaller"]
+__all__ = ["ThreadCaller", "note_loading"]
+
+
+_whose = threading.local()
+
+
+def note_loading(*, is_loading: bool) -> None:
+    """Note whether this thread is loading a model: then it must not wait for the load of another one."""
+    _whose.is_loading = is_loading
 
 
 class ThreadCaller(Caller):
@@ -21,10 +31,12 @@ class ThreadCaller(Caller):
 
     Args:
         get_table: returns the models that may be called.
+        loads: loads and unloads models; None where nobody does.
     """
 
-    def __init__(self, get_table: Callable[[], ModelTable]) -> None:
+    def __init__(self, get_table: Callable[[], ModelTable], loads: LoadsModels | None = None) -> None:
         self._get_table = get_table
+        self._loads = loads
 
     def begin(self, request: InferenceRequest) -> Pending:
         """See ``Caller``."""
@@ -54,3 +66,22 @@ class ThreadCaller(Caller):
             return is_ready(self._get_table, model_name, model_version)
         except RequestError as error:
             raise TritonModelException(f"Failed to check model readiness: {error}") from error
+
+    def load(self, model_name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """See ``Caller``."""
+        try:
+            self._loader().load(model_name, config, files)
+        except RequestError as error:
+            raise TritonModelException(str(error)) from error
+
+    def unload(self, model_name: str, *, dependents: bool) -> None:
+        """See ``Caller``."""
+        try:
+            self._loader().unload(model_name, dependents=dependents)
+        except RequestError as error:
+            raise TritonModelException(str(error)) from error
+
+    def _loader(self) -> LoadsModels:
+        if self._loads is None or getattr(_whose, "is_loading", False):
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        return self._loads

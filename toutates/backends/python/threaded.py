@@ -29,6 +29,7 @@ from toutates.backends.python.child.requests import ReceivedRequest
 from toutates.backends.python.child.tensors import Tensor
 from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
+from toutates.backends.python.thread_caller import note_loading
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
 from toutates.engine.result import Outputs, PendingRequest, Separate
@@ -109,6 +110,7 @@ class ThreadInstance:
         set_model_dir(self._version_dir)
         set_sink(self._output.log)
         set_metric_table(self._metrics)
+        note_loading(is_loading=False)
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""

@@ -18,6 +18,8 @@ from toutates.backends.python.child.requests import (
     get_input_tensor_by_name,
     get_output_tensor_by_name,
     is_model_ready,
+    load_model,
+    unload_model,
 )
 from toutates.backends.python.child.tensors import (
     TRITON_STRING_TO_NUMPY,
@@ -56,11 +58,13 @@ __all__ = [
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "set_model_dir",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class ProcessCaller(Caller):
         self._shared = shared
         #: of the memory for inputs, and for outputs until they are read
         self._lock = threading.Lock()
-        self._room = (0, 0)
+        self._room: tuple[int, ...] = (0, 0)
 
     def begin(self, request: InferenceRequest) -> Any:
         """See ``Caller``."""
@@ -53,6 +53,35 @@ class ProcessCaller(Caller):
             raise TritonModelException(f"Failed to check model readiness: {said['error'][1]}")
         return bool(said["ready"])
 
+    def load(self, model_name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """See ``Caller``."""
+        places = []
+        with self._lock:
+            at = sum(map(len, files.values()))
+            if at and not self._make_room(at):
+                raise TritonModelException(f"Failed to increase the shared memory pool size by {at} bytes")
+            at = 0
+            for path, content in files.items():
+                self._shared[self._room[0] + at : self._room[0] + at + len(content)] = content
+                places.append((path, at, len(content)))
+                at += len(content)
+            self._check(self._ask(load=[model_name, config, places]))
+
+    def unload(self, model_name: str, *, dependents: bool) -> None:
+        """See ``Caller``."""
+        self._check(self._ask(unload=[model_name, dependents]))
+
+    @staticmethod
+    def _check(said: Any) -> None:
+        if "error" in said:
+            raise TritonModelException(said["error"][1])
+
+    def _make_room(self, size: int) -> bool:
+        """Have so much memory for inputs; False if there is none."""
+        if size > self._room[1]:
+            self._room = tuple(self._ask(room=size))
+        return bool(self._room[1])
+
     def forget(self) -> None:
         """The memory for inputs is the server's again."""
         self._room = (0, 0)
@@ -68,11 +97,8 @@ class ProcessCaller(Caller):
             inputs.append((tensor.name(), tensor.datatype, tensor.shape(), at, size))
             contents.append(content)
             at += -(-size // 64) * 64
-        if at > self._room[1]:
-            offset, room = self._ask(room=at)
-            if not room:
-                return {"error": [1, f"Failed to increase the shared memory pool size by {at} bytes"]}
-            self._room = offset, room
+        if at and not self._make_room(at):
+            return {"error": [1, f"Failed to increase the shared memory pool size by {at} bytes"]}
         for (_, _, _, start, size), content in zip(inputs, contents):
             begin = self._room[0] + start
             if isinstance(content, bytes):

@@ -23,7 +23,9 @@ __all__ = [
     "get_input_tensor_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
+    "load_model",
     "set_caller",
+    "unload_model",
 ]
 
 
@@ -133,6 +135,14 @@ class Caller:
         """Whether a model answers now."""
         raise TritonModelException("BLS is only supported during the 'execute' function.")
 
+    def load(self, model_name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        """Have the server load a model; TritonModelException if it cannot."""
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+
+    def unload(self, model_name: str, *, dependents: bool) -> None:
+        """Have the server unload a model; TritonModelException if it cannot."""
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+
 
 _callers = [Caller()]
 
@@ -145,6 +155,50 @@ def set_caller(caller: Caller) -> None:
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a model answers now; TritonModelException for one that is not there."""
     return _callers[0].is_ready(model_name, model_version)
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Have the server load a model, or load it anew; with explicit model control, and in ``execute`` only.
+
+    Args:
+        model_name: who.
+        config: a configuration in JSON in place of the repository's; "" for that one.
+        files: contents by path, each path after "file:", in place of the repository's; they need a ``config``.
+
+    Raises:
+        TritonModelException: it cannot be loaded. What was served of it before is served still.
+    """
+    if files is not None and not isinstance(files, dict):
+        raise TritonModelException(
+            f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
+        )
+    given = {}
+    for path, content in (files or {}).items():
+        if not isinstance(path, str) or not isinstance(content, (bytes, bytearray, memoryview)):
+            raise TritonModelException(
+                f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
+            )
+        given[path] = bytes(content)
+    try:
+        _callers[0].load(str(model_name), config or None, given)
+    except TritonModelException as error:
+        raise TritonModelException(f"Failed to load model: {error}") from None
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Have the server unload a model; with explicit model control, and in ``execute`` only.
+
+    Args:
+        model_name: who.
+        unload_dependents: whether the models that it is made of go too.
+
+    Raises:
+        TritonModelException: it cannot be unloaded.
+    """
+    try:
+        _callers[0].unload(str(model_name), dependents=bool(unload_dependents))
+    except TritonModelException as error:
+        raise TritonModelException(f"Failed to unload model: {error}") from None
 
 
 class ResponseIterator:
