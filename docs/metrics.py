@@ -40,6 +40,9 @@ in 256, everything else for each.
 **Tags.** The `metric_tags` of a model's `config.pbtxt` are labels of its `nv_*` series, as with Triton, each with an
 underscore before its key.
 
+**Metrics of models.** Python models may have counters, gauges and histograms of their own
+([python-models.md](python-models.md)), which are shown after the server's.
+
 **When counters begin again.** Series with a `model` alone are sums over its versions, those included that were replaced
 or unloaded meanwhile, and begin at 0 when the model itself was gone. Series with a `version` begin at 0 whenever that
 version is loaded, as with Triton. `rate` and `increase` take both for what they are.
