@@ -64,7 +64,8 @@ def get(server: ServerProcess, path: str, said: object = None) -> str:
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
             text: str = answer.read().decode()
     except urllib.error.HTTPError as error:
-        text = error.read().decode()
+        with error:
+            text = error.read().decode()
     return text
 
 

@@ -52,7 +52,8 @@ def get(server: ServerProcess, path: str, said: object = None) -> tuple[int, str
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def ask(server: ServerProcess, model: str) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from toutates.backends.python.results import code_of
@@ -38,14 +37,21 @@ class Pending:
     """A call whose outcome may not be there yet.
 
     Attributes:
-        done: set with the outcome.
+        on_done: called with the outcome, in the thread that has run the call. It must not block.
         outputs: name and tensor of each; () if it failed.
         error: why it failed; None if it did not.
+        is_done: whether the outcome is there.
     """
 
-    done: threading.Event = field(default_factory=threading.Event)
+    on_done: Callable[[], object]
     outputs: Sequence[tuple[str, Tensor]] = ()
     error: CallError | None = None
+    is_done: bool = False
+
+    def finish(self) -> None:
+        """The outcome is there."""
+        self.is_done = True
+        self.on_done()
 
     def fail(self, model: str, error: RequestError) -> None:
         """It has failed."""
@@ -53,7 +59,7 @@ class Pending:
         if isinstance(error, ModelNotReady):
             text = f"Failed for execute the inference request. Model '{model}' is not ready."
         self.error = CallError(code_of(error), text)
-        self.done.set()
+        self.finish()
 
 
 def begin_call(
@@ -62,6 +68,7 @@ def begin_call(
     version: str,
     inputs: Mapping[str, Tensor],
     names: Sequence[str],
+    on_done: Callable[[], object],
 ) -> Pending:
     """Put rows into another model's batches. What is wrong with the call is its outcome, and nothing raises.
 
@@ -70,8 +77,9 @@ def begin_call(
         model, version: who is called; "" for the newest version.
         inputs: by name.
         names: of the outputs that are wanted; none for all.
+        on_done: see ``Pending``.
     """
-    pending = Pending()
+    pending = Pending(on_done)
     try:
         served = hold_version(get_table, model, version)
     except RequestError as error:
@@ -80,7 +88,7 @@ def begin_call(
     try:
         wanted = _indices(served, names)
 
-        def on_done(outcome: Outcome) -> None:
+        def take(outcome: Outcome) -> None:
             try:
                 if outcome.error is not None:
                     pending.fail(model, outcome.error)
@@ -89,11 +97,11 @@ def begin_call(
                 pending.outputs = [
                     (signature.outputs[index].name, outcome.tensor(index, signature)) for index in wanted
                 ]
-                pending.done.set()
+                pending.finish()
             finally:
                 served.calls.let_go()
 
-        served.calls.call(ModelCall(1, on_done, tuple(sorted(wanted))), inputs)
+        served.calls.call(ModelCall(1, take, tuple(sorted(wanted))), inputs)
     except RequestError as error:
         served.calls.let_go()
         pending.fail(model, error)

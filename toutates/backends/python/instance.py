@@ -52,7 +52,7 @@ FORGET_S: Final = 60.0
 MAX_OUTPUT_BYTES: Final = 2**31
 _ALIGNMENT: Final = 64
 #: Questions about other models.
-_OF_CALLS: Final = frozenset(("call", "result", "room", "ready", "load", "unload"))
+_OF_CALLS: Final = frozenset(("block", "ready", "load", "unload"))
 #: Under this key of ``Batch.bindings``, where its buffers are.
 _OFFSETS: Final = (-1, -1)
 
@@ -215,9 +215,10 @@ class PythonInstance:
             frame, block = self._gathered_frame(lane, contents)
             kind, blocks = frames.GATHERED, [block]
         try:
-            execute_s = self._limits.execute_s
-            self._calls.begin(time.monotonic() + execute_s if execute_s else None)
-            said = process.ask(kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests))
+            self._calls.begin()
+            said = process.ask(
+                kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests), self._calls
+            )
             self.ended_ns = time.monotonic_ns()
             if not said and isinstance(lane, PackedLane) and lane.known_outputs is not None:
                 return lane.take_outputs(batch, 0, batch.rows)

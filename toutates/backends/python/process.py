@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -55,6 +56,29 @@ class ProcessEnded(Exception):
 
 class Failed(Exception):
     """The model's code has raised; the text is Python's."""
+
+
+class Calls(Protocol):
+    """Makes calls of other models for a process.
+
+    Attributes:
+        event: a descriptor that can be read when there may be ``outcomes``.
+    """
+
+    event: int
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there may be outcomes later."""
+        ...
+
+    def call(self, content: bytes) -> bytes | None:
+        """Begin a call; returns its outcome, if that is there already."""
+        ...
+
+    def outcomes(self) -> Iterable[bytes]:
+        """Outcomes of calls that have come."""
+        ...
 
 
 @dataclass(slots=True)
@@ -148,6 +172,8 @@ class ModelProcess:
         self._ended = False
         #: whether nothing came since it was asked; whether its socket was closed with something in it
         self._untouched = self._reset = False
+        #: of the socket, and of outcomes of calls
+        self._poll: select.poll | None = None
         self.on_exit: Callable[[], None] = lambda: None
         reader.add(printed, self.output)
         reader.watch(self.pid, lambda: self.on_exit())
@@ -185,6 +211,7 @@ class ModelProcess:
         content: bytes | Mapping[str, Any],
         timeout_s: float,
         answer: Callable[[dict[str, Any]], Any] = lambda question: None,
+        calls: Calls | None = None,
     ) -> bytes:
         """Send a frame, and wait for what it comes to, with the GIL released.
 
@@ -192,6 +219,7 @@ class ModelProcess:
             kind, content: see ``frames``.
             timeout_s: seconds after which the process is taken to hang, and ended; 0 for never.
             answer: answers the questions that the process asks meanwhile.
+            calls: makes its calls of other models; None where it may make none.
 
         Returns:
             The content of DONE.
@@ -204,8 +232,13 @@ class ModelProcess:
         self._untouched = True
         self.tell(kind, content, deadline)
         while True:
-            got, data = self._receive(deadline, timeout_s)
+            got, data = self._receive(deadline, timeout_s, calls)
             self._untouched = False
+            if got == frames.CALL and calls is not None:
+                self._call(calls, data, deadline)
+                continue
+            if self._buffer and got != frames.QUERY:
+                self._break("it has sent more than it was asked for, as a process does that has forked")
             if got == frames.DONE:
                 return data
             if got == frames.FAILED:
@@ -213,6 +246,14 @@ class ModelProcess:
             if got != frames.QUERY:
                 self._break(f"it has sent a frame of kind {got}")
             self.tell(frames.ANSWER, json.dumps(answer(self._parsed(data))).encode(), deadline)
+
+    def _call(self, calls: Calls, data: bytes, deadline: float | None) -> None:
+        try:
+            outcome = calls.call(data)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError, struct.error):
+            self._break("it has made a call that makes no sense")
+        if outcome is not None:
+            self.tell(frames.RETURN, outcome, deadline)
 
     def tell(self, kind: int, content: bytes | Mapping[str, Any], deadline: float | None = None) -> None:
         """Send a frame that is not answered, or is later."""
@@ -244,7 +285,7 @@ class ModelProcess:
             self._break("it has sent what is no JSON object")
         return value
 
-    def _receive(self, deadline: float | None, timeout_s: float) -> tuple[int, bytes]:
+    def _receive(self, deadline: float | None, timeout_s: float, calls: Calls | None) -> tuple[int, bytes]:
         buffer = self._buffer
         while True:
             if len(buffer) >= frames.HEAD.size:
@@ -252,12 +293,13 @@ class ModelProcess:
                 if length > frames.MAX_FRAME_BYTES:
                     self._break(f"it has sent a frame of {length} bytes")
                 end = frames.HEAD.size + length
-                if len(buffer) == end:
-                    content = bytes(memoryview(buffer)[frames.HEAD.size :])
-                    buffer.clear()
+                if len(buffer) >= end:
+                    content = bytes(memoryview(buffer)[frames.HEAD.size : end])
+                    del buffer[:end]
                     return kind, content
-                if len(buffer) > end:
-                    self._break("it has sent more than it was asked for, as a process does that has forked")
+            if calls is not None and calls.under_way and not self._wait_for_either(calls, deadline):
+                self._look(deadline, timeout_s)
+                continue
             try:
                 data = self._socket.recv(262_144)
             except BlockingIOError:
@@ -269,6 +311,18 @@ class ModelProcess:
             if not data:
                 self._gone()
             buffer += data
+
+    def _wait_for_either(self, calls: Calls, deadline: float | None) -> bool:
+        """Wait for the process, and tell it the outcomes of its calls meanwhile; False if nothing has come of it."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._socket, select.POLLIN)
+            self._poll.register(calls.event, select.POLLIN)
+        ready = [descriptor for descriptor, _ in self._poll.poll(_LOOK_S * 1_000)]
+        if calls.event in ready:
+            for outcome in calls.outcomes():
+                self.tell(frames.RETURN, outcome, deadline)
+        return self._socket.fileno() in ready
 
     def _look(self, deadline: float | None, timeout_s: float = 0.0) -> None:
         """See whether there is anything to wait for."""

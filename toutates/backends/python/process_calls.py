@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
-from toutates.backends.python.calls import MAX_CALLS, CallError, Pending, begin_call, is_ready
+from toutates.backends.python.calls import MAX_CALLS, Pending, begin_call, is_ready
+from toutates.backends.python.child import frames
 from toutates.backends.python.loads import LoadsModels
-from toutates.backends.python.process import ProcessEnded
 from toutates.engine.servable import view_of
 from toutates.engine.tensor import Tensor
 from toutates.models.table import ModelTable
-from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.datatypes import BY_NAME, Datatype
 from toutates.system.errors import RequestError
 
 __all__ = ["ProcessCalls"]
 
 #: Inputs, or outputs, of one call.
 MAX_CALL_BYTES: Final = 2**31
+#: Forms of calls, and of their outcomes, that are remembered; and bytes of one.
+_MAX_FORMS: Final = 256
+_MAX_FORM_BYTES: Final = 8_192
 _INTERNAL: Final = 1
 _INVALID: Final = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a process says of calls of one form: who is called, and what with.
+
+    Attributes:
+        model, version: who is called.
+        inputs: name, datatype, shape, where it is in the block, bytes.
+        outputs: names of those that are wanted; none for all.
+        used: bytes of the block that are inputs'.
+    """
+
+    model: str
+    version: str
+    inputs: Sequence[tuple[str, Datatype, tuple[int, ...], int, int]]
+    outputs: Sequence[str]
+    used: int
+
+
+class _Call(NamedTuple):
+    """A call that is under way: its outcome, and its block, with the bytes of it that are inputs'."""
+
+    pending: Pending
+    block: npt.NDArray[Any]
+    used: int
+
+
 class ProcessCalls:
-    """Answers the questions about calls of one instance's process. Used by its executor's thread.
+    """Answers the questions about other models of one instance's process, and makes its calls.
+
+    Used by its executor's thread. Only that thread touches the memory and the socket of the process: outcomes of calls
+    that others have run are told to it by an event.
 
     Args:
         arena: shared with the process.
         get_table: returns the models that may be called; None for none.
         loads: loads and unloads models; None where nobody does.
+
+    Attributes:
+        event: the descriptor of what wakes the thread when there is an outcome.
     """
 
     def __init__(
@@ -43,53 +83,57 @@ class ProcessCalls:
         self._arena = arena
         self._get_table = get_table
         self._loads = loads
-        self._deadline: float | None = None
-        #: where the process puts inputs, and where it finds outputs
-        self._inputs: npt.NDArray[Any] | None = None
-        self._outputs: npt.NDArray[Any] | None = None
-        self._pending: dict[int, Pending] = {}
-        self._number = 0
+        self.event = -1
+        self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        #: memory of calls, by the number that the process knows
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._calls: dict[int, _Call] = {}
+        #: numbers of calls whose outcome has come from another thread
+        self._done: deque[int] = deque()
+        #: memory of outputs that did not fit into their block, until the next batch
+        self._large: list[npt.NDArray[Any]] = []
+        self._forms: dict[bytes, _Form] = {}
+        self._outcomes: dict[object, bytes] = {}
+        self._thread = 0
 
-    def begin(self, deadline: float | None) -> None:
-        """A batch begins, which is to be over at a time; None for any."""
-        self._deadline = deadline
-        # Outcomes that nobody has asked for.
-        if self._pending:
-            self._pending.clear()
+    def __del__(self) -> None:
+        if self.event >= 0:
+            os.close(self.event)
+
+    def begin(self) -> None:
+        """A batch begins. Calls of the one before that nobody has waited for are nobody's any more."""
+        self._thread = threading.get_ident()
+        if self._calls:
+            self._calls.clear()
+        if self._large:
+            self._large.clear()
+        if self._blocks and sum(block.nbytes for block in self._blocks) > frames.KEPT_ROOM_BYTES:
+            self._blocks.clear()
 
     def end(self) -> None:
         """The process is gone."""
-        self._inputs = self._outputs = None
-        self._pending.clear()
+        self._blocks.clear()
+        self._calls.clear()
+        self._large.clear()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether outcomes of calls may come."""
+        return bool(self._calls)
+
+    # --- questions ---------------------------------------------------------------------------------------------------
 
     def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer a question.
-
-        Raises:
-            ProcessEnded: a call has taken longer than a batch may.
-        """
-        if "room" in question:
-            self._inputs = self._room(question["room"])
-            return (0, 0) if self._inputs is None else (self._arena.offset(self._inputs), self._inputs.nbytes)
+        """Answer a question."""
+        if "block" in question:
+            block = self._room(question["block"]) if len(self._blocks) < MAX_CALLS else None
+            if block is None:
+                return 0, 0, 0
+            self._blocks.append(block)
+            return len(self._blocks) - 1, self._arena.offset(block), block.nbytes
         if "ready" in question:
             return self._ready(question["ready"])
-        if "load" in question or "unload" in question:
-            return self._load(question)
-        if "result" in question:
-            pending = self._pending.pop(question["result"], None) if isinstance(question["result"], int) else None
-            return _error(_INVALID, "there is no such call") if pending is None else self._outcome(pending)
-        call = question["call"]
-        try:
-            pending = self._begin(call)
-        except (KeyError, TypeError, ValueError) as error:
-            return _error(_INVALID, f"the call is malformed: {type(error).__name__}")
-        if call.get("wait"):
-            return self._outcome(pending)
-        if len(self._pending) >= MAX_CALLS:
-            return _error(_INTERNAL, f"more than {MAX_CALLS} calls are under way")
-        self._number += 1
-        self._pending[self._number] = pending
-        return {"number": self._number}
+        return self._load(question)
 
     def _load(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Load or unload a model, as it says."""
@@ -100,70 +144,125 @@ class ProcessCalls:
                 model, dependents = question["unload"]
                 self._loads.unload(str(model), dependents=bool(dependents))
                 return {}
-            model, config, places = question["load"]
-            files = {str(path): self._memory(at, size).tobytes() for path, at, size in places}
+            model, config, block, places = question["load"]
+            files = {str(path): _part(self._blocks[block], at, size).tobytes() for path, at, size in places}
             self._loads.load(str(model), None if config is None else str(config), files)
         except RequestError as error:
             return _error(_INVALID, str(error))
-        except (TypeError, ValueError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             return _error(_INVALID, f"the question is malformed: {type(error).__name__}")
         return {}
 
-    def _memory(self, at: Any, size: Any) -> npt.NDArray[Any]:
-        """Some of what the process has put into the memory for inputs.
+    # --- calls -------------------------------------------------------------------------------------------------------
 
-        Raises:
-            TypeError, ValueError: it is not in there.
-        """
-        memory = np.empty(0, np.uint8) if self._inputs is None else self._inputs
-        if not 0 <= at <= at + size <= memory.nbytes:
-            raise ValueError
-        return memory[at : at + size]
-
-    def _begin(self, call: Mapping[str, Any]) -> Pending:
+    def call(self, content: bytes) -> bytes | None:
         """Begin a call.
 
-        Raises:
-            KeyError, TypeError, ValueError: what the process says of it makes no sense.
-        """
-        if self._get_table is None:
-            raise ValueError
-        inputs: dict[str, Tensor] = {}
-        for name, datatype, shape, at, size in call["inputs"]:
-            kind = BY_NAME[datatype]
-            sizes = tuple([int(one) for one in shape])
-            if min(sizes, default=0) < 0:
-                raise ValueError
-            content = self._memory(at, size)
-            if kind.size and size != prod(sizes) * kind.size:
-                raise ValueError
-            # Copied: the call may wait, and the process may put the next one there meanwhile.
-            inputs[str(name)] = Tensor(kind, sizes, content.tobytes())
-        return begin_call(
-            self._get_table, str(call["model"]), str(call["version"]), inputs, [str(name) for name in call["outputs"]]
-        )
+        Returns:
+            What RETURN has, where the outcome is there already.
 
-    def _outcome(self, pending: Pending) -> dict[str, Any]:
-        """Wait for the outcome of a call, and say where its outputs are."""
-        left = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
-        if not pending.done.wait(left):
-            raise ProcessEnded("a model that it has called does not answer")
-        if isinstance(pending.error, CallError):
-            return _error(pending.error.code, pending.error.text)
+        Raises:
+            KeyError, TypeError, ValueError, IndexError, struct.error: what the process says of it makes no sense.
+        """
+        number, block_number = frames.CALL_HEAD.unpack_from(content)
+        block = self._blocks[block_number]
+        if number in self._calls:
+            raise ValueError
+        if len(self._calls) >= MAX_CALLS:
+            return _failed(number, _INTERNAL, f"more than {MAX_CALLS} calls are under way")
+        form = self._form(content[frames.CALL_HEAD.size :])
+        inputs: dict[str, Tensor] = {}
+        for name, datatype, shape, at, size in form.inputs:
+            part = _part(block, at, size)
+            # Strings are checked and then read, so nobody may change them meanwhile.
+            inputs[name] = Tensor(datatype, shape, part if datatype.size else part.tobytes())
+        if self._get_table is None:
+            return _failed(number, _INTERNAL, "there are no other models")
+        pending = begin_call(
+            self._get_table, form.model, form.version, inputs, form.outputs, partial(self._note, number)
+        )
+        call = _Call(pending, block, form.used)
+        if pending.is_done:
+            return self._outcome(number, call)
+        self._calls[number] = call
+        return None
+
+    def outcomes(self) -> Iterator[bytes]:
+        """What RETURN has, of all calls whose outcomes have come from other threads."""
+        try:
+            os.eventfd_read(self.event)
+        except BlockingIOError:
+            pass
+        while self._done:
+            number = self._done.popleft()
+            call = self._calls.get(number)
+            if call is not None and call.pending.is_done:
+                del self._calls[number]
+                yield self._outcome(number, call)
+
+    def _note(self, number: int) -> None:
+        """There is an outcome. In any thread."""
+        if threading.get_ident() == self._thread and not self._calls:
+            return  # ``call`` sees it
+        self._done.append(number)
+        os.eventfd_write(self.event, 1)
+
+    def _form(self, said: bytes) -> _Form:
+        form = self._forms.get(said)
+        if form is None:
+            call = json.loads(said)
+            inputs = []
+            for name, datatype, shape, at, size in call["inputs"]:
+                kind = BY_NAME[datatype]
+                sizes = tuple([int(one) for one in shape])
+                if min(sizes, default=0) < 0 or (kind.size and size != prod(sizes) * kind.size):
+                    raise ValueError
+                inputs.append((str(name), kind, sizes, int(at), int(size)))
+            names = [str(name) for name in call["outputs"]]
+            used = int(call["used"])
+            if used < 0:
+                raise ValueError
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form = _Form(str(call["model"]), str(call["version"]), inputs, names, used)
+            if len(said) <= _MAX_FORM_BYTES:
+                self._forms[said] = form
+        return form
+
+    def _outcome(self, number: int, call: _Call) -> bytes:
+        """Put the outputs of a call where the process finds them, and say where."""
+        pending = call.pending
+        if pending.error is not None:
+            return _failed(number, pending.error.code, pending.error.text)
         views = [view_of(tensor.content) for _, tensor in pending.outputs]
-        needed = sum(-(-len(view) // 64) * 64 for view in views)
-        if self._outputs is None or self._outputs.nbytes < needed:
-            self._outputs = None
-            self._outputs = self._room(needed or 1)
-            if self._outputs is None:
-                return _error(_INTERNAL, f"Failed to increase the shared memory pool size by {needed} bytes")
-        start, at = self._arena.offset(self._outputs), 0
-        said: list[Any] = []
-        for (name, tensor), view in zip(pending.outputs, views, strict=True):
-            self._outputs[at : at + len(view)] = np.frombuffer(view, np.uint8)
-            said.append((name, tensor.datatype.name, tensor.shape, start + at, len(view)))
+        sizes = [len(view) for view in views]
+        needed = sum([-(-size // 64) * 64 for size in sizes])
+        memory, at = call.block, call.used
+        if at + needed > memory.nbytes:
+            larger = self._room(needed)
+            if larger is None:
+                return _failed(number, _INTERNAL, f"Failed to increase the shared memory pool size by {needed} bytes")
+            self._large.append(larger)
+            memory, at = larger, 0
+        start = self._arena.offset(memory) + at
+        for view in views:
+            memory[at : at + len(view)] = np.frombuffer(view, np.uint8)
             at += -(-len(view) // 64) * 64
-        return {"outputs": said}
+        return frames.RETURN_HEAD.pack(number, False, start) + self._said(pending, sizes)
+
+    def _said(self, pending: Pending, sizes: Sequence[int]) -> bytes:
+        """Names, datatypes, shapes and places of outputs; the same bytes for the same."""
+        key = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in pending.outputs]), tuple(sizes)
+        said = self._outcomes.get(key)
+        if said is None:
+            places, at = [], 0
+            for (name, tensor), size in zip(pending.outputs, sizes, strict=True):
+                places.append((name, tensor.datatype.name, tensor.shape, at, size))
+                at += -(-size // 64) * 64
+            if len(self._outcomes) >= _MAX_FORMS:
+                self._outcomes.clear()
+            said = self._outcomes[key] = json.dumps(places).encode()
+        return said
 
     def _room(self, size: Any) -> npt.NDArray[Any] | None:
         if not isinstance(size, int) or not 0 < size <= MAX_CALL_BYTES:
@@ -182,5 +281,20 @@ class ProcessCalls:
             return _error(_INVALID, str(error))
 
 
+def _part(block: npt.NDArray[Any], at: int, size: int) -> npt.NDArray[Any]:
+    """Some of a block.
+
+    Raises:
+        ValueError: it is not in there.
+    """
+    if not 0 <= at <= at + size <= block.nbytes:
+        raise ValueError
+    return block[at : at + size]
+
+
 def _error(code: int, text: str) -> dict[str, Any]:
     return {"error": [code, text]}
+
+
+def _failed(number: int, code: int, text: str) -> bytes:
+    return frames.RETURN_HEAD.pack(number, True, 0) + json.dumps([code, text]).encode()

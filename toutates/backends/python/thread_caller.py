@@ -38,8 +38,9 @@ class ThreadCaller(Caller):
         self._get_table = get_table
         self._loads = loads
 
-    def begin(self, request: InferenceRequest) -> Pending:
+    def begin(self, request: InferenceRequest) -> tuple[Pending, threading.Event]:
         """See ``Caller``."""
+        done = threading.Event()
         inputs = {
             tensor.name(): engine_tensor.Tensor.of(
                 tensor.as_numpy() if tensor.datatype == "BYTES" else tensor.memory().copy(), BY_NAME[tensor.datatype]
@@ -47,17 +48,17 @@ class ThreadCaller(Caller):
             for tensor in request.inputs()
         }
         version = "" if request.model_version in (-1, "") else str(request.model_version)
-        return begin_call(
-            self._get_table, request.model_name, version, inputs, sorted(request.requested_output_names())
-        )
+        names = sorted(request.requested_output_names())
+        return begin_call(self._get_table, request.model_name, version, inputs, names, done.set), done
 
-    def result(self, call: Pending) -> InferenceResponse:
+    def result(self, call: tuple[Pending, threading.Event]) -> InferenceResponse:
         """See ``Caller``."""
-        call.done.wait()
-        if call.error is not None:
-            return InferenceResponse([], TritonError(call.error.text, call.error.code))
+        pending, done = call
+        done.wait()
+        if pending.error is not None:
+            return InferenceResponse([], TritonError(pending.error.text, pending.error.code))
         return InferenceResponse(
-            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in call.outputs]
+            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in pending.outputs]
         )
 
     def is_ready(self, model_name: str, model_version: str) -> bool:

@@ -1,7 +1,8 @@
 """The frames between the server and the process of an instance: a length, a kind, and the content.
 
 The server asks, and the process answers. While it runs ``execute`` the process may ask too (``QUERY``), and gets one
-``ANSWER`` for each question before it asks the next. Tensors are in shared memory, and frames say where.
+``ANSWER`` for each question before it asks the next. Calls of other models (``CALL``) may be under way in any number,
+and come back (``RETURN``) in any order. Tensors are in shared memory, and frames say where.
 
 | kind | from | content |
 |---|---|---|
@@ -15,6 +16,8 @@ The server asks, and the process answers. While it runs ``execute`` the process 
 | DONE | process | JSON, or for EXECUTE: nothing, when every output is where it belongs |
 | FAILED | process | JSON: the text of an error |
 | QUERY | process | JSON: what is asked for |
+| CALL | process | CALL_HEAD, JSON: the model, its version, outputs, inputs and where these are in the block |
+| RETURN | server | RETURN_HEAD, JSON: code and text of an error, or outputs and where these are |
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ import struct
 
 __all__ = [
     "ANSWER",
+    "CALL",
+    "CALL_HEAD",
     "CONFIGURE",
     "DONE",
     "EXECUTE",
@@ -42,6 +47,8 @@ __all__ = [
     "METRICS_HEAD",
     "METRICS_NUMBERS_AT",
     "QUERY",
+    "RETURN",
+    "RETURN_HEAD",
 ]
 
 #: length of the content, kind
@@ -49,12 +56,17 @@ HEAD = struct.Struct("<IB")
 #: whether there is JSON about the requests at the end, number of the layout, requests, rows, room of the batch
 EXECUTE_HEAD = struct.Struct("<?IIII")
 
-CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY = range(1, 11)
+#: number of the call, number of the block that it has
+CALL_HEAD = struct.Struct("<II")
+#: number of the call, whether it has failed, where the outputs are
+RETURN_HEAD = struct.Struct("<I?Q")
+
+CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY, CALL, RETURN = range(1, 13)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 #: Layouts that both sides remember; then both forget all of them.
 MAX_LAYOUTS = 1024
-#: Memory for outputs up to this size stays with an instance from one batch to the next.
+#: Memory for outputs, and for calls, up to this size stays with an instance from one batch to the next.
 KEPT_ROOM_BYTES = 16 * 1024 * 1024
 
 #: The metrics of an instance (``metric_table``): how often its definitions were written anew, and their bytes.

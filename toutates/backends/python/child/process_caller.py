@@ -2,130 +2,177 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from toutates.backends.python.child import frames
+from toutates.backends.python.child.channel import Channel, Expected
 from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.requests import Caller, InferenceRequest, InferenceResponse, TritonError
 from toutates.backends.python.child.tensors import NUMPY_OF_NAME, Tensor
 
 __all__ = ["ProcessCaller"]
 
+#: Forms of calls, and of their outcomes, that are remembered.
+_MAX_FORMS = 256
+_MIN_BLOCK_BYTES = 64 * 1024
+
+#: Its number, where it is, and how large.
+_Block = tuple[int, int, int]
+
+
+class _Call:
+    """A call that is under way."""
+
+    __slots__ = ("block", "expected")
+
+    def __init__(self, expected: Expected, block: _Block) -> None:
+        self.expected, self.block = expected, block
+
 
 class ProcessCaller(Caller):
-    """Makes calls by asking the server.
+    """Makes calls by asking the server. Any number may be under way, each with a block of memory of its own.
+
+    The block has the inputs, and then, behind them, the outputs, if there is room.
 
     Args:
-        ask: asks it, while it waits for the end of ``execute``.
+        channel: to the server.
         shared: memory that it sees as well.
     """
 
-    def __init__(self, ask: Callable[..., Any], shared: mmap.mmap) -> None:
-        self._ask = ask
+    def __init__(self, channel: Channel, shared: mmap.mmap) -> None:
+        self._channel = channel
         self._shared = shared
-        #: of the memory for inputs, and for outputs until they are read
+        #: of the blocks
         self._lock = threading.Lock()
-        self._room: tuple[int, ...] = (0, 0)
+        self._blocks: list[_Block] = []
+        self._free: list[_Block] = []
+        self._forms: dict[Any, bytes] = {}
+        self._outcomes: dict[bytes, Any] = {}
 
     def begin(self, request: InferenceRequest) -> Any:
         """See ``Caller``."""
-        with self._lock:
-            return self._begin(request, wait=False)
+        inputs: list[Any] = []
+        contents: list[Any] = []
+        at = 0
+        for tensor in request.inputs():
+            datatype = tensor.datatype
+            is_bytes = datatype == "BYTES"
+            content: Any = tensor.encoded() if is_bytes else np.ascontiguousarray(tensor.memory())
+            size = len(content) if is_bytes else content.nbytes
+            inputs.append((tensor.name(), datatype, tuple(tensor.shape()), at, size))
+            contents.append(content)
+            at += -(-size // 64) * 64
+        form = self._form(request, tuple(inputs), at)
+        block = self._take_block(2 * at)
+        if not block[2]:
+            text = f"Failed to increase the shared memory pool size by {at} bytes"
+            return InferenceResponse([], TritonError(text, TritonError.INTERNAL))
+        for (_, _, _, start, size), content in zip(inputs, contents):
+            begin = block[1] + start
+            if isinstance(content, bytes):
+                self._shared[begin : begin + size] = content
+            elif size:
+                np.ndarray(content.shape, content.dtype, self._shared, begin)[...] = content
+        return _Call(self._channel.call(block[0], form), block)
 
     def result(self, call: Any) -> InferenceResponse:
         """See ``Caller``."""
+        if not isinstance(call, _Call):
+            return call  # type: ignore[no-any-return]
+        said = self._channel.wait(call.expected)
+        response = self._read(said)
         with self._lock:
-            return self._read(call if "error" in call else self._ask(result=call["number"]))
-
-    def call(self, request: InferenceRequest) -> InferenceResponse:
-        """See ``Caller``."""
-        with self._lock:
-            return self._read(self._begin(request, wait=True))
+            self._free.append(call.block)
+        return response
 
     def is_ready(self, model_name: str, model_version: str) -> bool:
         """See ``Caller``."""
-        said = self._ask(ready=[model_name, model_version])
+        said = self._channel.ask(ready=[model_name, model_version])
         if "error" in said:
             raise TritonModelException(f"Failed to check model readiness: {said['error'][1]}")
         return bool(said["ready"])
 
     def load(self, model_name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """See ``Caller``."""
-        places = []
+        size = sum(map(len, files.values()))
+        block = self._take_block(size)
+        if not block[2]:
+            raise TritonModelException(f"Failed to increase the shared memory pool size by {size} bytes")
+        places, at = [], 0
+        for path, content in files.items():
+            self._shared[block[1] + at : block[1] + at + len(content)] = content
+            places.append((path, at, len(content)))
+            at += len(content)
+        said = self._channel.ask(load=[model_name, config, block[0], places])
         with self._lock:
-            at = sum(map(len, files.values()))
-            if at and not self._make_room(at):
-                raise TritonModelException(f"Failed to increase the shared memory pool size by {at} bytes")
-            at = 0
-            for path, content in files.items():
-                self._shared[self._room[0] + at : self._room[0] + at + len(content)] = content
-                places.append((path, at, len(content)))
-                at += len(content)
-            self._check(self._ask(load=[model_name, config, places]))
+            self._free.append(block)
+        _check(said)
 
     def unload(self, model_name: str, *, dependents: bool) -> None:
         """See ``Caller``."""
-        self._check(self._ask(unload=[model_name, dependents]))
+        _check(self._channel.ask(unload=[model_name, dependents]))
 
-    @staticmethod
-    def _check(said: Any) -> None:
-        if "error" in said:
-            raise TritonModelException(said["error"][1])
+    def begin_batch(self) -> None:
+        """A batch begins: no call of the one before has a block any more."""
+        if sum(size for _, _, size in self._blocks) > frames.KEPT_ROOM_BYTES:
+            self._blocks = []  # as the server has it
+        self._free = list(self._blocks)
 
-    def _make_room(self, size: int) -> bool:
-        """Have so much memory for inputs; False if there is none."""
-        if size > self._room[1]:
-            self._room = tuple(self._ask(room=size))
-        return bool(self._room[1])
-
-    def forget(self) -> None:
-        """The memory for inputs is the server's again."""
-        self._room = (0, 0)
-
-    def _begin(self, request: InferenceRequest, *, wait: bool) -> Any:
-        inputs: list[Any] = []
-        contents: list[Any] = []
-        at = 0
-        for tensor in request.inputs():
-            is_bytes = tensor.datatype == "BYTES"
-            content: Any = tensor.encoded() if is_bytes else np.ascontiguousarray(tensor.memory())
-            size = len(content) if is_bytes else content.nbytes
-            inputs.append((tensor.name(), tensor.datatype, tensor.shape(), at, size))
-            contents.append(content)
-            at += -(-size // 64) * 64
-        if at and not self._make_room(at):
-            return {"error": [1, f"Failed to increase the shared memory pool size by {at} bytes"]}
-        for (_, _, _, start, size), content in zip(inputs, contents):
-            begin = self._room[0] + start
-            if isinstance(content, bytes):
-                self._shared[begin : begin + size] = content
-            elif size:
-                np.ndarray(content.shape, content.dtype, self._shared, begin)[...] = content
+    def _form(self, request: InferenceRequest, inputs: Sequence[Any], used: int) -> bytes:
+        """What a call says beside its numbers; the same bytes for the same."""
         version = "" if request.model_version in (-1, "") else str(request.model_version)
-        call = {
-            "model": request.model_name,
-            "version": version,
-            "outputs": sorted(request.requested_output_names()),
-            "inputs": inputs,
-            "wait": wait,
-        }
-        return self._ask(call=call)
+        outputs = tuple(sorted(request.requested_output_names()))
+        key = request.model_name, version, outputs, inputs
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            call = {"model": key[0], "version": version, "outputs": outputs, "inputs": inputs, "used": used}
+            form = self._forms[key] = json.dumps(call).encode()
+        return form
 
-    def _read(self, said: Any) -> InferenceResponse:
-        """The response that the server has told; outputs are copied, because the next ones go to the same place."""
-        if "error" in said:
-            code, text = said["error"]
+    def _take_block(self, size: int) -> _Block:
+        """A block of at least a size; one of no bytes where there is no memory."""
+        with self._lock:
+            for at, block in enumerate(self._free):
+                if block[2] >= size:
+                    return self._free.pop(at)
+        said = self._channel.ask(block=max(size, _MIN_BLOCK_BYTES))
+        block = said[0], said[1], said[2]
+        if block[2]:
+            with self._lock:
+                self._blocks.append(block)
+        return block
+
+    def _read(self, said: bytes) -> InferenceResponse:
+        """The response that the server has told; outputs are copied, because others will be in their place."""
+        _, has_failed, offset = frames.RETURN_HEAD.unpack_from(said)
+        form = said[frames.RETURN_HEAD.size :]
+        if has_failed:
+            code, text = json.loads(form)
             return InferenceResponse([], TritonError(text, code))
+        places = self._outcomes.get(form)
+        if places is None:
+            if len(self._outcomes) >= _MAX_FORMS:
+                self._outcomes.clear()
+            places = self._outcomes[form] = json.loads(form)
         outputs = []
-        for name, datatype, shape, offset, size in said["outputs"]:
-            content = self._shared[offset : offset + size]
+        for name, datatype, shape, at, size in places:
+            start = offset + at
             if datatype == "BYTES":
-                outputs.append(Tensor.received_strings(name, content, shape))
+                outputs.append(Tensor.received_strings(name, self._shared[start : start + size], shape))
             else:
-                array = np.frombuffer(bytearray(content), NUMPY_OF_NAME[datatype]).reshape(shape)
-                outputs.append(Tensor.received(name, datatype, array))
+                array = np.ndarray(shape, NUMPY_OF_NAME[datatype], self._shared, start)
+                outputs.append(Tensor.received(name, datatype, array.copy()))
         return InferenceResponse(outputs)
+
+
+def _check(said: Any) -> None:
+    if "error" in said:
+        raise TritonModelException(said["error"][1])

@@ -8,14 +8,13 @@ import os
 import socket
 import struct
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from toutates.backends.python.child import frames, pb_utils
-from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.channel import Channel
 from toutates.backends.python.child.metric_table import MetricTable
 from toutates.backends.python.child.metrics import set_metric_table
 from toutates.backends.python.child.model import Model, OutputForms, describe
@@ -24,58 +23,6 @@ from toutates.backends.python.child.requests import ReceivedRequest, set_caller
 from toutates.backends.python.child.tensors import NUMPY_OF_NAME, Tensor
 
 __all__ = ["serve"]
-
-
-class Channel:
-    """The socket to the server."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._buffer = bytearray()
-        self._lock = threading.Lock()
-        self._may_ask = False
-        # What the model forks shall not answer in its place, nor keep the socket open after its end.
-        os.register_at_fork(after_in_child=control.close)
-
-    def receive(self) -> tuple[int, bytes]:
-        """The next frame; ends the process where the server has closed the socket."""
-        while True:
-            if len(self._buffer) >= 5:
-                length, kind = frames.HEAD.unpack_from(self._buffer)
-                if len(self._buffer) >= 5 + length:
-                    content = bytes(self._buffer[5 : 5 + length])
-                    del self._buffer[: 5 + length]
-                    return kind, content
-            try:
-                data = self._control.recv(262_144)
-            except OSError:
-                data = b""
-            if not data:
-                os._exit(0)
-            self._buffer += data
-
-    def send(self, kind: int, content: bytes = b"") -> None:
-        """Send a frame; ends the process where nobody takes it."""
-        try:
-            self._control.sendall(frames.HEAD.pack(len(content), kind) + content)
-        except OSError:
-            os._exit(0)
-
-    def allow(self, may_ask: bool) -> None:
-        """Say whether the server answers questions now."""
-        with self._lock:
-            self._may_ask = may_ask
-
-    def ask(self, **question: Any) -> Any:
-        """Ask the server while it waits for the end of ``execute``; any thread may. Returns its answer."""
-        with self._lock:
-            if not self._may_ask:
-                raise TritonModelException("BLS is only supported during the 'execute' function.")
-            self.send(frames.QUERY, json.dumps(question).encode())
-            kind, content = self.receive()
-        if kind != frames.ANSWER:
-            os._exit(70)
-        return json.loads(content)
 
 
 def serve(control: socket.socket, memory: int) -> None:
@@ -120,7 +67,8 @@ class _Instance:
     def __init__(self, channel: Channel, shared: mmap.mmap) -> None:
         self._channel = channel
         self._shared = shared
-        set_caller(ProcessCaller(channel.ask, shared))
+        self._caller = ProcessCaller(channel, shared)
+        set_caller(self._caller)
         self._layouts: dict[int, _Layout] = {}
         self._model = Model("", "")
         self._inputs: list[tuple[str, str]] = []
@@ -142,6 +90,8 @@ class _Instance:
         }
         while True:
             kind, content = channel.receive()
+            if kind == frames.RETURN:
+                continue  # of a call that nobody has waited for
             if kind == frames.LAYOUT:
                 self._remember_layout(json.loads(content))
                 continue
@@ -278,6 +228,7 @@ class _Instance:
         offsets: Sequence[int],
     ) -> bytes:
         """Call ``execute``, write what it returns, and say where; nothing to say means that all is in its place."""
+        self._caller.begin_batch()
         self._channel.allow(True)
         outcomes = self._model.answers(requests, one_by_one=self._one_by_one)
         requests.clear()

@@ -1,0 +1,159 @@
+"""The socket to the server, which any thread of the model may ask through."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from typing import Any
+
+from toutates.backends.python.child import frames
+from toutates.backends.python.child.errors import TritonModelException
+
+__all__ = ["Channel", "Expected"]
+
+
+class Expected:
+    """Something that the server will send.
+
+    Attributes:
+        content: of its frame; None until it is there.
+        given_up: whether it will not come any more.
+    """
+
+    __slots__ = ("content", "given_up")
+
+    def __init__(self) -> None:
+        self.content: bytes | None = None
+        self.given_up = False
+
+
+class Channel:
+    """Sends and receives frames.
+
+    While the model runs, several threads may wait for frames. One of them at a time reads, and hands out what comes to
+    the others; when it has its own, the next one reads.
+
+    Args:
+        control: the socket.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._buffer = bytearray()
+        self._sending, self._asking = threading.Lock(), threading.Lock()
+        #: of all that follows
+        self._state = threading.Condition()
+        self._may_ask = self._is_read = False
+        #: threads that wait for frames, and those of them that do not read
+        self._users = self._sleepers = 0
+        self._answer = Expected()
+        self._calls: dict[int, Expected] = {}
+        self._number = 0
+        # What the model forks shall not answer in its place, nor keep the socket open after its end.
+        os.register_at_fork(after_in_child=control.close)
+
+    def receive(self) -> tuple[int, bytes]:
+        """The next frame; ends the process where the server has closed the socket."""
+        while True:
+            if len(self._buffer) >= 5:
+                length, kind = frames.HEAD.unpack_from(self._buffer)
+                if len(self._buffer) >= 5 + length:
+                    content = bytes(self._buffer[5 : 5 + length])
+                    del self._buffer[: 5 + length]
+                    return kind, content
+            try:
+                data = self._control.recv(262_144)
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(0)
+            self._buffer += data
+
+    def send(self, kind: int, content: bytes = b"") -> None:
+        """Send a frame; ends the process where nobody takes it."""
+        try:
+            with self._sending:
+                self._control.sendall(frames.HEAD.pack(len(content), kind) + content)
+        except OSError:
+            os._exit(0)
+
+    def allow(self, may_ask: bool) -> None:
+        """Say whether the server answers now. If it does not any more, waits for the threads that still wait."""
+        with self._state:
+            self._may_ask = may_ask
+            while not may_ask and self._users:
+                self._sleepers += 1
+                self._state.wait()
+                self._sleepers -= 1
+            for call in self._calls.values():
+                call.given_up = True
+            self._calls.clear()
+
+    def ask(self, **question: Any) -> Any:
+        """Ask the server while it waits for the end of ``execute``; any thread may. Returns its answer."""
+        with self._asking:
+            with self._state:
+                self._check()
+                self._answer = Expected()
+            self.send(frames.QUERY, json.dumps(question).encode())
+            return json.loads(self.wait(self._answer))
+
+    def call(self, block: int, form: bytes) -> Expected:
+        """Begin a call of another model.
+
+        Args:
+            block: number of the block with its inputs.
+            form: the rest of the frame.
+        """
+        with self._state:
+            self._check()
+            self._number = number = (self._number + 1) % 2**32
+            call = self._calls[number] = Expected()
+        self.send(frames.CALL, frames.CALL_HEAD.pack(number, block) + form)
+        return call
+
+    def _check(self) -> None:
+        if not self._may_ask:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+
+    def wait(self, expected: Expected) -> bytes:
+        """Wait for what the server sends."""
+        state = self._state
+        with state:
+            self._users += 1
+            try:
+                while expected.content is None:
+                    if expected.given_up:
+                        raise TritonModelException("BLS is only supported during the 'execute' function.")
+                    if self._is_read:
+                        self._sleepers += 1
+                        state.wait()
+                        self._sleepers -= 1
+                        continue
+                    self._is_read = True
+                    state.release()
+                    try:
+                        kind, content = self.receive()
+                    finally:
+                        state.acquire()
+                        self._is_read = False
+                    self._hand_out(kind, content)
+                return expected.content
+            finally:
+                self._users -= 1
+                if self._sleepers:
+                    state.notify_all()
+
+    def _hand_out(self, kind: int, content: bytes) -> None:
+        if kind == frames.ANSWER:
+            self._answer.content = content
+        elif kind == frames.RETURN:
+            call = self._calls.pop(frames.RETURN_HEAD.unpack_from(content)[0], None)
+            if call is not None:
+                call.content = content
+        else:
+            os._exit(70)
+        if self._sleepers:
+            self._state.notify_all()
