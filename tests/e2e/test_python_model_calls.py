@@ -127,6 +127,56 @@ def execute(self, requests):
 )
 
 
+#: Four calls of it are answered only when all of them are there.
+MEETING = """
+def execute(self, requests):
+    import pathlib
+    place = pathlib.Path(%r)
+    for request in requests:
+        number, of = map(int, input_of(request)[0, :2])
+        (place / f"{of} {number}").touch()
+        until = time.monotonic() + 30
+        while len(list(place.glob(f"{of} *"))) < 4:
+            if time.monotonic() > until:
+                raise ValueError("the others have not come")
+            time.sleep(0.002)
+    return [answer(request, input_of(request)) for request in requests]
+"""
+TOGETHER = (
+    CALL
+    + """
+def execute(self, requests):
+    from concurrent.futures import ThreadPoolExecutor
+    [request] = requests
+    def meet(number):
+        array = input_of(request).copy()
+        array[0, 0] = number
+        return self.value(self.call("meeting", array).exec())[0, 0]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(meet, range(4))) == [0, 1, 2, 3]
+    return [answer(request, input_of(request))]
+"""
+)
+#: Calls with outputs that are larger than the memory of their call, of other sizes each time, and with none.
+SIZES = (
+    CALL
+    + """
+async def execute(self, requests):
+    import asyncio
+    for size in (0, 4, 70_000, 5, 300_000, 3_000_000):
+        calls = [self.call("growing", np.full((1, size + at), at, "f4")).async_exec() for at in range(3)]
+        for at, response in enumerate(await asyncio.gather(*calls)):
+            value = self.value(response)
+            assert value.shape == (1, 2 * (size + at)) and (value == at + 1).all(), (size, value.shape)
+    return [answer(request, input_of(request)) for request in requests]
+"""
+)
+GROWING = """
+def execute(self, requests):
+    return [answer(request, np.concatenate([input_of(request)] * 2, 1) + 1) for request in requests]
+"""
+
+
 @pytest.fixture(scope="module", params=["process", "thread"])
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
@@ -139,6 +189,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "fails", FAILS, more="")
     add_model(root, "failing", FAILING)
     add_model(root, "leaving", LEAVING)
+    add_model(root, "meeting", MEETING % str(tmp_path_factory.mktemp("met")), more="instance_group { count: 4 }")
+    add_model(root, "together", TOGETHER, more="")
+    add_model(root, "sizes", SIZES, more="")
+    add_model(root, "growing", GROWING, dims="[ -1 ]")
     add_model(root, "strings", STRINGS, datatype="STRING", dims="[ -1 ]")
     with running(root, tmp_path_factory.mktemp("log"), flags=["--processing-cores", "1"]) as process:
         yield process
@@ -179,6 +233,16 @@ def test_calls_from_threads_of_the_model(client: Any) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(40)))
+
+
+def test_calls_from_several_threads_are_under_way_at_once(client: Any) -> None:
+    for number in range(3):
+        ask(client, "together", np.full((1, 4), number, np.float32))
+
+
+def test_calls_with_inputs_and_outputs_of_any_size(client: Any) -> None:
+    for _ in range(2):
+        ask(client, "sizes", rows_of(1))
 
 
 @pytest.mark.parametrize("name", WRONG)
