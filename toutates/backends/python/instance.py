@@ -205,7 +205,12 @@ class PythonInstance:
         blocks: list[npt.NDArray[Any]]
         refused: list[tuple[int, PendingRequest, RequestError]] = []
         if isinstance(lane, PackedLane):
-            frame = self._packed_frame(process, batch, lane, requests)
+            try:
+                frame = self._packed_frame(process, batch, lane, requests)
+            except ProcessEnded as error:  # which has not been told of the lane
+                with self._lock:
+                    self._note_death(error)
+                raise
             kind, blocks = frames.EXECUTE, batch.arrays
         else:
             contents, refused = contents_of(batch, requests)

@@ -170,8 +170,8 @@ class ModelProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
         self._ended = False
-        #: whether nothing came since it was asked; whether its socket was closed with something in it
-        self._untouched = self._reset = False
+        #: whether nothing has come of what it is asked; whether its socket was closed with something in it
+        self._untouched, self._reset = True, False
         #: of the socket, and of outcomes of calls
         self._poll: select.poll | None = None
         self.on_exit: Callable[[], None] = lambda: None
@@ -229,11 +229,10 @@ class ModelProcess:
             ProcessEnded: it has ended, or was ended.
         """
         deadline = time.monotonic() + timeout_s if timeout_s else None
-        self._untouched = True
         self.tell(kind, content, deadline)
         while True:
             got, data = self._receive(deadline, timeout_s, calls)
-            self._untouched = False
+            self._untouched = got in (frames.DONE, frames.FAILED)
             if got == frames.CALL and calls is not None:
                 self._call(calls, data, deadline)
                 continue
