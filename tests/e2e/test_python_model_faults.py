@@ -214,6 +214,14 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def links_of(pid: int) -> Iterator[str]:
+    for entry in (Path("/proc") / str(pid) / "fd").iterdir():
+        try:
+            yield os.readlink(entry)
+        except OSError:
+            pass  # closed meanwhile
+
+
 def is_alive(pid: int) -> bool:
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -225,9 +233,13 @@ def test_loads_and_unloads_leave_nothing_behind(client: Any, server: ServerProce
     def count() -> tuple[int, int]:
         return server.open_files(), len(children_of(server.process.pid))
 
+    def files(what: str) -> int:
+        return sum(what in link for link in links_of(server.process.pid))
+
     reload(client)
     client.unload_model("faulty")
-    wait_until(lambda: len(children_of(server.process.pid)) == 1)
+    # What the server closes only when it has noticed the end of a process.
+    wait_until(lambda: [len(children_of(server.process.pid)), files("pidfd")] == [1, 1])
     before = count()
     for name in ("faulty", "no_class", "faulty", "raises_in_initialize"):
         try:
