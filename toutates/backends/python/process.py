@@ -51,7 +51,9 @@ class ProcessEnded(Exception):
         untouched: whether it has not even read all that it was asked, and so has done nothing for it.
     """
 
-    untouched = False
+    def __init__(self, text: str, *, untouched: bool = False) -> None:
+        super().__init__(text)
+        self.untouched = untouched
 
 
 class Failed(Exception):
@@ -365,9 +367,9 @@ class ModelProcess:
         self.kill()
         self.output.ended.wait(1)
         said = one_line(self.output.last, _MAX_SAID)
-        ended = ProcessEnded(f"{why}; it said last: {said}" if said else why)
-        ended.untouched = self._untouched and self._reset
-        raise ended
+        text = f"{why}; it said last: {said}" if said else why
+        # Raised as it is made: a local variable would hold it, and with its traceback the instance, until a collection.
+        raise ProcessEnded(text, untouched=self._untouched and self._reset)
 
     def finalize(self, timeout_s: float) -> None:
         """Have the model finalize itself, and end the process; what goes wrong is logged."""
