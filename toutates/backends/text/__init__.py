@@ -1,0 +1,1 @@
+"""Text models: folders of sentence-transformers, their tokenizers, batches by length, pooling, and what APIs need."""
