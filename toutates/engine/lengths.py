@@ -1,0 +1,240 @@
+"""Rows of different length: what they are padded to, and which of those that wait run together.
+
+A row is as long as its text has tokens. Rows that share a run are padded to one length, and what is computed for the
+padding is lost. So lengths are rounded up to a *bucket*, and rows of one bucket share a run, or where few wait, rows of
+buckets that lie near each other. Nothing here knows a thread, an array or a clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Generic, TypeVar
+
+__all__ = ["MAX_RATIO", "Buckets", "Chosen", "WaitingRows"]
+
+#: Elements that are run for each element of a row, at most, where rows of several buckets share a run.
+MAX_RATIO: Final = 1.25
+#: A run costs as much as so many elements more, as far as the choice of rows goes. Of a small text encoder on a CPU
+#: that is what reading its weights from memory comes to.
+RUN_COST: Final = 64
+#: Where there are no buckets of the operator's, there are so many to each doubling of the length.
+_PER_DOUBLING_BITS: Final = 2
+
+T = TypeVar("T")
+
+
+class Buckets:
+    """The lengths that rows are padded to.
+
+    Args:
+        lengths: ascending; () for four to each doubling, without an end: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so
+            on. Of these no row grows by more than a quarter.
+    """
+
+    def __init__(self, lengths: Sequence[int] = ()) -> None:
+        self.lengths = tuple(lengths)
+
+    @property
+    def longest(self) -> int:
+        """The greatest length that a row may have; 0 where there is no bound."""
+        return self.lengths[-1] if self.lengths else 0
+
+    def of(self, length: int) -> int:
+        """The bucket of a length.
+
+        Args:
+            length: of a row, from 1 to ``longest``.
+        """
+        if self.lengths:
+            return self.lengths[bisect_left(self.lengths, length)]
+        bits = max(0, (length - 1).bit_length() - 1 - _PER_DOUBLING_BITS)
+        return -(-length >> bits) << bits
+
+    def up_to(self, longest: int) -> list[int]:
+        """The buckets of all lengths from 1 to ``longest``, ascending."""
+        found: list[int] = []
+        length = 1
+        while length <= min(longest, self.longest or longest):
+            found.append(self.of(length))
+            length = found[-1] + 1
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[T]):
+    """Rows that run together.
+
+    Attributes:
+        length: that they are padded to.
+        entries: whose rows they are, the oldest first.
+        rows: how many.
+        real: elements of all rows without the padding; ``rows`` x ``length`` are run.
+    """
+
+    length: int
+    entries: list[T]
+    rows: int
+    real: int
+
+
+@dataclass(slots=True)
+class _Entry(Generic[T]):
+    number: int
+    rows: int
+    real: int
+    own: T
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A run that could be next.
+
+    Attributes:
+        top: what its rows are padded to.
+        counts: how many of the oldest entries of each bucket it takes.
+        rows, real: of these.
+        pays: elements of rows for each element that it costs; 0 if it pads too much.
+    """
+
+    top: int
+    counts: dict[int, int]
+    rows: int
+    real: int
+    pays: float = 0.0
+
+    @property
+    def cost(self) -> int:
+        return RUN_COST + self.rows * self.top
+
+
+class WaitingRows(Generic[T]):
+    """Rows that wait, and the choice of those that run next.
+
+    The entry that waits longest is always among them, so an entry waits for no more runs than there were entries when
+    it came. Its bucket's other entries come with it, and those of near buckets for as long as they make the run pay
+    better: a run costs ``RUN_COST`` elements, and so rows of a small run may be padded more than those of a large one.
+
+    Choosing takes time that grows with the number of rows that are chosen and that of buckets, not with what waits.
+
+    Args:
+        buckets: what lengths are rounded up to.
+        most_rows: of a run.
+        most_elements: of a run, padding included.
+
+    Attributes:
+        rows: that wait.
+    """
+
+    def __init__(self, buckets: Buckets, most_rows: int, most_elements: int) -> None:
+        self._buckets = buckets
+        self._most_rows = most_rows
+        self._most_elements = most_elements
+        #: entries by bucket, the oldest first; no bucket is empty
+        self._waiting: dict[int, deque[_Entry[T]]] = {}
+        self._added = 0
+        self._count = 0
+        self.rows = 0
+
+    def __len__(self) -> int:
+        """How many entries wait."""
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        """The entries, in no order."""
+        return (entry.own for entries in self._waiting.values() for entry in entries)
+
+    @property
+    def oldest(self) -> T:
+        """The entry that waits longest. There has to be one."""
+        return self._waiting[self._oldest_bucket()][0].own
+
+    def add(self, own: T, rows: int, length: int) -> None:
+        """Add an entry.
+
+        Args:
+            own: whatever is to come back.
+            rows: how many it has, ``rows_at_once`` at most.
+            length: of each.
+        """
+        entry = _Entry(self._added, rows, rows * length, own)
+        bucket = self._buckets.of(length)
+        entries = self._waiting.get(bucket)
+        if entries is None:
+            self._waiting[bucket] = deque((entry,))
+        else:
+            entries.append(entry)
+        self._added += 1
+        self._count += 1
+        self.rows += rows
+
+    def rows_at_once(self, length: int) -> int:
+        """Most rows of a length that run together; 1 for rows that are longer than ``most_elements``."""
+        return self._most(self._buckets.of(length))
+
+    def take(self) -> Chosen[T]:
+        """Take the entries that run next. There has to be one."""
+        own = self._oldest_bucket()
+        lengths = sorted(self._waiting, reverse=True)
+        best = self._plan(own, own, lengths)
+        for top in lengths:
+            if own < top <= 2 * own:
+                plan = self._plan(own, top, lengths)
+                if plan.pays > best.pays:
+                    best = plan
+        entries: list[_Entry[T]] = []
+        for length, count in best.counts.items():
+            waiting = self._waiting[length]
+            entries += [waiting.popleft() for _ in range(count)]
+            if not waiting:
+                del self._waiting[length]
+        entries.sort(key=lambda entry: entry.number)
+        self._count -= len(entries)
+        self.rows -= best.rows
+        return Chosen(best.top, [entry.own for entry in entries], best.rows, best.real)
+
+    # --- the choice --------------------------------------------------------------------------------------------------
+
+    def _oldest_bucket(self) -> int:
+        return min(self._waiting, key=lambda length: self._waiting[length][0].number)
+
+    def _most(self, bucket: int) -> int:
+        return max(1, min(self._most_rows, self._most_elements // bucket))
+
+    def _plan(self, own: int, top: int, lengths: Sequence[int]) -> _Plan:
+        """The best run that pads the oldest entry to ``top``.
+
+        Args:
+            own: the entry's bucket.
+            top: the same, or a greater one.
+            lengths: of all buckets with entries, descending.
+        """
+        waiting = self._waiting
+        first = waiting[own][0]
+        plan = _Plan(top, {own: 1}, first.rows, first.real)
+        most = self._most(top)
+        if first.rows > most:
+            return plan
+        for length in lengths:
+            if length > top:
+                continue
+            count = plan.counts.get(length, 0)
+            for entry in islice(waiting[length], count, None):
+                rows, real = plan.rows + entry.rows, plan.real + entry.real
+                if rows > most:
+                    break
+                # The bucket's own rows are never padded too much, and those of the top bucket make up for the first.
+                if length != top and (
+                    rows * top > MAX_RATIO * real or entry.real * plan.cost < plan.real * entry.rows * top
+                ):
+                    break
+                plan.rows, plan.real = rows, real
+                count += 1
+            if count:
+                plan.counts[length] = count
+        if own == top or plan.rows * top <= MAX_RATIO * plan.real:
+            plan.pays = plan.real / plan.cost
+        return plan
