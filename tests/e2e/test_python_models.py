@@ -14,9 +14,11 @@ import pytest
 
 from tests.e2e import python_models
 from tests.e2e.process import ServerProcess, running
+from tests.ensembles import add_ensemble, pbtxt, step
 from tests.waiting import wait_until
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
+triton_http = pytest.importorskip("tritonclient.http")
 utils = pytest.importorskip("tritonclient.utils", reason="has no wheel for free-threaded Python")
 
 ABOUT = """
@@ -153,6 +155,35 @@ def execute(self, requests):
 """
 
 
+#: Its response has parameters, if the request has any: what is in them, by the first number of the request.
+NOTING = """
+GIVEN = ({"wide": True, "colour": "red", "size": -3}, {"size": 2**63}, {"text": chr(0xd800)}, {})
+
+def execute(self, requests):
+    return [
+        answer(r, input_of(r), parameters=self.GIVEN[int(input_of(r)[0, 0]) % 4] if r.parameters() != "{}" else None)
+        for r in requests
+    ]
+"""
+#: Calls "about", or "noting", with what a call may say beside its tensors.
+HANDING_ON = """
+def execute(self, requests):
+    said = dict(request_id="r7", correlation_id="s", flags=2, timeout=3, parameters={"colour": "blue"})
+    responses = []
+    for request in requests:
+        x = pb_utils.Tensor("x", input_of(request))
+        about, noted = (
+            pb_utils.InferenceRequest(model_name=model, requested_output_names=["y"], inputs=[x], **said).exec()
+            for model in ("about", "noting")
+        )
+        if about.has_error() or noted.has_error():
+            raise ValueError((about.error() or noted.error()).message())
+        text = pb_utils.get_output_tensor_by_name(about, "y").as_numpy()[0, 0].decode()
+        responses.append(answer(request, input_of(request), parameters={"about": text, "noted": noted.parameters()}))
+    return responses
+"""
+
+
 @pytest.fixture(scope="module", params=["process", "thread"])
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
@@ -178,6 +209,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "sending", SENDING, more="")
     add_model(root, "bfloat", BFLOAT, datatype="BF16")
     add_model(root, "wrong", WRONG_MODEL)
+    add_model(root, "noting", NOTING)
+    add_model(root, "stacked_noting", NOTING.replace('if r.parameters() != "{}" else None', ""), more=_STACKED)
+    add_model(root, "handing_on", HANDING_ON)
+    about = [step("about", "x=IN", "y=OUT")]
+    add_ensemble(root, "told", pbtxt(["IN FP32 [4]"], ["OUT STRING [1]"], about))
+    add_ensemble(root, "told_twice", pbtxt(["IN FP32 [4]"], ["OUT STRING [1]"], [step("told", "IN=IN", "OUT=OUT")]))
     with running(root, tmp_path_factory.mktemp("log"), flags=["--processing-cores", "1"]) as process:
         yield process
 
@@ -270,6 +307,73 @@ def test_a_model_sees_what_a_request_says_beside_its_tensors(client: Any, server
             "model_version": "1",
             "model_name": "about",
         }
+    assert "which has no effect" not in server.log
+
+
+def test_parameters_of_a_response_reach_its_client(client: Any, server: ServerProcess) -> None:
+    given = {"wide": True, "colour": "red", "size": -3}
+    with triton_http.InferenceServerClient(server.address) as http:
+        for model, rows in (("noting", rows_of(1)), ("noting", rows_of(19)), ("stacked_noting", rows_of(3))):
+            for _ in range(2):
+                plain, noted = [
+                    client.infer(model, [tensor_of(rows)], parameters=parameters) for parameters in (None, {"a": 1})
+                ]
+                npt.assert_array_equal(noted.as_numpy("y"), rows)
+                values = {key: getattr(one, one.WhichOneof("parameter_choice")) for key, one in parameters_of(noted)}
+                assert values == given
+                assert bool(parameters_of(plain)) is (model == "stacked_noting")
+                for binary in (False, True):
+                    tensor = triton_http.InferInput("x", list(rows.shape), "FP32")
+                    tensor.set_data_from_numpy(rows, binary_data=binary)
+                    output = [triton_http.InferRequestedOutput("y", binary_data=binary)]
+                    plain, noted = [
+                        http.infer(model, [tensor], outputs=output, parameters=parameters)
+                        for parameters in (None, {"a": 1})
+                    ]
+                    npt.assert_array_equal(noted.as_numpy("y"), rows)
+                    assert noted.get_response()["parameters"] == given
+                    assert ("parameters" in plain.get_response()) is (model == "stacked_noting")
+
+
+def parameters_of(result: Any) -> Any:
+    return list(result.get_response().parameters.items())
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "'size', which is no integer"), (2, "a parameter that is no text")])
+def test_parameters_that_cannot_be_sent_are_an_error(client: Any, number: int, said: str) -> None:
+    rows = np.full((1, 4), number, np.float32)
+    with pytest.raises(utils.InferenceServerException, match=said):
+        ask(client, "noting", rows, parameters={"a": 1})
+
+
+def test_calls_hand_on_what_they_say_and_bring_parameters_back(client: Any) -> None:
+    response = client.infer("handing_on", [tensor_of(rows_of(1))])
+    told = {key: json.loads(one.string_param) for key, one in parameters_of(response)}
+    assert told["noted"] == {"wide": True, "colour": "red", "size": -3}
+    about = {"id": "r7", "correlation": "s", "flags": 2, "timeout": 3, "parameters": {"colour": "blue"}}
+    assert {key: told["about"][key] for key in about} == about
+
+
+@pytest.mark.parametrize("ensemble", ["told", "told_twice"])
+def test_steps_of_an_ensemble_are_told_what_its_request_says(client: Any, server: ServerProcess, ensemble: str) -> None:
+    def one(number: int) -> None:
+        identifier, colour = f"n{number}" * (number % 3 > 0), "red" if number % 2 else "blue"
+        result = client.infer(
+            ensemble,
+            [tensor_of(rows_of(1), "IN")],
+            request_id=identifier,
+            parameters={"colour": colour},
+            timeout=number + 1,
+            sequence_id="s",
+            sequence_end=True,
+        )
+        [[text]] = result.as_numpy("OUT")
+        about = json.loads(text)
+        expected = {"id": identifier, "correlation": "s", "flags": 2, "timeout": number + 1}
+        assert about | expected | {"parameters": {"colour": colour}} == about
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(40)))
     assert "which has no effect" not in server.log
 
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.lane import Piece, RowShapes
-from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
-from toutates.engine.servable import Consumer, Content, Port, Servable, view_of
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing, parameters_of
+from toutates.engine.servable import Consumer, Content, Port, RequestAbout, Servable, view_of
 from toutates.engine.tensor import Tensor
 from toutates.engine.thread_queue import ThreadQueue
 from toutates.protocol.input_checks import check_batch, check_input, check_names
@@ -96,6 +96,7 @@ class ModelCall:
         is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds. Called in any thread.
         requests: for how many requests the rows are, by the rows of each: (rows, how many requests); () for one.
         begun_ns: when it was submitted.
+        about: what is said beside the tensors, for models that ask; None for nothing. Called in any thread.
     """
 
     rows: int
@@ -104,6 +105,7 @@ class ModelCall:
     is_wanted: Callable[[int], bool] = lambda by_ns: True
     requests: Sequence[tuple[int, int]] = ()
     begun_ns: int = 0
+    about: Callable[[], RequestAbout] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +224,7 @@ class Calls:
         except IndexError:
             pass
         with self._lock:
-            consumer = Consumer(self._finish, self._finish, lambda callback: None, _is_wanted)
+            consumer = Consumer(self._finish, self._finish, lambda callback: None, _is_wanted, about=_about)
             return _LentPort(self._servable.port(consumer))
 
     def _add(self, lent: _LentPort, call: ModelCall, shapes: RowShapes, contents: Sequence[Content]) -> None:
@@ -312,7 +314,7 @@ class Calls:
             b"".join([outputs.rows(index, first, count, batched=True) for outputs, first, count in parts])
             for index in range(len(row_shapes))
         ]
-        return Outputs(tuple(data), parts[0][0].row_bytes, row_shapes)
+        return Outputs(tuple(data), parts[0][0].row_bytes, row_shapes, parameters=parameters_of(parts))
 
     def _count(self, call: ModelCall, outcome: Outcome) -> None:
         now_ns = time.monotonic_ns()
@@ -351,6 +353,11 @@ class Calls:
             self._counters = WorkerCounters()
             self._servable.counters.workers.append(self._counters)
         return self._counters
+
+
+def _about(call: ModelCall) -> RequestAbout:
+    said = call.about() if call.about is not None else RequestAbout()
+    return RequestAbout(said.identifier, call.outputs, said.parameters)
 
 
 def _is_wanted(call: ModelCall, by_ns: int) -> bool:

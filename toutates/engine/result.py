@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,20 @@ import numpy.typing as npt
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import RequestError
 
-__all__ = ["BatchResult", "Outputs", "PendingRequest", "Separate", "Split", "StepTiming", "Timing"]
+__all__ = [
+    "BatchResult",
+    "Outputs",
+    "Parameters",
+    "PendingRequest",
+    "Separate",
+    "Split",
+    "StepTiming",
+    "Timing",
+    "parameters_of",
+]
+
+#: Parameters of a request, or of a response, by name.
+Parameters = Mapping[str, bool | int | float | str]
 
 
 class Split:
@@ -47,6 +61,7 @@ class Outputs:
             output shapes are known beforehand, so that values derived from it can be found by identity.
         fixed: whether every run of the lane has outputs of these row shapes.
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
+        parameters: that the model has given its response, for the client; None for none, as nearly always.
     """
 
     data: tuple[bytes | memoryview | npt.NDArray[Any] | EncodedStrings, ...]
@@ -54,6 +69,7 @@ class Outputs:
     row_shapes: tuple[tuple[int, ...], ...]
     fixed: bool = False
     in_arrays: bool = False
+    parameters: Parameters | None = None
 
     def with_views(self) -> Outputs:
         """A copy of these outputs with memoryviews in place of arrays of uint8.
@@ -62,7 +78,7 @@ class Outputs:
         the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
         """
         data = [content[:].data if isinstance(content, np.ndarray) else content for content in self.data]
-        return Outputs(tuple(data), self.row_bytes, self.row_shapes)
+        return Outputs(tuple(data), self.row_bytes, self.row_shapes, parameters=self.parameters)
 
     def rows(self, index: int, first: int, rows: int, *, batched: bool) -> Any:
         """The bytes of some rows of one output, as they are sent, or a view of them.
@@ -78,6 +94,14 @@ class Outputs:
         if isinstance(data, EncodedStrings):
             return data.rows(first, rows) if batched else data.content
         return data[first * size : (first + rows) * size]
+
+
+def parameters_of(parts: Sequence[tuple[Outputs, int, int]]) -> Parameters | None:
+    """The parameters of the response to a request whose rows were in several batches; None for none."""
+    joined: dict[str, bool | int | float | str] = {}
+    for outputs, _, _ in parts:
+        joined.update(outputs.parameters or {})
+    return joined or None
 
 
 @dataclass(slots=True)

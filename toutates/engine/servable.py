@@ -6,7 +6,7 @@ runs batches drives a ``Backend`` with each of its executors (``batched``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from toutates.engine.counters import VersionCounters, WorkerCounters
 from toutates.engine.lane import Batch, Piece, RowShapes
-from toutates.engine.result import BatchResult, Outputs, Separate
+from toutates.engine.result import BatchResult, Outputs, Parameters, Separate
 from toutates.engine.statistics import VersionStatistics
 from toutates.protocol.signature import Signature
 
@@ -44,7 +44,7 @@ class RequestAbout:
 
     identifier: str = ""
     outputs: Sequence[int] | None = None
-    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from toutates.engine.counters import WorkerCounters
-from toutates.engine.result import BatchResult, Outputs, Split
+from toutates.engine.result import BatchResult, Outputs, Parameters, Split, parameters_of
 from toutates.infer.call import Call, Transport
 from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
@@ -76,6 +76,9 @@ class Answers:
         if outputs is None:
             self._fail(result)
             return
+        if outputs.parameters is not None:
+            self._finish_with_parameters(result, outputs)
+            return
         data = outputs.data
         row_bytes = outputs.row_bytes
         row_shapes = outputs.row_shapes
@@ -122,6 +125,24 @@ class Answers:
         if group_size:
             groups.append((group_arrival, group_rows, group_size))
             self._counters.count_answered(groups, result.timing, time.monotonic_ns(), time.time_ns() // 1_000_000)
+
+    def _finish_with_parameters(self, result: BatchResult, outputs: Outputs) -> None:
+        """Answer requests with a response that no template fits, because the model has given it parameters."""
+        for context, first, rows, part in result.pending:
+            call, plan, _, arrival = context
+            try:
+                if not call.open:
+                    self._count_cancelled(arrival, part)
+                elif (
+                    self._write(context, outputs, first, rows)
+                    if part is None
+                    else self._join(context, outputs, first, rows, part)
+                ):
+                    answered = [(arrival, plan.rows, 1)]
+                    now_ns = time.monotonic_ns()
+                    self._counters.count_answered(answered, result.timing, now_ns, time.time_ns() // 1_000_000)
+            except Exception as error:
+                self._answering_failed(call, arrival, part, error)
 
     def _fail(self, result: BatchResult) -> None:
         assert result.error is not None
@@ -199,17 +220,25 @@ class Answers:
             [part_outputs.rows(output, at, count, batched=batched) for part_outputs, at, count in parts]
             for output in plan.request.outputs
         ]
-        return self._write_contents(context, contents, row_shapes)
+        return self._write_contents(context, contents, row_shapes, parameters_of(parts))
 
     def _write(self, context: RequestContext, outputs: Outputs, first: int, rows: int) -> bool:
-        """Answer with outputs that no template fits: BYTES, and classes. Returns whether the request was answered."""
+        """Answer with outputs that no template fits: BYTES, classes, and what has parameters.
+
+        Returns:
+            Whether the request was answered.
+        """
         plan = context[1]
         batched = plan.version.signature.batched
         contents = [[outputs.rows(index, first, rows, batched=batched)] for index in plan.request.outputs]
-        return self._write_contents(context, contents, outputs.row_shapes)
+        return self._write_contents(context, contents, outputs.row_shapes, outputs.parameters)
 
     def _write_contents(
-        self, context: RequestContext, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
+        self,
+        context: RequestContext,
+        contents: list[list[Any]],
+        row_shapes: tuple[tuple[int, ...], ...],
+        parameters: Parameters | None,
     ) -> bool:
         call, plan, id_field, arrival = context
         tensors: list[WireTensor] = []
@@ -221,7 +250,7 @@ class Answers:
                 tensors.append(tensor)
                 raws.append(raw)
             version = plan.version
-            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws)
+            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws, parameters)
             length = sum(map(len, pieces_out))
             if length > MAX_RESPONSE_BYTES:
                 raise InvalidRequest(

@@ -255,7 +255,7 @@ class InferService:
             request = read.message
             version = self._table.find(request.model_name, request.model_version)
             validated = validate(request, [len(raw) for raw in read.raws], version.signature, version.model)
-            if request.parameters and not version.takes_parameters:
+            if request.parameters and not version.reads_parameters:
                 self._notices.note(version.model, request.parameters)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)

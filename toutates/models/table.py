@@ -110,7 +110,7 @@ class ServedVersion:
         advice: what would make it use cores that have nothing to do; "" for nothing.
         dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
-        takes_parameters: whether it reads the parameters of requests.
+        takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
     """
 
@@ -121,7 +121,7 @@ class ServedVersion:
     load_ns: int = 0
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
-    takes_parameters: bool = False
+    takes_parameters: Callable[[], bool] | None = None
     has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
     calls: Calls = field(init=False)
@@ -133,6 +133,11 @@ class ServedVersion:
     def signature(self) -> Signature:
         """Its tensors."""
         return self.servable.signature
+
+    @property
+    def reads_parameters(self) -> bool:
+        """Whether the parameters of requests have an effect."""
+        return self.takes_parameters is not None and self.takes_parameters()
 
     @property
     def member(self) -> Member:

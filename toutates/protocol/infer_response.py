@@ -7,7 +7,7 @@ the constants, so a response takes a few slices and no message object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 _RAW_TAG: Final = 6 << 3 | 2
+#: Fields of InferParameter, by the type of a value.
+_FIELDS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 #: Values of an output that may be classified: Triton's limit.
 MAX_CLASSIFIED_ELEMENTS: Final = 1_000_000
@@ -97,6 +99,13 @@ def _descriptions(tensors: Sequence[WireTensor]) -> bytes:
     return ModelInferResponse(outputs=outputs).SerializeToString()
 
 
+def _parameters(parameters: Mapping[str, bool | int | float | str]) -> bytes:
+    message = ModelInferResponse()
+    for name, value in parameters.items():
+        setattr(message.parameters[name], _FIELDS[type(value)], value)
+    return message.SerializeToString()
+
+
 def build_template(
     model: str, version: str, tensors: Sequence[WireTensor], indices: Sequence[int], sizes: Sequence[int]
 ) -> ResponseTemplate:
@@ -120,7 +129,12 @@ def build_template(
 
 
 def write_response(
-    model: str, version: str, id_field: bytes, tensors: Sequence[WireTensor], contents: Sequence[bytes | memoryview]
+    model: str,
+    version: str,
+    id_field: bytes,
+    tensors: Sequence[WireTensor],
+    contents: Sequence[bytes | memoryview],
+    parameters: Mapping[str, bool | int | float | str] | None = None,
 ) -> list[bytes | memoryview]:
     """A response in pieces, for outputs whose sizes are not known beforehand.
 
@@ -130,8 +144,12 @@ def write_response(
         id_field: the request's id with tag and length, or b"".
         tensors: the outputs, in the order they are returned in.
         contents: their bytes.
+        parameters: of the response, which a model may set.
     """
-    pieces: list[bytes | memoryview] = [_names(model, version) + id_field + _descriptions(tensors)]
+    head = _names(model, version) + id_field
+    if parameters:
+        head += _parameters(parameters)
+    pieces: list[bytes | memoryview] = [head + _descriptions(tensors)]
     for content in contents:
         pieces += (field_head(_RAW_TAG, len(content)), content)
     return pieces

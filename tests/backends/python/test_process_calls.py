@@ -32,7 +32,7 @@ def calls() -> ProcessCalls:
 
 
 def frame(change: dict[str, Any], number: int = 1, block: int = 0) -> bytes:
-    return frames.CALL_HEAD.pack(number, block) + json.dumps({**FORM, **change}).encode()
+    return frames.CALL_HEAD.pack(number, block, 0) + json.dumps({**FORM, **change}).encode()
 
 
 def test_a_call_of_no_model_fails_in_a_sentence() -> None:
@@ -42,7 +42,7 @@ def test_a_call_of_no_model_fails_in_a_sentence() -> None:
     for _ in range(2):
         said = own.call(frame({}))
         assert said is not None
-        assert frames.RETURN_HEAD.unpack_from(said) == (1, True, 0)
+        assert frames.RETURN_HEAD.unpack_from(said) == (1, frames.RETURNED_ERROR, 0)
         code, text = json.loads(said[frames.RETURN_HEAD.size :])
         assert (code, text) == (
             2,
@@ -57,9 +57,9 @@ def test_a_call_of_no_model_fails_in_a_sentence() -> None:
         b"",
         b"\0" * 7,
         frame({}, block=1),
-        frames.CALL_HEAD.pack(1, 0) + b"{",
-        frames.CALL_HEAD.pack(1, 0) + b"[]",
-        frames.CALL_HEAD.pack(1, 0) + b"[" * 100_000,
+        frames.CALL_HEAD.pack(1, 0, 0) + b"{",
+        frames.CALL_HEAD.pack(1, 0, 0) + b"[]",
+        frames.CALL_HEAD.pack(1, 0, 0) + b"[" * 100_000,
         frame({"used": -1}),
         frame({"used": None}),
         frame({"inputs": [["x", "FP32", [1, 4], 65_530, 16]]}),

@@ -161,9 +161,17 @@ class Binding:
         queued = [member.config.dynamic_batching.default_queue_policy.max_queue_size for member in of_step]
         self.may_join = graph.signature.batched and all(step.batched for step in self.steps) and not any(queued)
         self.most_rows = min(size or 1 for size in sizes)
+        readers = [member.takes_parameters for member in members.values()]
+        #: of members that may read what requests say
+        self._readers = [asks for asks in readers if asks is not None]
         self.groups = 0
         self.retired = False
         self.held = [member for member in set(members.values()) if member.calls.hold()]
+
+    @property
+    def asks(self) -> bool:
+        """Whether a member reads what requests say beside their tensors."""
+        return any([asks() for asks in self._readers])
 
     def release(self) -> None:
         """Let go of the members, once."""

@@ -23,7 +23,7 @@ from toutates.backends.ensemble.binding import Binding, BoundStep, Value
 from toutates.backends.ensemble.state import EnsembleState
 from toutates.engine.calls import THREAD, ModelCall, Outcome
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, StepTiming, Timing
-from toutates.engine.servable import Content, view_of
+from toutates.engine.servable import Consumer, Content, RequestAbout, view_of
 from toutates.protocol.datatypes import Datatype
 from toutates.protocol.signature import TensorSpec
 from toutates.protocol.strings import EncodedStrings, StringRows
@@ -51,7 +51,7 @@ class Group:
         values: of the ensemble tensors, by index; None for those that are not there yet, or never.
         outputs: indices of the outputs that are wanted.
         needed: bits of the steps that these need.
-        is_wanted: whether the request of a context has a caller still.
+        consumer: whose requests they are.
         deliver: takes the result.
         held_bytes: counted for its tensors.
     """
@@ -59,6 +59,7 @@ class Group:
     __slots__ = (
         "_begun_ns",
         "_binding",
+        "_consumer",
         "_deliver",
         "_error",
         "_held_bytes",
@@ -88,7 +89,7 @@ class Group:
         values: list[Value | None],
         outputs: Sequence[int],
         needed: int,
-        is_wanted: Callable[[Any, int], bool],
+        consumer: Consumer,
         deliver: Callable[[BatchResult], None],
         held_bytes: int,
     ) -> None:
@@ -100,7 +101,8 @@ class Group:
         self._values = values
         self._outputs = outputs
         self._needed = needed
-        self._is_wanted = is_wanted
+        self._consumer = consumer
+        self._is_wanted = consumer.is_wanted
         self._deliver = deliver
         self._held_bytes = held_bytes
         self._lock = threading.Lock()
@@ -142,7 +144,7 @@ class Group:
                 raise _ABANDONED
             rows, shapes, contents = step.inputs(self._values)
             rows = rows if rows >= 0 else self._rows
-            call = ModelCall(rows, partial(self._done, step), step.wanted, self._wanted, self._requests)
+            call = ModelCall(rows, partial(self._done, step), step.wanted, self._wanted, self._requests, 0, self._about)
             step.calls.submit(call, shapes, contents)
         except RequestError as error:
             self._step_failed(step, error)
@@ -157,6 +159,10 @@ class Group:
             if is_wanted(request[0], by_ns):
                 return True
         return False
+
+    def _about(self) -> RequestAbout:
+        """What the requests say beside their tensors: all of a group say the same, where a member asks."""
+        return self._consumer.about(self._pending[0][0])
 
     def _step_failed(self, step: BoundStep, error: RequestError) -> None:
         now_ns = time.monotonic_ns()
@@ -288,7 +294,7 @@ class Group:
                 values,
                 self._outputs,
                 self._needed,
-                self._is_wanted,
+                self._consumer,
                 self._deliver,
                 0 if number else self._held_bytes,
             )

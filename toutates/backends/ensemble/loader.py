@@ -56,6 +56,7 @@ class EnsembleKind:
             servable=servable,
             labels=labels,
             dependent=servable,
+            takes_parameters=servable.takes_parameters,
         )
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:

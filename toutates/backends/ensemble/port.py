@@ -207,6 +207,27 @@ class EnsemblePort:
         """Send a way's group on its way. The thread has entered THREAD."""
         pending, contents, rows = way.pending, way.contents, way.rows
         way.pending, way.contents, way.rows = [], [], 0
+        if len(pending) > 1 and not self._say_the_same(pending):
+            for at, (context, _, own_rows, _) in enumerate(pending):
+                own = [[pieces[at]] for pieces in contents]
+                self._send(way, [(context, 0, own_rows, None)], own, own_rows)
+            return
+        self._send(way, pending, contents, rows)
+
+    def _say_the_same(self, pending: list[PendingRequest]) -> bool:
+        """Whether requests say the same beside their tensors, as far as a member reads it."""
+        binding = self._state.binding
+        if binding is None or not binding.asks:
+            return True
+        about = self._consumer.about
+        first = about(pending[0][0])
+        return all(
+            (said.identifier, said.parameters) == (first.identifier, first.parameters)
+            for said in [about(request[0]) for request in pending[1:]]
+        )
+
+    def _send(self, way: EnsembleWay, pending: list[PendingRequest], contents: list[list[Content]], rows: int) -> None:
+        """Send requests on their way as one group."""
         state = self._state
         signature = state.graph.signature
         values: list[Value | None] = [None] * len(state.graph.tensors)
@@ -230,7 +251,7 @@ class EnsemblePort:
             values,
             way.outputs,
             way.needed,
-            self._consumer.is_wanted,
+            self._consumer,
             self._deliver,
             held_bytes,
         ).advance()

@@ -50,6 +50,11 @@ class EnsembleServable:
         """See ``Servable``. It follows the members."""
         return self.state.binding is not None
 
+    def takes_parameters(self) -> bool:
+        """Whether a member reads what requests say beside their tensors."""
+        binding = self.state.binding
+        return binding is not None and binding.asks
+
     def port(self, consumer: Consumer) -> EnsemblePort:
         """See ``Servable``."""
         self.counters.workers.append(consumer.counters)

@@ -8,6 +8,8 @@ from typing import Final
 
 from toutates.backends.python.results import code_of
 from toutates.engine.calls import ModelCall, Outcome
+from toutates.engine.result import Parameters
+from toutates.engine.servable import RequestAbout
 from toutates.engine.tensor import Tensor
 from toutates.models.held import hold_version
 from toutates.models.table import ModelTable, ServedVersion
@@ -40,12 +42,14 @@ class Pending:
         on_done: called with the outcome, in the thread that has run the call. It must not block.
         outputs: name and tensor of each; () if it failed.
         error: why it failed; None if it did not.
+        parameters: of the response; None for none.
         is_done: whether the outcome is there.
     """
 
     on_done: Callable[[], object]
     outputs: Sequence[tuple[str, Tensor]] = ()
     error: CallError | None = None
+    parameters: Parameters | None = None
     is_done: bool = False
 
     def finish(self) -> None:
@@ -69,6 +73,7 @@ def begin_call(
     inputs: Mapping[str, Tensor],
     names: Sequence[str],
     on_done: Callable[[], object],
+    about: RequestAbout | None = None,
 ) -> Pending:
     """Put rows into another model's batches. What is wrong with the call is its outcome, and nothing raises.
 
@@ -78,6 +83,7 @@ def begin_call(
         inputs: by name.
         names: of the outputs that are wanted; none for all.
         on_done: see ``Pending``.
+        about: what the call says beside its inputs; None for nothing.
     """
     pending = Pending(on_done)
     try:
@@ -94,6 +100,8 @@ def begin_call(
                     pending.fail(model, outcome.error)
                     return
                 signature = served.signature
+                assert outcome.outputs is not None
+                pending.parameters = outcome.outputs.parameters
                 pending.outputs = [
                     (signature.outputs[index].name, outcome.tensor(index, signature)) for index in wanted
                 ]
@@ -101,7 +109,10 @@ def begin_call(
             finally:
                 served.calls.let_go()
 
-        served.calls.call(ModelCall(1, take, tuple(sorted(wanted))), inputs)
+        call = ModelCall(1, take, tuple(sorted(wanted)))
+        if about is not None:
+            call.about = lambda: about
+        served.calls.call(call, inputs)
     except RequestError as error:
         served.calls.let_go()
         pending.fail(model, error)

@@ -238,7 +238,7 @@ class _Loading:
             config=shown,
             servable=servable,
             labels=labels,
-            takes_parameters=True,
+            takes_parameters=lambda: True,
             has_code=partial(_some_alive, [weakref.ref(instance) for instance in instances]),
         )
         self.isolation.done()

@@ -19,7 +19,8 @@ from toutates.backends.python.arena import Arena
 from toutates.backends.python.calls import MAX_CALLS, Pending, begin_call, is_ready
 from toutates.backends.python.child import frames
 from toutates.backends.python.loads import LoadsModels
-from toutates.engine.servable import view_of
+from toutates.backends.python.parameters import checked_parameters
+from toutates.engine.servable import RequestAbout, view_of
 from toutates.engine.tensor import Tensor
 from toutates.models.table import ModelTable
 from toutates.protocol.datatypes import BY_NAME, Datatype
@@ -164,13 +165,15 @@ class ProcessCalls:
         Raises:
             KeyError, TypeError, ValueError, IndexError, struct.error: what the process says of it makes no sense.
         """
-        number, block_number = frames.CALL_HEAD.unpack_from(content)
+        number, block_number, said = frames.CALL_HEAD.unpack_from(content)
         block = self._blocks[block_number]
         if number in self._calls:
             raise ValueError
         if len(self._calls) >= MAX_CALLS:
             return _failed(number, _INTERNAL, f"more than {MAX_CALLS} calls are under way")
-        form = self._form(content[frames.CALL_HEAD.size :])
+        at = frames.CALL_HEAD.size + said
+        form = self._form(content[at:])
+        about = _about(content[at - said : at]) if said else None
         inputs: dict[str, Tensor] = {}
         for name, datatype, shape, at, size in form.inputs:
             part = _part(block, at, size)
@@ -179,7 +182,7 @@ class ProcessCalls:
         if self._get_table is None:
             return _failed(number, _INTERNAL, "there are no other models")
         pending = begin_call(
-            self._get_table, form.model, form.version, inputs, form.outputs, partial(self._note, number)
+            self._get_table, form.model, form.version, inputs, form.outputs, partial(self._note, number), about
         )
         call = _Call(pending, block, form.used)
         if pending.is_done:
@@ -248,7 +251,10 @@ class ProcessCalls:
         for view in views:
             memory[at : at + len(view)] = np.frombuffer(view, np.uint8)
             at += -(-len(view) // 64) * 64
-        return frames.RETURN_HEAD.pack(number, False, start) + self._said(pending, sizes)
+        if pending.parameters is not None:
+            said = json.dumps([json.loads(self._said(pending, sizes)), dict(pending.parameters)]).encode()
+            return frames.RETURN_HEAD.pack(number, frames.RETURNED_PARAMETERS, start) + said
+        return frames.RETURN_HEAD.pack(number, frames.RETURNED, start) + self._said(pending, sizes)
 
     def _said(self, pending: Pending, sizes: Sequence[int]) -> bytes:
         """Names, datatypes, shapes and places of outputs; the same bytes for the same."""
@@ -292,9 +298,21 @@ def _part(block: npt.NDArray[Any], at: int, size: int) -> npt.NDArray[Any]:
     return block[at : at + size]
 
 
+def _about(said: bytes) -> RequestAbout:
+    """What a call says beside its tensors.
+
+    Raises:
+        ValueError: it makes no sense.
+    """
+    given = json.loads(said)
+    if not isinstance(given, dict):
+        raise ValueError
+    return RequestAbout(str(given.get("id", "")), None, checked_parameters(given.get("parameters", {})))
+
+
 def _error(code: int, text: str) -> dict[str, Any]:
     return {"error": [code, text]}
 
 
 def _failed(number: int, code: int, text: str) -> bytes:
-    return frames.RETURN_HEAD.pack(number, True, 0) + json.dumps([code, text]).encode()
+    return frames.RETURN_HEAD.pack(number, frames.RETURNED_ERROR, 0) + json.dumps([code, text]).encode()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.batches import Row
+from toutates.backends.python.parameters import checked_parameters
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
-from toutates.engine.result import Outputs, PendingRequest
+from toutates.engine.result import Outputs, Parameters, PendingRequest
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings, Numbers, StringRows
@@ -46,6 +47,18 @@ _MAX_TEXT: Final = 8_192
 _MAX_FORMS: Final = 256
 
 Array = npt.NDArray[Any]
+
+
+class Answer(NamedTuple):
+    """What a model has answered.
+
+    Attributes:
+        outputs: by index.
+        parameters: of the response; None for none.
+    """
+
+    outputs: dict[int, Array | EncodedStrings]
+    parameters: Parameters | None = None
 
 
 class Results:
@@ -94,7 +107,7 @@ class Results:
 
     def cut(
         self,
-        whole: dict[int, Array | EncodedStrings] | RequestError,
+        whole: Answer | RequestError,
         requests: Sequence[Row],
         ports: Sequence[Consumer],
     ) -> list[tuple[int, PendingRequest, Outputs | RequestError]]:
@@ -105,8 +118,8 @@ class Results:
             if isinstance(whole, RequestError):
                 outcomes.append((port, request, whole))
                 continue
-            parts = {index: _rows(content, first, rows) for index, content in whole.items()}
-            outcomes.append((port, request, self.outputs(parts, rows, ports[port], request)))
+            parts = {index: _rows(content, first, rows) for index, content in whole.outputs.items()}
+            outcomes.append((port, request, self.outputs(Answer(parts, whole.parameters), rows, ports[port], request)))
             first += rows
         return outcomes
 
@@ -116,8 +129,8 @@ class Results:
         found = self._read(answer, memory, rows)
         return found if isinstance(found, RequestError) else self.outputs(found, rows, port, request)
 
-    def _read(self, answer: Any, memory: Array, rows: int) -> dict[int, Array | EncodedStrings] | RequestError:
-        """The outputs of one answer, by index; or its error."""
+    def _read(self, answer: Any, memory: Array, rows: int) -> Answer | RequestError:
+        """One answer, or its error."""
         if not isinstance(answer, dict):
             return self._wrong("no answer")
         error, outputs = answer.get("error"), answer.get("outputs")
@@ -131,9 +144,22 @@ class Results:
                 place = outputs.get(str(index))
                 if place is not None:
                     found[index] = self._tensor(tensor, place, memory, rows)
+            return Answer(found, self._parameters(answer.get("parameters")))
         except RequestError as refusal:
             return refusal
-        return found
+
+    def _parameters(self, given: Any) -> Parameters | None:
+        """The parameters of a response.
+
+        Raises:
+            ExecutionFailed: they cannot be sent.
+        """
+        if given is None:
+            return None
+        try:
+            return checked_parameters(given) or None
+        except ValueError as error:
+            raise self._wrong(str(error)) from error
 
     def _tensor(self, tensor: TensorSpec, place: Any, memory: Array, rows: int) -> Array | EncodedStrings:
         """One output.
@@ -197,14 +223,16 @@ class Results:
         self,
         error: Sequence[Any] | None,
         given: Mapping[int, tuple[str, Sequence[int], bytes | Array]],
+        parameters: dict[str, Any] | None,
         rows: int,
-    ) -> dict[int, Array | EncodedStrings] | RequestError:
-        """The outputs of one answer that was given in this process, by index; or its error.
+    ) -> Answer | RequestError:
+        """One answer that was given in this process, or its error.
 
         Args:
             error: code and text; None for none.
             given: datatype, shape and content of each output, by index: bytes of BYTES, else an array.
-            rows: that they are to have.
+            parameters: of the response; None for none.
+            rows: that the outputs are to have.
         """
         if error is not None:
             return _error(error)
@@ -214,18 +242,17 @@ class Results:
                 tensor = self._signature.outputs[index]
                 self._check(tensor, datatype, shape, rows)
                 found[index] = self._strings(tensor, content, shape) if isinstance(content, bytes) else content
+            return Answer(found, self._parameters(parameters))
         except RequestError as refusal:
             return refusal
-        return found
 
-    def outputs(
-        self, found: Mapping[int, Array | EncodedStrings], rows: int, port: Consumer, request: PendingRequest
-    ) -> Outputs | RequestError:
+    def outputs(self, answer: Answer, rows: int, port: Consumer, request: PendingRequest) -> Outputs | RequestError:
         """Outputs of a request, with nothing in place of those that it did not ask for and the model did not give.
 
         Large ones are not copied: nobody may change them any more.
         """
         batched = self._signature.batched
+        found = answer.outputs
         data: list[bytes | Array | EncodedStrings] = []
         in_arrays = False
         row_bytes: list[int] = []
@@ -255,7 +282,7 @@ class Results:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             self._forms[form] = form
-        return Outputs(tuple(data), tuple(row_bytes), self._forms[form], in_arrays=in_arrays)
+        return Outputs(tuple(data), tuple(row_bytes), self._forms[form], False, in_arrays, answer.parameters)
 
     def _wrong(self, what: str) -> ExecutionFailed:
         return ExecutionFailed(f"model '{self._model}' returned {what}")

@@ -11,6 +11,7 @@ from toutates.backends.python.child.requests import Caller, InferenceRequest, In
 from toutates.backends.python.child.tensors import Tensor
 from toutates.backends.python.loads import LoadsModels
 from toutates.engine import tensor as engine_tensor
+from toutates.engine.servable import RequestAbout
 from toutates.models.table import ModelTable
 from toutates.protocol.datatypes import BY_NAME
 from toutates.system.errors import RequestError
@@ -49,7 +50,9 @@ class ThreadCaller(Caller):
         }
         version = "" if request.model_version in (-1, "") else str(request.model_version)
         names = sorted(request.requested_output_names())
-        return begin_call(self._get_table, request.model_name, version, inputs, names, done.set), done
+        said = request.said()
+        about = RequestAbout(said.get("id", ""), None, said.get("parameters", {})) if said else None
+        return begin_call(self._get_table, request.model_name, version, inputs, names, done.set, about), done
 
     def result(self, call: tuple[Pending, threading.Event]) -> InferenceResponse:
         """See ``Caller``."""
@@ -58,7 +61,9 @@ class ThreadCaller(Caller):
         if pending.error is not None:
             return InferenceResponse([], TritonError(pending.error.text, pending.error.code))
         return InferenceResponse(
-            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in pending.outputs]
+            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in pending.outputs],
+            None,
+            None if pending.parameters is None else dict(pending.parameters),
         )
 
     def is_ready(self, model_name: str, model_version: str) -> bool:

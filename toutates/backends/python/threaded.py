@@ -231,9 +231,9 @@ class ThreadInstance:
 
     def _read(
         self, outcome: Any, buffers: Sequence[Array]
-    ) -> tuple[list[Any] | None, dict[int, tuple[str, Sequence[int], bytes | Array]]]:
-        """The error of an outcome, or its outputs. What the model could still change is copied."""
-        error, tensors = self._forms.read(outcome)
+    ) -> tuple[list[Any] | None, dict[int, tuple[str, Sequence[int], bytes | Array]], dict[str, Any] | None]:
+        """The error of an outcome, or its outputs and parameters. What the model could still change is copied."""
+        error, tensors, parameters = self._forms.read(outcome)
         given: dict[int, tuple[str, Sequence[int], bytes | Array]] = {}
         for index, tensor in tensors.items():
             content: bytes | Array
@@ -246,4 +246,4 @@ class ThreadInstance:
             else:
                 content = np.ascontiguousarray(tensor._array)
             given[index] = tensor.datatype, tensor.shape(), content
-        return error, given
+        return error, given, parameters

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from toutates.engine.counters import WorkerCounters
-from toutates.engine.result import Outputs
+from toutates.engine.result import Outputs, Parameters
 from toutates.infer.answers import Answers, RequestContext, wire_output
 from toutates.infer.call import Transport
 from toutates.infer.observing import Observer
@@ -42,7 +42,7 @@ class RestAnswers(Answers):
         """Answer a request whose rows were all in one batch."""
         call: Any = context[0]
         plan: Any = context[1]
-        if not plan.quick or plan.response_shapes != outputs.row_shapes:
+        if not plan.quick or plan.response_shapes != outputs.row_shapes or outputs.parameters is not None:
             return super()._write(context, outputs, first, rows)
         data, row_bytes = outputs.data, outputs.row_bytes
         contents: list[Any] = []
@@ -53,12 +53,16 @@ class RestAnswers(Answers):
         return True
 
     def _write_contents(
-        self, context: RequestContext, contents: list[list[Any]], row_shapes: tuple[tuple[int, ...], ...]
+        self,
+        context: RequestContext,
+        contents: list[list[Any]],
+        row_shapes: tuple[tuple[int, ...], ...],
+        parameters: Parameters | None,
     ) -> bool:
         call: Any = context[0]
         plan: Any = context[1]
         try:
-            write, raws, size = self._writing(plan, context[2], contents, row_shapes)
+            write, raws, size = self._writing(plan, context[2], contents, row_shapes, parameters)
             if size > LARGE_CONTENTS:
                 # Copied: two threads must not take views of one buffer (``Outputs.with_views``).
                 self._write_aside(context, partial(write, [bytes(raw) for raw in raws]), size)
@@ -75,6 +79,7 @@ class RestAnswers(Answers):
         identifier: bytes,
         contents: list[list[Any]],
         row_shapes: tuple[tuple[int, ...], ...],
+        parameters: Parameters | None,
     ) -> tuple[Callable[[list[Buffer], Any], InferResponse], list[Buffer], int]:
         """What writes a response, the contents that it is to be given, and how many bytes of them are more than copied.
 
@@ -82,7 +87,7 @@ class RestAnswers(Answers):
         """
         raws: list[Buffer]
         response = plan.response
-        if response is not None and plan.response_shapes == row_shapes:
+        if response is not None and plan.response_shapes == row_shapes and not parameters:
             raws = [pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in contents]
         else:
             tensors: list[WireTensor] = []
@@ -98,8 +103,8 @@ class RestAnswers(Answers):
             if plan.tensors is not None:
                 return partial(body_response, plan.tensors, tensors), raws, 0
             if plan.outputs is None:
-                return partial(_write_flat, plan, identifier, tensors), raws, sum(map(len, raws))
-            response = plan.response_for(tensors, sizes, row_shapes)
+                return partial(_write_flat, plan, identifier, tensors, parameters), raws, sum(map(len, raws))
+            response = plan.response_for(tensors, sizes, row_shapes, parameters)
             if plan.request.classes:
                 plan.response = None  # values have to become classes each time
         size = sum(map(len, raws)) if plan.coded else sum([len(raws[index]) for index in response.texts])
@@ -143,9 +148,15 @@ class RestAnswers(Answers):
 
 
 def _write_flat(
-    plan: RestPlan, identifier: bytes, tensors: list[WireTensor], raws: list[Buffer], pause: Any
+    plan: RestPlan,
+    identifier: bytes,
+    tensors: list[WireTensor],
+    parameters: Parameters | None,
+    raws: list[Buffer],
+    pause: Any,
 ) -> InferResponse:
     """An answer of the generate extension."""
     version = plan.version
-    body = write_generate_response(version.model, str(version.number), request_id(identifier), tensors, raws)
+    number = str(version.number)
+    body = write_generate_response(version.model, number, request_id(identifier), tensors, raws, parameters)
     return InferResponse(b"", [body], len(body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from toutates.engine.result import Outputs
+from toutates.engine.result import Outputs, Parameters
 from toutates.engine.servable import Port
 from toutates.infer.plan import Plan
 from toutates.infer.rest.call import BodyTensors
@@ -83,20 +83,29 @@ class RestPlan(Plan):
         return self.fixed_template
 
     def response_for(
-        self, tensors: Sequence[WireTensor], sizes: Sequence[int | None], row_shapes: tuple[tuple[int, ...], ...]
+        self,
+        tensors: Sequence[WireTensor],
+        sizes: Sequence[int | None],
+        row_shapes: tuple[tuple[int, ...], ...],
+        parameters: Parameters | None = None,
     ) -> ResponseTemplate:
-        """The template of a response, which is remembered for outputs of the same row shapes.
+        """The template of a response, which is remembered for outputs of the same row shapes, if it has no parameters.
 
         Args:
             tensors: the outputs returned, in their order.
             sizes: bytes of each; None for those that differ from answer to answer.
             row_shapes: of the batch's outputs.
+            parameters: of the response.
         """
         forms = self.outputs
         assert forms is not None
         binary = [forms.is_binary(tensor.name) for tensor in tensors]
-        self.response = ResponseTemplate(self.version.model, str(self.version.number), tensors, binary, sizes)
+        version = self.version
+        response = ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, parameters)
+        if parameters:
+            return response
+        self.response = response
         self.response_shapes = row_shapes
         known = None not in sizes and not self.request.classes and not self.coded
-        self.quick = known and sum([sizes[at] or 0 for at in self.response.texts]) <= LARGE_CONTENTS
-        return self.response
+        self.quick = known and sum([sizes[at] or 0 for at in response.texts]) <= LARGE_CONTENTS
+        return response

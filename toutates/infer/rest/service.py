@@ -246,7 +246,7 @@ class RestInferService(InferService):
             if len(message.id.encode()) > MAX_ID_BYTES:
                 raise id_too_long(message.id)
             validated = validate(message, [len(content) for content in given], version.signature, version.model)
-            if message.parameters and not version.takes_parameters:
+            if message.parameters and not version.reads_parameters:
                 self._notices.note(version.model, message.parameters)
             asked: Asked = call.head.purpose
             plan = RestPlan(

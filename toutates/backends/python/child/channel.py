@@ -100,18 +100,19 @@ class Channel:
             self.send(frames.QUERY, json.dumps(question).encode())
             return json.loads(self.wait(self._answer))
 
-    def call(self, block: int, form: bytes) -> Expected:
+    def call(self, block: int, said: bytes, form: bytes) -> Expected:
         """Begin a call of another model.
 
         Args:
             block: number of the block with its inputs.
+            said: what it says beside its tensors, JSON; b"" for nothing.
             form: the rest of the frame.
         """
         with self._state:
             self._check()
             self._number = number = (self._number + 1) % 2**32
             call = self._calls[number] = Expected()
-        self.send(frames.CALL, frames.CALL_HEAD.pack(number, block) + form)
+        self.send(frames.CALL, frames.CALL_HEAD.pack(number, block, len(said)) + said + form)
         return call
 
     def _check(self) -> None:

@@ -16,8 +16,8 @@ and come back (``RETURN``) in any order. Tensors are in shared memory, and frame
 | DONE | process | JSON, or for EXECUTE: nothing, when every output is where it belongs |
 | FAILED | process | JSON: the text of an error |
 | QUERY | process | JSON: what is asked for |
-| CALL | process | CALL_HEAD, JSON: the model, its version, outputs, inputs and where these are in the block |
-| RETURN | server | RETURN_HEAD, JSON: code and text of an error, or outputs and where these are |
+| CALL | process | CALL_HEAD, JSON: id and parameters, if any, JSON: model, version, outputs, inputs and their places |
+| RETURN | server | RETURN_HEAD, JSON: code and text of an error, or outputs and their places; these and parameters |
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ __all__ = [
     "METRICS_NUMBERS_AT",
     "QUERY",
     "RETURN",
+    "RETURNED",
+    "RETURNED_ERROR",
+    "RETURNED_PARAMETERS",
     "RETURN_HEAD",
 ]
 
@@ -56,10 +59,11 @@ HEAD = struct.Struct("<IB")
 #: whether there is JSON about the requests at the end, number of the layout, requests, rows, room of the batch
 EXECUTE_HEAD = struct.Struct("<?IIII")
 
-#: number of the call, number of the block that it has
-CALL_HEAD = struct.Struct("<II")
-#: number of the call, whether it has failed, where the outputs are
-RETURN_HEAD = struct.Struct("<I?Q")
+#: number of the call, number of the block that it has, bytes of what it says beside its tensors
+CALL_HEAD = struct.Struct("<III")
+#: number of the call, what follows (RETURNED...), where the outputs are
+RETURN_HEAD = struct.Struct("<IBQ")
+RETURNED, RETURNED_ERROR, RETURNED_PARAMETERS = range(3)
 
 CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY, CALL, RETURN = range(1, 13)
 

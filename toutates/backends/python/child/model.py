@@ -197,18 +197,18 @@ class OutputForms:
                 return False
         return True
 
-    def read(self, outcome: Any) -> tuple[list[Any] | None, dict[int, Tensor]]:
-        """The error of an outcome, as its code and text, or None; and its outputs, by index."""
+    def read(self, outcome: Any) -> tuple[list[Any] | None, dict[int, Tensor], dict[str, Any] | None]:
+        """What an outcome is: code and text of its error, or None; its outputs, by index; its parameters, or None."""
         if isinstance(outcome, str):
-            return [1, outcome], {}
+            return [1, outcome], {}, None
         error = outcome.error()
         if error is not None:
-            return [int(error.code()), str(error.message())], {}
+            return [int(error.code()), str(error.message())], {}, None
         outputs: dict[int, Tensor] = {}
         for tensor in outcome.output_tensors():
             if not isinstance(tensor, Tensor):
-                return [1, f"Expected a 'Tensor' among the outputs, found type '{type(tensor)}'."], {}
+                return [1, f"Expected a 'Tensor' among the outputs, found type '{type(tensor)}'."], {}, None
             index = self._index.get(tensor.name())
             if index is not None:
                 outputs[index] = tensor
-        return None, outputs
+        return None, outputs, outcome._parameters

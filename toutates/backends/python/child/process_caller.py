@@ -79,7 +79,8 @@ class ProcessCaller(Caller):
                 self._shared[begin : begin + size] = content
             elif size:
                 np.ndarray(content.shape, content.dtype, self._shared, begin)[...] = content
-        return _Call(self._channel.call(block[0], form), block)
+        said = request.said()
+        return _Call(self._channel.call(block[0], json.dumps(said).encode() if said else b"", form), block)
 
     def result(self, call: Any) -> InferenceResponse:
         """See ``Caller``."""
@@ -152,13 +153,16 @@ class ProcessCaller(Caller):
 
     def _read(self, said: bytes) -> InferenceResponse:
         """The response that the server has told; outputs are copied, because others will be in their place."""
-        _, has_failed, offset = frames.RETURN_HEAD.unpack_from(said)
+        _, what, offset = frames.RETURN_HEAD.unpack_from(said)
         form = said[frames.RETURN_HEAD.size :]
-        if has_failed:
+        if what == frames.RETURNED_ERROR:
             code, text = json.loads(form)
             return InferenceResponse([], TritonError(text, code))
+        parameters = None
         places = self._outcomes.get(form)
-        if places is None:
+        if what == frames.RETURNED_PARAMETERS:
+            places, parameters = json.loads(form)
+        elif places is None:
             if len(self._outcomes) >= _MAX_FORMS:
                 self._outcomes.clear()
             places = self._outcomes[form] = json.loads(form)
@@ -170,7 +174,7 @@ class ProcessCaller(Caller):
             else:
                 array = np.ndarray(shape, NUMPY_OF_NAME[datatype], self._shared, start)
                 outputs.append(Tensor.received(name, datatype, array.copy()))
-        return InferenceResponse(outputs)
+        return InferenceResponse(outputs, None, parameters)
 
 
 def _check(said: Any) -> None:

@@ -74,7 +74,7 @@ class InferenceResponse:
         if None in self._tensors:
             raise TritonModelException("Output tensor for inference response should not be empty.")
         self._error = error
-        self._parameters = parameters if parameters is None else _checked_parameters(parameters)
+        self._parameters = None if parameters is None else _checked_parameters(parameters) or None
 
     def output_tensors(self) -> Sequence[Tensor]:
         """Its tensors."""
@@ -321,6 +321,20 @@ class InferenceRequest:
     def parameters(self) -> str:
         """Its parameters, JSON."""
         return json.dumps(self._parameters)
+
+    def said(self) -> dict[str, Any]:
+        """What it says beside its tensors, as the protocol has it; {} for nothing."""
+        parameters = dict(self._parameters)
+        if self._correlation_id:
+            parameters["sequence_id"] = self._correlation_id
+        if self._flags:
+            parameters["sequence_start"], parameters["sequence_end"] = bool(self._flags & 1), bool(self._flags & 2)
+        if self._timeout:
+            parameters["timeout"] = self._timeout
+        said: dict[str, Any] = {"parameters": parameters} if parameters else {}
+        if self._request_id:
+            said["id"] = self._request_id
+        return said
 
     def exec(self, decoupled: bool = False) -> Any:
         """Have another model answer; an InferenceResponse, which says whether it failed. In ``execute`` only."""

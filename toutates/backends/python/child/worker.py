@@ -297,10 +297,11 @@ class _Instance:
 
     def _answer(self, outcome: Any) -> dict[str, Any]:
         """An error, or by number of the output: datatype, shape, and content, whose place is not known yet."""
-        error, outputs = self._outputs.read(outcome)
+        error, outputs, parameters = self._outputs.read(outcome)
         if error is not None:
             return {"error": error}
-        return {"outputs": {index: [tensor.datatype, *content_of(tensor)] for index, tensor in outputs.items()}}
+        answer = {"outputs": {index: [tensor.datatype, *content_of(tensor)] for index, tensor in outputs.items()}}
+        return answer if parameters is None else {**answer, "parameters": parameters}
 
 
 def content_of(tensor: Tensor) -> tuple[list[int], Any]:
