@@ -185,16 +185,6 @@ def test_server_says_of_an_rpc_it_lacks_what_to_do_instead(channel: Any, method:
         assert refused(channel, message, SERVICE + method) == ("UNIMPLEMENTED", NOT_OFFERED[method])
 
 
-def test_server_refuses_a_stream_at_once_while_its_caller_has_not_sent_anything(server: ServerProcess) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    with triton.InferenceServerClient(server.address) as client:
-        client.start_stream(lambda result, error: answers.put(error))
-        error = answers.get(timeout=10)
-        client.stop_stream()
-    assert error.status() == "StatusCode.UNIMPLEMENTED"
-    assert error.message() == "streaming inference is not offered yet; use ModelInfer"
-
-
 def test_all_rpcs_of_the_protocol_are_known(channel: Any) -> None:
     unknown = refused(channel, b"", SERVICE + "ModelDance")
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

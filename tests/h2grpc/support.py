@@ -51,6 +51,7 @@ UNARY = "/test.Echo/Unary"
 COMPRESSIBLE = "/test.Echo/Compressible"
 STREAM = "/test.Echo/Stream"
 MESSAGES = "/test.Echo/Messages"
+FLOW = "/test.Echo/Flow"
 
 Fields = Sequence[tuple[str | bytes, str | bytes]]
 
@@ -180,7 +181,7 @@ async def _never_stream(stream: object) -> None:
     raise AssertionError("a connection calls no handler")
 
 
-def _never_message(call: Call, content: bytes) -> None:
+def _never_message(received: MessageReceived) -> None:
     raise AssertionError("a connection calls no handler")
 
 
@@ -190,6 +191,7 @@ METHODS = method_table(
         Method(COMPRESSIBLE, unary=_never, compressible=True),
         Method(STREAM, stream=_never_stream),
         Method(MESSAGES, message=_never_message, max_message_size=100),
+        Method(FLOW, message=_never_message, half_close=_never),
     ]
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -33,8 +34,8 @@ METHOD = "/test.Own/Messages"
 OPEN = headers(1, block(request(METHOD)))
 
 
-def own(handle: object) -> Method:
-    return Method(METHOD, message=handle)  # type: ignore[arg-type]
+def own(handle: Callable[[Call, bytes], None]) -> Method:
+    return Method(METHOD, message=lambda received: handle(received.call, received.message))
 
 
 def echo(call: Call, body: bytes) -> None:
@@ -111,7 +112,9 @@ def _run_out_of_memory(call: Call, body: bytes) -> None:
         (_run_out_of_memory, 8, b"out of memory"),
     ],
 )
-def test_a_handler_that_raises_ends_its_call_only(handler: object, status: int, text: bytes) -> None:
+def test_a_handler_that_raises_ends_its_call_only(
+    handler: Callable[[Call, bytes], None], status: int, text: bytes
+) -> None:
     with (
         running(
             None, own(handler), serve=lambda worker, grpc: GrpcService(worker, grpc.methods, "", STATUSES)

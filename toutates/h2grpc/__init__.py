@@ -20,7 +20,8 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.method import Guard, MessageHandler, Method, StreamHandler, Variant, method_table
+from toutates.h2grpc.method import Guard, HalfClose, MessageHandler, Method, StreamHandler, Variant, method_table
+from toutates.h2grpc.responder import Responder
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.stream import Buffer
 
@@ -33,6 +34,7 @@ __all__ = [
     "Event",
     "GrpcError",
     "Guard",
+    "HalfClose",
     "HeaderField",
     "LimitExceeded",
     "Limits",
@@ -41,6 +43,7 @@ __all__ = [
     "Metadata",
     "Method",
     "RequestEnded",
+    "Responder",
     "ServerConnection",
     "Status",
     "StreamHandler",

@@ -35,7 +35,7 @@ from toutates.h2grpc.parts import Parts
 from toutates.h2grpc.preface import REFUSALS, Opening, recognise
 from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.status import GrpcError, Status
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 from toutates.h2grpc.stream import Buffer
 from toutates.h2grpc.streams import OPEN
 
@@ -270,8 +270,21 @@ class ServerConnection:
     def message_read(self, call: Call, size: int) -> None:
         """Return the window of a message of ``size`` bytes to the peer: a streaming call's handler has taken it."""
         self._requests.message_read(call, size)
-        if call.stream_id in self.streams and call.state is OPEN:
+        # Looked at first: nearly always the window is still large enough.
+        low = call.receive_window <= self._limits.stream_window >> 1
+        if low and call.stream_id in self.streams and call.state is OPEN:
             self.windows.refill_stream(call)
+
+    def keep(self, call: Call, size: int) -> None:
+        """Count ``size`` bytes of answers that a streaming call's handler keeps, and the messages it has not taken.
+
+        If the connection, or the server, holds too much, the call ends.
+        """
+        call.kept_bytes = size
+        try:
+            self._requests.count(call)
+        except LimitExceeded as error:
+            self._requests.refuse(call, error)
 
     def inflated(self, call: Call, outcome: bytes | GrpcError) -> list[Event]:
         """Take the outcome of an InflationDue: the decompressed message, or the error that its call ends with."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.frames import ErrorCodes
+from toutates.h2grpc.request_head import RequestHead
+from toutates.h2grpc.stream import NEVER
 
 __all__ = [
     "CallCancelled",
@@ -27,12 +30,47 @@ class StreamOpened:
     call: Call
 
 
-@dataclass(slots=True)
 class MessageReceived:
-    """A streaming call's next message. Give its window back with ``ServerConnection.message_read`` once it is used."""
+    """A streaming call's next message. Give its window back with ``ServerConnection.message_read`` once it is used.
 
-    call: Call
-    message: bytes
+    It is its handler's record of the message too, so that a message makes one object instead of two. As with ``Call``,
+    what most messages never change are class attributes.
+
+    Attributes:
+        call: the streaming call.
+        buffer, start, end: the message is ``buffer[start:end]``. The buffer may be the whole read, so whoever keeps the
+            message for longer than its handler runs copies what it needs.
+        open: whether an answer to this message can still reach the client; its handler keeps it.
+        deadline_ns: when nobody waits for that answer any more.
+        context, responder, answer: for the handler's own use.
+    """
+
+    context: Any = None
+    responder: Any = None
+    answer: Any = None
+    open: bool = True
+    deadline_ns: int = NEVER
+
+    def __init__(self, call: Call, buffer: bytes, start: int, end: int) -> None:
+        self.call = call
+        self.buffer = buffer
+        self.start = start
+        self.end = end
+
+    @property
+    def message(self) -> bytes:
+        """The message, copied."""
+        return self.buffer[self.start : self.end]
+
+    @property
+    def head(self) -> RequestHead:
+        """The contents of the call's header block."""
+        return self.call.head
+
+    @property
+    def link(self) -> Any:
+        """The driver's object for the connection; None once that is closed."""
+        return self.call.link
 
 
 @dataclass(slots=True)

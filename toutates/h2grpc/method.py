@@ -9,14 +9,16 @@ from typing import Any
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.status import GrpcError
 
-__all__ = ["Guard", "MessageHandler", "Method", "StreamHandler", "Variant", "method_table"]
+__all__ = ["Guard", "HalfClose", "MessageHandler", "Method", "StreamHandler", "Variant", "method_table"]
 
 #: Runs as a task of the driver, with what it makes of the call (``toutates.net.ServerStream``); returning ends the call
 #: with OK, raising GrpcError with that status.
 StreamHandler = Callable[[Any], Awaitable[None]]
-#: Called with a call and each of its messages, in order; answers by ``Call.send``, or raises as a unary handler does,
-#: which ends the call. Must not block. The call ends with OK once the client has ended it.
-MessageHandler = Callable[[Any, bytes], None]
+#: Called with each message of a call, in order, an ``events.MessageReceived``; answers by ``Call.send``, or raises as a
+#: unary handler does, which ends the call. Must not block. The call ends with OK once the client has ended it.
+MessageHandler = Callable[[Any], None]
+#: Called with a call whose client will send no more messages.
+HalfClose = Callable[[Any], None]
 #: Decides by the header list whether a method may be called: the error that refuses the call, or None. Called before
 #: the request is read, for every header block that is not remembered. Must not block or raise, and must always return
 #: the same.
@@ -37,6 +39,10 @@ class Method:
         guard: who may call it; None for everybody.
         variant: the method that answers in its place, by the headers; None for no other.
         message: the handler of the messages of a streaming call, one by one. Such a call needs no task.
+        half_close: given with ``message`` by a handler that does the flow control itself. A message is then unread
+            until it calls ``ServerConnection.message_read``, which gives the window back, and it ends the call itself.
+            Without it a message counts as read at once, and one of a caller who leaves too many answers unread ends
+            the call.
         max_message_size: the largest message of a streaming call, bytes, if it is less than the connection's limits. A
             message that never becomes whole is kept for as long as its call is open.
     """
@@ -48,6 +54,7 @@ class Method:
     guard: Guard | None = None
     variant: Variant | None = None
     message: MessageHandler | None = None
+    half_close: HalfClose | None = None
     max_message_size: int | None = None
 
     def __post_init__(self) -> None:

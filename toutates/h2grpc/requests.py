@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from toutates.h2grpc.budget import MESSAGE_BYTES
 from toutates.h2grpc.call import Call
@@ -20,6 +21,9 @@ from toutates.h2grpc.stream import Stream
 from toutates.h2grpc.streams import TRANSITIONS, Input
 
 __all__ = ["Requests"]
+
+#: Messages of streams are hardly ever smaller, bytes: an inference names its model and its tensors.
+LEAST_MESSAGE_BYTES: Final = 64
 
 
 class Requests:
@@ -56,17 +60,19 @@ class Requests:
                 for message in messages:
                     # The prefix counts too, otherwise nothing would bound the number of empty messages.
                     call.unread_bytes += len(message) + PREFIX_SIZE
-                    events.append(MessageReceived(call, message))
+                    events.append(MessageReceived(call, message, 0, len(message)))
                 call.messages += len(messages)
-                held = call.unread_bytes + MESSAGE_BYTES * call.messages
+                self.count(call)
+                if not call.assembler.pending_bytes:
+                    call.assembler = None  # so that the ``FrameLoop`` may take the next message
             else:
                 if messages:
                     call.messages += len(messages)
                     call.buffer = messages[0]
                     if call.messages > 1:
                         raise GrpcError(Status.INTERNAL, "a unary call takes one message, got more")
-                held = len(call.buffer)  # END_STREAM may come much later
-            self._held.hold(call, call.assembler.pending_bytes + held)
+                # END_STREAM may come much later.
+                self._held.hold(call, call.assembler.pending_bytes + len(call.buffer))
         except GrpcError as error:
             self.refuse(call, error)
             tell_handler(call, events)
@@ -91,12 +97,23 @@ class Requests:
             self.refuse(call, error)
             tell_handler(call, events)
 
+    def count(self, call: Call) -> None:
+        """Count what is kept of a streaming call: messages that its handler has not taken, and answers that it keeps.
+
+        Messages that the ``FrameLoop`` has found are not counted as long as nobody keeps them for longer than their
+        read.
+
+        Raises:
+            LimitExceeded: the connection, or the server, holds too much.
+        """
+        self._held.hold(call, _kept_bytes(call))
+
     def message_read(self, call: Call, size: int) -> None:
         """Count a message of ``size`` bytes as read: a streaming call's handler has taken it."""
         call.unread_bytes -= size + PREFIX_SIZE
         call.messages -= 1
         if call.held_bytes:
-            self._held.hold(call, call.held_bytes - size - PREFIX_SIZE - MESSAGE_BYTES)
+            self._held.note(call, _kept_bytes(call))
 
     def half_close(self, call: Call) -> None:
         """Apply the peer's END_STREAM."""
@@ -146,6 +163,9 @@ class Requests:
         if not call.is_streaming or method is None:
             return MessageAssembler(encoding, most, partial(_inflate_later, call), max_messages, self._pool)
         most_inflated = self._most_inflated
+        if method.half_close is not None:
+            # Clients write what has waited for window into one frame: as many messages as of LEAST_MESSAGE_BYTES each.
+            max_messages = max(max_messages, self._limits.max_frame_size // LEAST_MESSAGE_BYTES)
         if method.max_message_size is not None:
             most = min(most, method.max_message_size)
             most_inflated = min(most_inflated, most)
@@ -183,6 +203,11 @@ class Requests:
             call.end = len(call.buffer)
             events.append(call)
         self._held.release(call)  # from here on its handler has it
+
+
+def _kept_bytes(call: Call) -> int:
+    pending = 0 if call.assembler is None else call.assembler.pending_bytes
+    return pending + call.unread_bytes + MESSAGE_BYTES * call.messages + call.kept_bytes
 
 
 def _inflate_later(call: Stream, data: bytes) -> bytes:

@@ -58,6 +58,8 @@ class Stream:
     compressed: bool = False
     #: bytes of complete messages of a stream that its handler has not taken yet
     unread_bytes: int = 0
+    #: bytes of answers that a streaming call's handler keeps for their turn
+    kept_bytes: int = 0
     #: bytes of the request that count as buffered
     held_bytes: int = 0
     #: bytes counted for the task of a streaming call's handler

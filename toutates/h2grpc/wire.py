@@ -31,6 +31,7 @@ class Wire:
         unpack_message_head: length << 8 | type, flags, stream, compressed, size: a DATA frame that begins a message.
         pack_response_head: ``headers_head``, stream, ``ok_headers``, length << 8 (DATA is 0), flags, stream,
             compressed, size.
+        pack_message_head: what ``unpack_message_head`` returns.
         headers_head: length, type and flags of the HEADERS that begins a response.
         ok_headers: its block.
         pack_response_tail: ``trailers_head``, stream, ``ok_trailers``.
@@ -42,6 +43,7 @@ class Wire:
         "headers_head",
         "ok_headers",
         "ok_trailers",
+        "pack_message_head",
         "pack_response_head",
         "pack_response_tail",
         "trailers_head",
@@ -52,6 +54,7 @@ class Wire:
     def __init__(self) -> None:
         self.unpack_frame_head = FRAME_HEAD.unpack_from
         self.unpack_message_head = _MESSAGE_HEAD.unpack_from
+        self.pack_message_head = _MESSAGE_HEAD.pack
         self.pack_response_head = _RESPONSE_HEAD.pack
         self.pack_response_tail = _RESPONSE_TAIL.pack
         self.headers_head = FRAME_HEAD.pack(len(OK_HEADERS) << 8 | HEADERS, END_HEADERS, 0)[:5]

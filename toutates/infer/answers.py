@@ -121,7 +121,7 @@ class Answers:
                     group_size += 1
                 break
             except Exception as error:
-                self._answering_failed(call, arrival, part, error)  # and the next one is answered
+                self._answering_failed((call, plan, id_field, arrival), part, error)  # and the next one is answered
         if group_size:
             groups.append((group_arrival, group_rows, group_size))
             self._counters.count_answered(groups, result.timing, time.monotonic_ns(), time.time_ns() // 1_000_000)
@@ -149,33 +149,35 @@ class Answers:
         pending = iter(result.pending)
         while True:
             try:
-                for (call, _, _, arrival), _, _, part in pending:
-                    if not call.open:
-                        self._count_cancelled(arrival, part)
+                for context, _, _, part in pending:
+                    if not context[0].open:
+                        self._count_cancelled(context[3], part)
                         continue
                     if part is not None:
                         part[0].error = result.error
-                    self._fail_one(call, arrival, result.error)
+                    self._fail_one(context, result.error)
                 break
             except Exception as error:
-                self._answering_failed(call, arrival, part, error)
+                self._answering_failed(context, part, error)
 
-    def _answering_failed(self, call: Call, arrival: int, part: tuple[Split, int] | None, error: Exception) -> None:
+    def _answering_failed(self, context: RequestContext, part: tuple[Split, int] | None, error: Exception) -> None:
         """Fail the call that met an error of our own, or end its connection. Others of its batch are still answered."""
         logger.error("answering a call failed", exc_info=error)
+        call = context[0]
         if call.open:
             try:
                 if part is not None:
                     part[0].error = _INTERNAL_ERROR
-                self._fail_one(call, arrival, _INTERNAL_ERROR)
+                self._fail_one(context, _INTERNAL_ERROR)
                 return
             except Exception as another:
                 error = another
         # A part of the answer may be written. The peer could not read anything that follows it.
         self._transport.end_connection(call, error)
 
-    def _fail_one(self, call: Call, arrival: int, error: RequestError) -> None:
-        self._transport.fail(call, error)
+    def _fail_one(self, context: RequestContext, error: RequestError) -> None:
+        call, _, _, arrival = context
+        self._tell(context, error)
         counters = self._counters
         counters.fail += 1
         counters.fail_ns += time.monotonic_ns() - arrival
@@ -187,6 +189,10 @@ class Answers:
             counters.other += 1
         if call.context is not None:
             call.context.ended_with(error)
+
+    def _tell(self, context: RequestContext, error: RequestError) -> None:
+        """Answer a request with an error."""
+        self._transport.fail(context[0], error)
 
     def _count_cancelled(self, arrival: int, part: tuple[Split, int] | None) -> None:
         """Count a request whose caller left before its rows had run; a split one once, and not after an error."""
@@ -213,7 +219,7 @@ class Answers:
                 f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
                 f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
             )
-            self._fail_one(context[0], context[3], error)
+            self._fail_one(context, error)
             return False
         batched = plan.version.signature.batched
         contents = [
@@ -240,7 +246,7 @@ class Answers:
         row_shapes: tuple[tuple[int, ...], ...],
         parameters: Parameters | None,
     ) -> bool:
-        call, plan, id_field, arrival = context
+        call, plan, id_field, _ = context
         tensors: list[WireTensor] = []
         raws: list[bytes | memoryview] = []
         try:
@@ -257,11 +263,11 @@ class Answers:
                     f"Response has byte size {length} which exceeds gRPC's byte size limit {MAX_RESPONSE_BYTES}."
                 )
         except RequestError as error:
-            self._fail_one(call, arrival, error)
+            self._fail_one(context, error)
             return False
         except Exception:
             # Other requests of the batch still wait for their answers.
-            self._fail_one(call, arrival, _INTERNAL_ERROR)
+            self._fail_one(context, _INTERNAL_ERROR)
             fields = {"model": plan.version.model, "request_id": self._transport.request_id(id_field)}
             logger.exception("writing a response of model '%s' failed", plan.version.model, extra=fields)
             return False

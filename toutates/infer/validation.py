@@ -34,6 +34,7 @@ class ValidatedRequest:
         outputs: index in the signature of each output to return, sorted by name as Triton returns them.
         classes: the number of classes asked for, by index of the output.
         parameters: of the request, for models that read them.
+        asked_version: as the request names it; "" for none.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class ValidatedRequest:
     outputs: tuple[int, ...]
     classes: Mapping[int, int]
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    asked_version: str = ""
 
 
 def validate(
@@ -184,6 +186,7 @@ class _Validator:
             outputs=outputs,
             classes=self._checked_classes(),
             parameters=parameter_values(self._request.parameters),
+            asked_version=self._request.model_version,
         )
 
     def _requested_outputs(self) -> tuple[int, ...]:

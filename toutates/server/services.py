@@ -13,6 +13,7 @@ from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
 from toutates.api.grpc.statuses import STATUSES
+from toutates.api.grpc.stream_infer import model_stream_infer
 from toutates.api.rest.handler import RestHandler
 from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
@@ -25,6 +26,7 @@ from toutates.infer.observing import Sampling
 from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
+from toutates.infer.streaming import StreamInferService
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
@@ -112,31 +114,36 @@ class Services:
         inflight = self._inflight(number)
         side = worker.side
         infer = InferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
+        stream_infer = StreamInferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
         rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, inflight, self.parameter_notices)
+        inferences = (infer, stream_infer, rest_infer)
         if self.access_log is not None:
             sink = self.access_log.sink()
-            for one in (infer, rest_infer):
+            for one in inferences:
                 one.observer.sample(Sampling(sink), round(1 / options.access_log_rate))
         plane = DataPlane(
             self.identity, get_table, readiness, self.control, self.log_control, tracing.settings, self.everywhere
         )
-        infer_method = model_infer(infer, WorkerTraces(worker, infer.observer, tracing.settings, tracing.put))
+        traces = [WorkerTraces(worker, one.observer, tracing.settings, tracing.put) for one in inferences]
+        inference = (
+            model_infer(infer, traces[0]),
+            model_stream_infer(stream_infer, worker, readiness, traces[1]),
+        )
         methods = build_methods(
             worker,
             plane,
             self.queue,
-            infer_method,
+            inference,
             options.restricted_protocols,
             reflection=options.grpc_reflection,
         )
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
-        rest_traces = WorkerTraces(worker, rest_infer.observer, tracing.settings, tracing.put)
         rest = RestHandler(
             worker,
             plane,
             self.queue,
             rest_infer,
-            rest_traces,
+            traces[2],
             options.rest,
             self.secrets,
             self.pages.of(worker),
@@ -147,7 +154,7 @@ class Services:
         worker.service = ByFirstBytes(grpc, http)
         own = worker.service if worker.tls is not None else http
         management = self._management(worker, plane, grpc) if number == 0 else None
-        return WorkerServices((infer, rest_infer), own, readiness, management)
+        return WorkerServices(inferences, own, readiness, management)
 
     def _management(self, worker: Worker, plane: DataPlane, grpc: Service) -> Service | None:
         """TorchServe's management API, where it has an address."""

@@ -15,8 +15,8 @@ from toutates.api.grpc.reflection import reflection_methods
 from toutates.api.grpc.shared_answers import shared_answers
 from toutates.api.grpc.unary import unary, unread
 from toutates.api.restrictions import RestrictedProtocol
-from toutates.h2grpc import GrpcError, Method, Status, UnaryHandler, method_table
-from toutates.net import ServerStream, Worker
+from toutates.h2grpc import Method, UnaryHandler, method_table
+from toutates.net import Worker
 from toutates.protocol import grpc_service_pb2 as pb
 
 __all__ = ["build_methods"]
@@ -28,7 +28,7 @@ def build_methods(
     worker: Worker,
     plane: DataPlane,
     queue: ControlQueue,
-    model_infer: Method,
+    inference: Sequence[Method],
     restrictions: Sequence[RestrictedProtocol] = (),
     *,
     reflection: bool = True,
@@ -39,7 +39,7 @@ def build_methods(
         worker: the worker.
         plane: the worker's data plane; it answers every RPC but inference.
         queue: brings calls to the main thread.
-        model_infer: the method of ModelInfer.
+        inference: the methods of ModelInfer and ModelStreamInfer.
         restrictions: RPCs that only callers with a secret may use.
         reflection: whether server reflection is offered.
     """
@@ -84,9 +84,8 @@ def build_methods(
         "CudaSharedMemoryUnregister": unread(pb.CudaSharedMemoryUnregisterRequest, cuda),
     }
     methods = [
-        model_infer,
+        *inference,
         *(Method(SERVICE + name, unary=handler) for name, handler in handlers.items()),
-        _stream_not_offered("ModelStreamInfer", "streaming inference is not offered yet; use ModelInfer"),
         *health_methods(plane, worker.call_soon),
         *(reflection_methods(plane.readiness, worker.call_soon) if reflection else ()),
     ]
@@ -108,14 +107,3 @@ def _name_and_version(
 
 def _repository_and_ready(request: pb.RepositoryIndexRequest) -> Hashable:
     return request.repository_name, request.ready
-
-
-def _stream_not_offered(name: str, text: str) -> Method:
-    """A streaming method that a guard refuses: the caller may wait for an answer before it sends anything."""
-    error = GrpcError(Status.UNIMPLEMENTED, text)
-
-    async def handle(stream: ServerStream) -> None:  # for callers who pass the guard of a restricted protocol
-        # A new error each time: an error that is raised again keeps the frames of all times before.
-        raise GrpcError(error.status, error.text)
-
-    return Method(SERVICE + name, stream=handle, guard=lambda fields: error)

@@ -17,7 +17,7 @@ from typing import Final
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from toutates.api.dataplane.readiness import Readiness
-from toutates.h2grpc import Call, Method, Status
+from toutates.h2grpc import Call, MessageReceived, Method, Status
 from toutates.protocol.parsing import parse
 from toutates.protocol.published import message_types, published_files, symbols
 from toutates.protocol.reflection_pb2 import (
@@ -159,12 +159,13 @@ class _Conversations:
         self._forget: Callable[[Call], None] = self._drop
         readiness.on_change.append(self._note_change)
 
-    def handle(self, call: Call, message: bytes) -> None:
+    def handle(self, message: MessageReceived) -> None:
         """Answer a request."""
+        call = message.call
         if call.on_closed is None:
             call.on_closed = self._forget
             self._open[call] = None
-        call.send(self._answers.answer(message))
+        call.send(self._answers.answer(message.message))
         if self._readiness.exiting:
             _end(call)
 

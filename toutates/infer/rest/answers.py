@@ -69,7 +69,7 @@ class RestAnswers(Answers):
             else:
                 call.answer(call.coded(write(raws, None)))
         except RequestError as error:
-            self._fail_one(call, context[3], error)
+            self._fail_one(context, error)
             return False
         return True
 

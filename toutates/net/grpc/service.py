@@ -98,7 +98,10 @@ class GrpcService:
     def handle(self, link: Any, event: Event) -> None:
         """Deal with one event of a connection. A unary call, nearly every event, is handed to its handler here."""
         if event.__class__ is not Call:
-            self._handle_rest(link, event)
+            if event.__class__ is MessageReceived:
+                self._handle_message(event)
+            else:
+                self._handle_rest(link, event)
             return
         call: Any = event
         try:
@@ -115,7 +118,7 @@ class GrpcService:
         """Whether an event that has waited for its connection's turn still means something."""
         if isinstance(event, Call):
             return event.open
-        return not isinstance(event, StreamOpened | LargeRequest) or event.call.open
+        return not isinstance(event, StreamOpened | LargeRequest | MessageReceived) or event.call.open
 
     def _handle_rest(self, link: Any, event: Event) -> None:
         if isinstance(event, LargeRequest):
@@ -128,38 +131,60 @@ class GrpcService:
             self._worker.connection_over(link, f"{event.text} ({event.code.name})")
         elif isinstance(event, StreamOpened):
             self._start_stream(event.call)
-        elif isinstance(event, MessageReceived | RequestEnded | CallCancelled):
+        elif isinstance(event, RequestEnded | CallCancelled):
             method = event.call.head.method
             if method is not None and method.message is not None:
-                self._handle_message(event, method.message)
+                if isinstance(event, RequestEnded):
+                    self._half_close(event.call, method)
                 return
             stream = self.streams.get(event.call)
             if stream is None:
                 return  # its handler ended while this waited for the connection's turn
             self._worker.task_woken()
-            if isinstance(event, MessageReceived):
-                stream.put(event.message)
-            elif isinstance(event, RequestEnded):
+            if isinstance(event, RequestEnded):
                 stream.end_request()
             else:
                 stream.cancel()
 
-    def _handle_message(self, event: MessageReceived | RequestEnded | CallCancelled, handle: MessageHandler) -> None:
-        """Deal with an event of a streaming call whose messages are handled one by one."""
-        call = event.call
+    def _handle_message(self, message: Any) -> None:
+        """Hand a message of a streaming call to what handles messages one by one, or to the task of the call."""
+        call = message.call
+        method = call.head.method
+        if method.half_close is not None:
+            if call.open and call.link is not None:
+                try:
+                    method.message(message)
+                except Exception as error:
+                    self._fail(call, error)
+        elif method.message is not None:
+            self._answer_message(message, method.message)
+        elif (stream := self.streams.get(call)) is not None:
+            self._worker.task_woken()
+            stream.put(message.message)
+
+    def _answer_message(self, message: MessageReceived, handle: MessageHandler) -> None:
+        call, link = message.call, message.link
+        if not call.open or link is None:
+            return
+        link.connection.message_read(call, message.end - message.start)
+        try:
+            self._refuse_if_unread(call)
+            handle(message)
+        except Exception as error:
+            self._fail(call, error)
+
+    def _half_close(self, call: Call, method: Method) -> None:
+        """The client of a call whose messages are handled one by one sends no more."""
         if not call.open or call.link is None:
             return
-        if isinstance(event, RequestEnded):
+        if method.half_close is None:
             call.responder.send_headers(call)
             call.responder.finish(call)
-        elif isinstance(event, MessageReceived):
-            link = call.link
-            link.connection.message_read(call, len(event.message))
-            try:
-                self._refuse_if_unread(call)
-                handle(call, event.message)
-            except Exception as error:
-                self._fail(call, error)
+            return
+        try:
+            method.half_close(call)
+        except Exception as error:
+            self._fail(call, error)
 
     def _refuse_if_unread(self, call: Call) -> None:
         """Refuse a further message of a caller who does not read the answers to those before.

@@ -1,0 +1,354 @@
+"""ModelStreamInfer: requests and answers over one call.
+
+A message takes the way of a unary request, with the stream as its responder. The answers leave in the order of the
+requests. An error is an answer like others, and the stream goes on after it.
+
+A stream takes messages as long as the caller reads: it has at most MAX_UNDER_WAY requests without an answer, and takes
+none while more than MAX_UNSENT_BYTES of answers wait. Messages beyond that wait unread, so that their window is not
+given back, and the caller has to stop writing, on this stream alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from toutates.api.dataplane.readiness import Readiness
+from toutates.api.grpc.statuses import STATUSES
+from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status
+from toutates.infer.call import Handler
+from toutates.infer.plan import Plan
+from toutates.infer.streaming import StreamInferService
+from toutates.infer.tracing.context import parse_traceparent
+from toutates.infer.tracing.tracer import WorkerTraces
+from toutates.net import Worker
+from toutates.protocol.stream_response import error_response, id_field_of, response_head
+from toutates.system.errors import MalformedMessage, RequestError
+
+__all__ = ["InferStreams", "model_stream_infer"]
+
+_PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+#: Requests of a stream that have no answer yet, at most.
+MAX_UNDER_WAY: Final = 1_024
+#: Bytes of answers that may wait, for the caller's window or for those before them, while the stream takes messages.
+MAX_UNSENT_BYTES: Final = 1_048_576
+#: How long messages that have waited are handled before the worker does something else, and how many of them between
+#: two looks at the clock.
+SLICE_NS: Final = 2_000_000
+AT_ONCE: Final = 16
+#: Streams that are ended at once when the server exits, before the worker serves others.
+ENDED_AT_ONCE: Final = 200
+
+_EXITING: Final = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+def model_stream_infer(infer: StreamInferService, worker: Worker, readiness: Readiness, traces: WorkerTraces) -> Method:
+    """The method of ModelStreamInfer.
+
+    Args:
+        infer: the worker's.
+        worker: it.
+        readiness: its view of the server's readiness.
+        traces: the worker's. Streams whose ``traceparent`` says that the caller records the trace have their requests
+            traced.
+    """
+    streams = InferStreams(worker, readiness, infer.handler)
+    plain = Method(_PATH, message=streams.take, half_close=streams.half_close, compressible=True)
+    if not traces.possible:
+        return plain
+    observing, handler, settings = infer.observing_handler(traces.sampling), infer.handler, traces.settings
+
+    def handle(message: MessageReceived) -> None:
+        (observing if settings.rules.on else handler)(message)
+
+    observed_streams = InferStreams(worker, readiness, handle)  # type: ignore[arg-type]
+    observed = replace(plain, message=observed_streams.take, half_close=observed_streams.half_close)
+
+    def variant(fields: Sequence[HeaderField]) -> Method | None:
+        values = [field.value for field in fields if field.name == b"traceparent"]
+        context = parse_traceparent(values[0].decode("latin-1")) if len(values) == 1 else None
+        return observed if context is not None and context.sampled else None
+
+    return replace(plain, variant=variant)
+
+
+class InferStreams:
+    """The streams of one worker.
+
+    Args:
+        worker: it.
+        readiness: its view of the server's readiness.
+        infer: puts a request's rows into a batch.
+
+    Attributes:
+        exiting: whether the server is shutting down: no further request is taken.
+        worker: as given.
+        infer: as given.
+    """
+
+    def __init__(self, worker: Worker, readiness: Readiness, infer: Handler) -> None:
+        self.worker = worker
+        self.infer = infer
+        self.exiting = readiness.exiting
+        self._readiness = readiness
+        self._open: dict[Call, InferStream] = {}
+        #: head of the last response, whose length most have
+        self._head_length = -1
+        self._head = b""
+        self._forget: Callable[[Call], None] = self._drop
+        readiness.on_change.append(self._note_change)
+
+    def take(self, message: MessageReceived) -> None:
+        """Handle a message of a stream."""
+        stream = message.call.context
+        if stream is None:
+            stream = self._begin(message.call)
+        stream.take(message)
+
+    def half_close(self, call: Call) -> None:
+        """The client of a stream sends no more."""
+        stream: InferStream | None = call.context
+        if stream is None:
+            stream = self._begin(call)
+        stream.half_close()
+
+    def head_of(self, length: int) -> bytes:
+        """What goes before a response of ``length`` bytes."""
+        if length != self._head_length:
+            self._head_length, self._head = length, response_head(length, final=True)
+        return self._head
+
+    def _begin(self, call: Call) -> InferStream:
+        stream = call.context = self._open[call] = InferStream(self, call)
+        call.on_closed = self._forget
+        call.on_drained = stream.go_on_soon
+        return stream
+
+    def _drop(self, call: Call) -> None:
+        stream = self._open.pop(call, None)
+        if stream is not None:
+            stream.close()
+
+    def _note_change(self) -> None:
+        self.exiting = self._readiness.exiting
+        if self.exiting:
+            self._end_some(list(self._open.values()))
+
+    def _end_some(self, streams: list[InferStream]) -> None:
+        """End streams that have nothing to do; the others end with their last answer."""
+        for stream in islice(streams, ENDED_AT_ONCE):
+            stream.end_if_idle()
+        if len(streams) > ENDED_AT_ONCE:
+            self.worker.call_soon(lambda: self._end_some(streams[ENDED_AT_ONCE:]))
+        self.worker.flush()
+
+
+class InferStream:
+    """One call of ModelStreamInfer. It is the responder of its messages (``infer.streaming.StreamResponder``).
+
+    Args:
+        streams: of the worker.
+        call: it.
+    """
+
+    __slots__ = (
+        "_call",
+        "_fails_as_a_whole",
+        "_half_closed",
+        "_kept_bytes",
+        "_order",
+        "_responder",
+        "_scheduled",
+        "_streams",
+        "_unusual",
+        "_waiting",
+    )
+
+    def __init__(self, streams: InferStreams, call: Call) -> None:
+        self._streams = streams
+        self._call = call
+        self._responder: Responder = call.responder
+        #: requests without an answer, or whose answer waits for those before them, in their order
+        self._order: deque[MessageReceived] = deque()
+        #: messages that were not taken yet
+        self._waiting: deque[MessageReceived] = deque()
+        #: bytes of answers that wait for those before them
+        self._kept_bytes = 0
+        self._half_closed = False
+        self._scheduled = False
+        #: whether something else is to be done after an answer than to write the next one
+        self._unusual = False
+        self._fails_as_a_whole = any(
+            field.name == b"triton_grpc_error" and field.value == b"true" for field in call.head.fields
+        )
+        self._responder.send_headers(call)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def take(self, message: MessageReceived) -> None:
+        """Handle the next message, or keep it until there is room for its answer."""
+        if self._waiting or self._is_full:
+            message.buffer = message.message
+            message.start, message.end = 0, len(message.buffer)
+            self._waiting.append(message)
+            self._unusual = True
+            self._keep(0)
+        else:
+            self._begin(message)
+
+    def half_close(self) -> None:
+        """The client sends no more: the call ends with its last answer."""
+        self._half_closed = self._unusual = True
+        self._end_if_done()
+
+    @property
+    def _is_full(self) -> bool:
+        call = self._call
+        return (
+            len(self._order) >= MAX_UNDER_WAY
+            or self._kept_bytes + call.outbox_bytes > MAX_UNSENT_BYTES
+            or call.link.congested
+        )
+
+    def _begin(self, message: MessageReceived) -> None:
+        call = self._call
+        message.responder = self
+        message.deadline_ns = call.deadline_ns
+        self._order.append(message)
+        streams = self._streams
+        try:
+            if streams.exiting:
+                self._refuse(message, _EXITING)
+            else:
+                streams.infer(message)
+        except MalformedMessage:
+            raise  # as with gRPC's own servers, a message that cannot be read ends the call
+        except RequestError as error:
+            self._refuse(message, str(error))
+        message.buffer = b""
+        if call.open and call.link is not None:
+            call.link.connection.message_read(call, message.end - message.start)
+
+    def go_on_soon(self) -> None:
+        """There may be room for messages that wait, or nothing left to do."""
+        if self._unusual and not self._scheduled:
+            self._scheduled = True
+            self._streams.worker.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle messages that have waited."""
+        self._scheduled = False
+        waiting = self._waiting
+        until_ns = time.monotonic_ns() + SLICE_NS
+        try:
+            while waiting:
+                for _ in range(min(AT_ONCE, len(waiting))):
+                    if not self._call.open or self._call.link is None or self._is_full:
+                        return
+                    self._begin(waiting.popleft())
+                if time.monotonic_ns() >= until_ns:
+                    self.go_on_soon()
+                    return
+        except RequestError as error:
+            self._call.fail(STATUSES[type(error)], str(error))
+        except Exception as error:
+            self._streams.worker.connection_failed(self._call, error)
+        self._end_if_done()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def reply(self, message: MessageReceived, parts: Sequence[Buffer], length: int) -> None:
+        """Answer a request with a ModelInferResponse; see ``infer.call.Responder``."""
+        if not message.open:
+            return
+        message.open = False
+        order = self._order
+        head = self._streams.head_of(length)
+        if order[0] is message:
+            order.popleft()
+            self._responder.send(self._call, head, parts, length + len(head))
+            if self._unusual or (order and order[0].answer is not None):
+                self._go_through_order()
+        else:
+            self._keep_answer(message, b"".join((head, *parts)))
+
+    def fail(self, message: MessageReceived, plan: Plan, id_field: bytes, error: RequestError) -> None:
+        """Answer a request that was accepted with an error; see ``infer.streaming.StreamResponder``."""
+        if self._fails_as_a_whole:
+            self._call.fail(STATUSES[type(error)], str(error))
+            return
+        asked = plan.version.model, plan.request.asked_version
+        self._answer(message, error_response(str(error), id_field, asked))
+
+    def _refuse(self, message: MessageReceived, text: str) -> None:
+        """Answer a request that was not accepted."""
+        self._answer(message, error_response(text, id_field_of(message.buffer, message.start, message.end)))
+
+    def _answer(self, message: MessageReceived, answer: bytes) -> None:
+        """Answer a request, in its turn."""
+        if not message.open:
+            return
+        message.open = False
+        if self._order[0] is message:
+            self._order.popleft()
+            self._send(answer)
+            self._go_through_order()
+        else:
+            self._keep_answer(message, answer)
+
+    def _send(self, answer: bytes) -> None:
+        self._responder.send(self._call, answer, (), len(answer))
+
+    def _keep_answer(self, message: MessageReceived, answer: bytes) -> None:
+        """Keep an answer until those before it have gone. It is counted with what else is kept for slow peers."""
+        message.answer = answer
+        self._keep(len(answer))
+
+    def _keep(self, growth: int) -> None:
+        """Count what is kept; the call ends if that is too much."""
+        self._kept_bytes += growth
+        call = self._call
+        if call.open and call.link is not None:
+            call.link.connection.keep(call, self._kept_bytes)
+
+    def _go_through_order(self) -> None:
+        """Send the answers whose turn has come, and see what else can go on."""
+        order = self._order
+        freed = 0
+        while order and (answer := order[0].answer) is not None:
+            order.popleft()
+            freed += len(answer)
+            self._send(answer)
+        if freed:
+            self._keep(-freed)
+        if self._waiting:
+            self.go_on_soon()
+        else:
+            self._end_if_done()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _end_if_done(self) -> None:
+        if self._order or self._waiting or not self._call.open:
+            return
+        if self._half_closed:
+            self._responder.finish(self._call)
+        elif self._streams.exiting and not self._call.outbox:
+            self._call.fail(Status.UNAVAILABLE, "server is shutting down")
+
+    def end_if_idle(self) -> None:
+        """The server is shutting down: end the call, now or with its last answer."""
+        self._unusual = True
+        self._end_if_done()
+
+    def close(self) -> None:
+        """The call is over: nobody waits for an answer any more."""
+        for message in self._order:
+            message.open = False
+        self._order.clear()
+        self._waiting.clear()
