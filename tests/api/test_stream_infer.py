@@ -95,7 +95,7 @@ class Inferences:
     @property
     def budget(self) -> int:
         """Bytes that are counted for peers that are slow."""
-        return self.grpc.shared.budget.used
+        return int(self.grpc.shared.budget.used)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def serving(limits: Limits | None = None) -> Iterator[tuple[Inferences, Running]
 
 def answers(client: RawClient, count: int) -> list[ModelStreamInferResponse]:
     """The next answers, each a DATA frame."""
-    out = []
+    out: list[ModelStreamInferResponse] = []
     while len(out) < count:
         payload = client.until(DATA).payload
         assert int.from_bytes(payload[1:5], "big") == len(payload) - 5

@@ -142,7 +142,7 @@ class Answers:
                     now_ns = time.monotonic_ns()
                     self._counters.count_answered(answered, result.timing, now_ns, time.time_ns() // 1_000_000)
             except Exception as error:
-                self._answering_failed(call, arrival, part, error)
+                self._answering_failed(context, part, error)
 
     def _fail(self, result: BatchResult) -> None:
         assert result.error is not None
