@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.waiting import wait_until
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control import first_look
 from toutates.repositories.control.first_look import FirstLook, look_first
@@ -54,11 +55,6 @@ def other(tmp_path: Path) -> Iterator[Remote]:
     yield remote
     if remote.hold is not None:
         remote.hold.set()  # no thread outlives its test for long
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_look, "PATIENCE_S", 0.05)
 
 
 def look(
@@ -109,42 +105,54 @@ def test_one_that_refuses_is_not_served_as_it_was_known(other: Remote) -> None:
     assert (names(seen), late(seen)) == ([], [(other.name, "refused", None)])
 
 
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("known", [False, True])
-def test_one_that_does_not_answer_is_not_waited_for_for_ever(one: Remote, other: Remote, known: bool) -> None:
-    other.hold, other.known = threading.Event(), known
-    seen = look(one, other)
-    assert names(seen) == (["a", "b"] if known else ["a"])
-    assert late(seen) == [(other.name, "it has not answered for 0 s", 1_000.0 if known else None)]
+def look_past_patience(
+    *repositories: Remote, answers_late: Remote | None = None, all_must_answer: bool = False
+) -> FirstLook:
+    """Look first, long past all patience once every repository has answered that is not held.
 
-
-def look_until_held(held: Remote, *repositories: Remote, all_must_answer: bool = False) -> FirstLook:
-    """Look first, and have a repository answer long after all patience is at its end, while it is still waited for."""
+    Args:
+        repositories: where to look.
+        answers_late: is held, and answers then, while it is still waited for.
+        all_must_answer: see ``look_first``.
+    """
     clock = MockClock()
+    waiting = Waiting(clock=lambda: 0.0)
+    held = {repository.name for repository in repositories if repository.hold is not None}
     seen: list[FirstLook] = []
 
     async def look() -> None:
-        seen.append(await look_first(repositories, all_must_answer=all_must_answer))
+        seen.append(await look_first(repositories, all_must_answer=all_must_answer, waiting=waiting))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
+            # Threads look, and know nothing of this clock.
+            await trio.to_thread.run_sync(wait_until, lambda: set(waiting.names) == held)
             for _ in range(10):
                 await wait_all_tasks_blocked()
                 clock.jump(first_look.PATIENCE_S)
-            await wait_all_tasks_blocked()
-            assert not seen
-            assert held.hold is not None
-            held.hold.set()
+            if answers_late is not None:
+                await wait_all_tasks_blocked()
+                assert not seen
+                assert answers_late.hold is not None
+                answers_late.hold.set()
 
     trio.run(main, clock=clock)
     return seen[0]
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_one_that_does_not_answer_is_not_waited_for_for_ever(one: Remote, other: Remote, known: bool) -> None:
+    other.hold, other.known = threading.Event(), known
+    seen = look_past_patience(one, other)
+    assert names(seen) == (["a", "b"] if known else ["a"])
+    assert late(seen) == [(other.name, "it has not answered for 10 s", 1_000.0 if known else None)]
+
+
 def test_where_there_is_nothing_else_to_serve_it_is_waited_for(tmp_path: Path, other: Remote) -> None:
     for beside, must in ((Remote(tmp_path / "empty"), False), (Remote(tmp_path / "c", "c"), True)):
         other.hold = threading.Event()
-        seen = look_until_held(other, other, beside, all_must_answer=must)
+        seen = look_past_patience(other, beside, answers_late=other, all_must_answer=must)
         assert "b" in names(seen)
         assert not seen.late
 
@@ -153,7 +161,7 @@ def test_it_is_waited_for_only_until_there_is_something_to_serve(tmp_path: Path,
     other.hold = threading.Event()
     slow = Remote(tmp_path / "slow", "s")
     slow.hold = threading.Event()
-    seen = look_until_held(slow, other, slow)
+    seen = look_past_patience(other, slow, answers_late=slow)
     assert (names(seen), [one.repository for one in seen.late]) == (["s"], [other])
 
 
