@@ -215,6 +215,7 @@ class Fault:
         garble_at: number of the byte of the response that is changed; None for none.
         hold: the response waits for it.
         slow: the response comes in small pieces, ten in a second.
+        replace: a pattern and its replacement in the response's head.
     """
 
     pattern: str
@@ -223,6 +224,7 @@ class Fault:
     garble_at: int | None = None
     hold: threading.Event | None = None
     slow: bool = False
+    replace: tuple[bytes, bytes] | None = None
 
 
 @dataclass
@@ -251,6 +253,11 @@ class Proxy:
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @property
+    def connections(self) -> int:
+        """Connections of clients that are open."""
+        return len(self._sockets) // 2
 
     @property
     def reads(self) -> list[str]:
@@ -322,6 +329,8 @@ class Proxy:
         while data := server.recv(1_000 if fault.slow else 65_536):
             if fault.slow:
                 self._closed.wait(0.1)
+            if fault.replace is not None and not passed:
+                data = re.sub(*fault.replace, data, count=1)
             if fault.garble_at is not None and passed <= fault.garble_at < passed + len(data):
                 at = fault.garble_at - passed
                 data = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ from tests.repositories.support import (
     quiet,
     repository,
 )
+from tests.waiting import wait_until
 from toutates.repositories.cache.file_lock import try_lock
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.s3.repository import S3Repository
@@ -83,6 +85,27 @@ def test_content_that_was_changed_on_its_way_is_downloaded_again(
     with repository(proxy, bucket, tmp_path) as remote:
         assert fetched_files(remote) == {"1/model.onnx": LARGE}
     assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_the_connection_of_an_answer_that_nobody_reads_is_closed(
+    proxy: Proxy, moto_service: S3Service, tmp_path: Path, is_stopped: bool
+) -> None:
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
+    with repository(proxy, bucket, tmp_path) as remote:
+        (folder,) = remote.scan()
+        wait_until(lambda: not proxy.connections)
+        other_part = (rb"(?i)(content-range: bytes) 0-", rb"\1 1-")
+        proxy.faults = [Fault("model.onnx", slow=True, replace=None if is_stopped else other_part)]
+        if is_stopped:
+            proxy.before = lambda line: remote.stop()
+        gc.disable()  # which would close it too, some time later
+        try:
+            with pytest.raises(RepositoryError, match="stopping" if is_stopped else "sends something else"):
+                remote.fetch(folder, quiet)
+            wait_until(lambda: not proxy.connections)
+        finally:
+            gc.enable()
 
 
 def test_a_service_that_is_not_there_is_named(tmp_path: Path, moto_service: S3Service) -> None:

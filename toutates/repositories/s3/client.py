@@ -64,8 +64,8 @@ class S3Client:
         self._specification = specification
         self._stopping = stopping
         self._lock = threading.Lock()
-        #: urllib3's responses whose contents are being read
-        self._responses: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: urllib3's responses whose contents are being read, with the key of the object
+        self._responses: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         #: ETags of objects that are encrypted, so that the ETag is no MD5
         self._encrypted: set[str] = set()
         self._bucket = specification.bucket
@@ -116,6 +116,7 @@ class S3Client:
             ),
         )
         self._client.meta.events.register("before-send.s3", self._check_stopping)
+        self._client.meta.events.register("before-parameter-build.s3.GetObject", self._note_key)
         self._client.meta.events.register("needs-retry.s3.GetObject", self._note_response)
 
     @property
@@ -172,8 +173,10 @@ class S3Client:
             future = self._transfers.download(self._bucket, found.key, target, None, [_Subscriber(found, on_bytes)])
             future.result()
         except (ToutatesError, ObjectChanged):
+            self._close_responses(found.key)
             raise
         except Exception as error:
+            self._close_responses(found.key)
             self._check_stopping()
             code, status = _code(error)
             # The transfer manager's own error is for the one condition that it sets, If-Match.
@@ -219,13 +222,23 @@ class S3Client:
         threading.Thread(target=self._transfers.shutdown, name="s3 end", daemon=True).start()
         self._client.close()
 
-    def _note_response(self, response: tuple[Any, Any] | None, **_: Any) -> None:
+    def _close_responses(self, key: str) -> None:
+        """Close answers that nobody reads any more after a failure: its traceback, a circle, still refers to them."""
+        with self._lock:
+            responses = [response for response, of in self._responses.items() if of == key]
+        for response in responses:
+            response.close()
+
+    def _note_key(self, params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+        context["toutates_key"] = params["Key"]
+
+    def _note_response(self, response: tuple[Any, Any] | None, request_dict: dict[str, Any], **_: Any) -> None:
         """Take note of an answer whose content is to be read, before anybody reads it."""
         if response is None:
             return
         answer, parsed = response
         with self._lock:
-            self._responses.add(answer.raw)
+            self._responses[answer.raw] = request_dict["context"]["toutates_key"]
             if parsed.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in parsed:
                 self._encrypted.add(parsed.get("ETag", "").strip('"'))
         self._check_stopping()  # `close` may have been called before the response was noted
