@@ -41,6 +41,7 @@ from tests.h2grpc.support import (
 )
 from tests.net.running import HOLD, PATIENCE_S, WIDE, RawClient, Running, running
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
+from toutates.h2grpc.stream import NEVER
 from toutates.net import GrpcService, ServerStream, Worker
 from toutates.net.worker import LINGER_S
 
@@ -281,10 +282,25 @@ def test_call_nobody_answers_expires() -> None:
         late = client.start(b"", "/test.Echo/Hold", ("grpc-timeout", "120m"))
         soon = client.unary(b"", "/test.Echo/Hold", ("grpc-timeout", "30m"))
         assert (soon.status, soon.text) == (Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
-        assert 0.03 <= time.monotonic() - started < 0.1
+        assert time.monotonic() - started >= 0.03
         assert client.wait(late).status == Status.DEADLINE_EXCEEDED
-        assert 0.12 <= time.monotonic() - started < 0.5
+        assert time.monotonic() - started >= 0.12
         server.until(lambda: not server.worker.transports.timed)
+
+
+def test_a_worker_that_was_kept_from_the_cpu_wakes_up_for_the_next_deadline_all_the_same() -> None:
+    with running() as server, server.client() as client:
+        held = client.start(b"", "/test.Echo/Hold", ("grpc-timeout", "20S"))
+        server.until(lambda: server.held)
+
+        def sleep_of_the_worker() -> int:
+            server.worker.schedule.next_ns = NEVER
+            server.worker.deadlines.tick(time.monotonic_ns() - 10**9)  # as if this took a second
+            return server.worker.schedule.next_ns - time.monotonic_ns()
+
+        assert server.call(sleep_of_the_worker) <= 20 * 10**9
+        server.expire()
+        assert client.wait(held).status == Status.DEADLINE_EXCEEDED
 
 
 def test_deadlines_of_many_connections_cost_little() -> None:

@@ -13,8 +13,9 @@ from toutates.net.transports import Transports
 
 __all__ = ["CallDeadlines"]
 
-#: After the deadlines of all connections have been looked at, the next look waits for so many times as long as this one
-#: took. So it costs 2 % of the time at most; a call with a deadline is then cut off that much late.
+#: After the deadlines of all connections have been looked at, the next look waits for so many times the CPU time that
+#: this one took. So it costs 2 % of the time at most; a call with a deadline is then cut off that much late. What the
+#: thread waited for the CPU is none of it, or calls would be late for that too, many times over.
 DEADLINE_PAUSE: Final = 50
 
 
@@ -40,13 +41,14 @@ class CallDeadlines:
         """Do what is due by time."""
         timed = self._transports.timed
         if now_ns >= self._again_ns:
+            began_ns = time.thread_time_ns()
             for transport in list(timed):
                 deadlines = transport.connection.deadlines
                 if deadlines.next_ns <= now_ns:
                     self._expire(transport, now_ns)
                 if deadlines.next_ns == NEVER:
                     timed.pop(transport, None)
-            self._again_ns = now_ns + DEADLINE_PAUSE * (time.monotonic_ns() - now_ns)
+            self._again_ns = time.monotonic_ns() + DEADLINE_PAUSE * (time.thread_time_ns() - began_ns)
         for transport in timed:
             self._plan(transport.connection.deadlines.next_ns)
 
