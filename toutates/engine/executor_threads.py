@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
-from toutates.engine.executor import Executor
 from toutates.engine.servable import Host
 from toutates.system.own_thread import LeftBehind, OwnThread
 from toutates.system.placement import running_on
 
-__all__ = ["ExecutorThreads"]
+__all__ = ["ExecutorThreads", "Loop"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,14 @@ MAX_DEATHS_AT_THE_END: Final = 3
 LAST_RUN_S: Final = 10.0
 
 
+class Loop(Protocol):
+    """What an executor's thread runs."""
+
+    def run(self) -> None:
+        """Work until there will be no more. Called again, in another thread, if it raises."""
+        ...
+
+
 class ExecutorThreads:
     """The threads of one model version.
 
@@ -41,7 +48,7 @@ class ExecutorThreads:
         executors: all executors of the version.
     """
 
-    def __init__(self, model: str, version: int, executors: Sequence[Executor]) -> None:
+    def __init__(self, model: str, version: int, executors: Sequence[Loop]) -> None:
         self._model = model
         self._version = version
         self._executors = list(executors)
@@ -77,7 +84,7 @@ class ExecutorThreads:
         """Replace threads that die without a pause from now on, and only a few times: nobody waits for answers."""
         self._workers_ended.set()
 
-    async def _keep_running(self, executor: Executor, number: int, host: Host, leave: trio.Event) -> None:
+    async def _keep_running(self, executor: Loop, number: int, host: Host, leave: trio.Event) -> None:
         name = f"executor-{number} {self._model}"
         cpus = host.take_cpus()
         deaths = deaths_at_the_end = 0
@@ -114,7 +121,7 @@ class ExecutorThreads:
 
     @staticmethod
     async def _run(
-        executor: Executor, name: str, cpus: tuple[int, ...], anywhere: tuple[int, ...], leave: trio.Event
+        executor: Loop, name: str, cpus: tuple[int, ...], anywhere: tuple[int, ...], leave: trio.Event
     ) -> BaseException | None:
         """Run one thread of an executor; returns the error that ended it or kept it from starting, None for neither.
 

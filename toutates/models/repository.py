@@ -5,6 +5,10 @@
     <root>/<model>/<version>/config.yaml        optional, see ``toutates.models.config.settings``
     <root>/<model>/config.pbtxt                 optional, see ``toutates.models.config.triton_configuration``
 
+or the folder of a text model, as version 1 of it:
+
+    <root>/<model>/modules.json                 or tokenizer.json and config.json, see ``toutates.backends.text``
+
 or of one model alone, as version 1, with its configuration beside it:
 
     <root>/model.onnx
@@ -31,6 +35,7 @@ from toutates.models.config.other_kinds import kind_among_files
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import MODEL_FILENAME
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
+from toutates.models.text_folder import is_text_folder
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import printable
 
@@ -220,6 +225,8 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
         for entry in entries
         if not is_version(entry) and entry not in RESERVED
     ]
+    if not numbers and _is_text_model(path):
+        return lone_model(path, name, override)
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
     try:
         triton = override or read_triton_configuration(path)
@@ -260,6 +267,11 @@ def lone_model(root: Path, name: str, override: TritonConfiguration | None = Non
     filename = triton.settings.model_filename if triton is not None else ""
     warnings = (triton.warning,) if triton is not None and triton.warning else ()
     return ModelFolder(name, root, (version_folder(root, filename, triton, is_lone=True),), warnings, is_lone=True)
+
+
+def _is_text_model(path: Path) -> bool:
+    """Whether a model's directory is itself the folder of a text model, as users have it on disk."""
+    return is_text_folder(_names_in(path))
 
 
 def not_a_model_name(name: str) -> str:

@@ -11,6 +11,7 @@ from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.plugins.kind import PluginKind
 from toutates.backends.python.kind import PythonKind
 from toutates.backends.python.loads import LoadsModels
+from toutates.backends.text.kind import TextKind
 from toutates.models.kinds import Kind
 from toutates.models.table import ModelTable
 from toutates.system.placement import Placement
@@ -40,5 +41,6 @@ def kinds_of_models(
         EnsembleKind(),
         PluginKind(allow_pickle=allow_pickle),
         PythonKind(get_table, loads),
+        TextKind(sessions, placement),
         OnnxKind(sessions, placement, device_problem),
     ]

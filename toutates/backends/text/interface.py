@@ -162,7 +162,7 @@ class TextInfo:
     truncate: bool = True
     datatype: str = "float32"
     model_type: str = ""
-    max_batch_tokens: int = 16_384
+    max_batch_tokens: int = 1_024
     max_texts: int = 4_096
 
 
@@ -202,10 +202,12 @@ class SparseVector:
     Attributes:
         indices: int32 [n], ascending: ids of tokens.
         values: float32 [n].
+        size: of the whole vector, zeros included.
     """
 
     indices: npt.NDArray[np.int32]
     values: Float32
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,7 @@ class TextModel(ABC):
             on_done: takes the result, once, in any thread, also after a refusal by ``TextResult.error``. It must not
                 block, and is not called where this raises.
             is_wanted: whether somebody still waits for the answer at a time, monotonic nanoseconds. Called in any
-                thread. The texts of a request that nobody waits for are not computed; its error is then ``Cancelled``.
+                thread. The texts of a request that nobody waits for are not computed; its error is then ``TooLate``.
 
         Raises:
             TextError: an option, or the kind of the texts, does not fit the model.

@@ -1,0 +1,353 @@
+"""The kind of text models: folders of sentence-transformers, cross-encoders, and graphs with a tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from toutates.backends.interface import Source
+from toutates.backends.onnx.executor_sessions import executor_session_options
+from toutates.backends.onnx.session import SessionOptions, load_session
+from toutates.backends.text.computing import Computing
+from toutates.backends.text.encoder import Encoder, Graph, Table
+from toutates.backends.text.folder import TextFolder, read_folder
+from toutates.backends.text.interface import DEFAULT_OPTIONS, SparseVector, Task, TextError, TextInfo, VectorForm
+from toutates.backends.text.queue import Bounds, TextQueue
+from toutates.backends.text.reading import Reader
+from toutates.backends.text.servable import TextServable
+from toutates.backends.text.steps import ACTIVATIONS, POOLING_MODES, Normalize, Pooling
+from toutates.backends.text.tokenizing import WordTokenizer, load_tokenizer
+from toutates.backends.text.work import Row, Settled, TextRequest
+from toutates.engine.lengths import Buckets
+from toutates.engine.result import Timing
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.describe import BackendName, model_config
+from toutates.models.config.labels import Labels, read_labels
+from toutates.models.config.problems import Problems
+from toutates.models.config.settings import SessionSettings
+from toutates.models.config.signature_of import signature_of
+from toutates.models.inspection import InspectedVersion
+from toutates.models.repository import VersionFolder
+from toutates.models.table import ServedVersion
+from toutates.models.text_folder import is_text_folder
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.errors import ConfigurationError, ModelLoadError
+from toutates.system.placement import Placement, Turns
+
+__all__ = ["TextKind"]
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "text"
+#: The input with the second text of a pair.
+_PAIR: Final = "text_pair"
+#: Padded tokens of a batch. More do not make a CPU faster, and keep a text waiting for others.
+_BATCH_TOKENS: Final = 1_024
+#: Of a model whose graph returns a value for each token of the vocabulary, 120 KB a token.
+_SPARSE_TOKENS: Final = 512
+#: Rows of a batch of a table, which pads nothing.
+_TABLE_ROWS: Final = 256
+#: Texts that may be under way at least: clients send 2,048 in one request.
+_LEAST_TEXTS: Final = 4_096
+_MEMORY_BYTES: Final = 256 * 1024 * 1024
+_MAX_TOKENS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A version that is read.
+
+    Attributes:
+        folder: what its files say, and its configuration.
+        info: what it is.
+        signature: its tensors.
+        tokenizer, reader, computing: what computes it.
+        bounds: how much may be under way.
+        buckets: what lengths are rounded up to.
+        warnings: for the operator.
+    """
+
+    folder: TextFolder
+    info: TextInfo
+    signature: Signature
+    tokenizer: WordTokenizer
+    reader: Reader
+    computing: Computing
+    bounds: Bounds
+    buckets: Buckets
+    warnings: tuple[str, ...]
+
+
+class TextKind:
+    """Versions that name the backend ``text``, or whose files are a text model's.
+
+    Args:
+        sessions: how the server makes ONNX Runtime's sessions.
+        placement: where threads run.
+    """
+
+    def __init__(self, sessions: SessionOptions, placement: Placement | None = None) -> None:
+        self._sessions = sessions
+        self._intra_op_turns = Turns((placement or Placement()).intra_op)
+
+    @property
+    def backends(self) -> Sequence[str]:
+        """See ``Kind``."""
+        return (NAME,)
+
+    def claims(self, version: VersionFolder) -> bool:
+        """See ``Kind``. A config.pbtxt that names no backend is that of the graph alone."""
+        try:
+            return version.triton is None and is_text_folder(os.listdir(version.path))
+        except OSError:
+            return False
+
+    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
+        """See ``Kind``."""
+        settings, number = configuration.settings, configuration.folder.number
+        loaded = self._open(model, configuration)
+        for warning in loaded.warnings:
+            logger.warning("model '%s' version %d: %s", model, number, warning)
+        if configuration.notice:
+            logger.info("model '%s' version %d: %s", model, number, configuration.notice)
+        labels = dict(read_labels(settings, loaded.signature, configuration.folder.model_dir, configuration.source))
+        if loaded.info.labels and 0 not in labels:
+            names = [name.replace("\n", " ") for name in loaded.info.labels]
+            labels[0] = Labels("\n".join(names).encode())
+        triton = configuration.folder.triton
+        intra_threads = settings.session.intra_threads or self._sessions.intra_threads
+        servable = TextServable(
+            model,
+            number,
+            loaded.folder,
+            loaded.info,
+            loaded.signature,
+            loaded.tokenizer,
+            loaded.reader,
+            loaded.computing,
+            TextQueue(model, loaded.bounds, loaded.buckets),
+            settings.num_executors,
+            pool_threads=intra_threads - 1 if loaded.folder.graph is not None else 0,
+        )
+        return ServedVersion(
+            model=model,
+            number=number,
+            config=model_config(
+                model,
+                loaded.signature,
+                settings,
+                version_policy=triton.version_policy if triton is not None else None,
+                given=configuration.given,
+                backend=_described(loaded.folder),
+            ),
+            servable=servable,
+            labels=labels,
+            takes_parameters=True,
+        )
+
+    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
+        """See ``Kind``. It is computed once either way, because only that tells whether it can be."""
+        loaded = self._open(model, configuration)
+        return InspectedVersion.of(model, configuration, loaded.signature, _described(loaded.folder), loaded.warnings)
+
+    # --- reading a version -------------------------------------------------------------------------------------------
+
+    def _open(self, model: str, configuration: VersionConfiguration) -> _Loaded:
+        settings, version = configuration.settings, configuration.folder
+        warnings = _check_settings(configuration)
+        source = Source(
+            model, version.number, version.path, version.path,
+            configuration=configuration.source, parameters=settings.parameters,
+        )  # fmt: skip
+        folder = _with_parameters(read_folder(version.path, settings.model_filename), source)
+        in_module = (folder.transformer / "tokenizer.json").exists()
+        tokenizer = load_tokenizer(folder.transformer if in_module else folder.path)
+        encoder = self._encoder(model, configuration, folder)
+        # A graph fails on an id that it has no vector for, and with it a batch of others' texts.
+        vocabulary = min(tokenizer.vocabulary, encoder.tokens or folder.vocabulary or tokenizer.vocabulary)
+        skip_ids = [found for word in folder.skip_tokens if (found := tokenizer.id_of(word)) is not None]
+        computing = Computing(folder, encoder, skip_ids)
+        reader = Reader(tokenizer, vocabulary, lower=folder.lower, takes_empty=not encoder.pads)
+        limit = min(folder.max_tokens, source.integer("max_tokens", folder.max_tokens, 1, _MAX_TOKENS))
+        default_tokens = _SPARSE_TOKENS if folder.form is VectorForm.SPARSE else _BATCH_TOKENS
+        batch_tokens = source.integer("max_batch_tokens", default_tokens, 1, 2**24)
+        rows = settings.batch_size if encoder.pads else max(settings.batch_size, _TABLE_ROWS)
+        bounds = Bounds(
+            texts=max(settings.batch_size * settings.capacity, _LEAST_TEXTS),
+            memory_bytes=settings.capacity_bytes or _MEMORY_BYTES,
+            batch_rows=rows,
+            batch_tokens=batch_tokens if encoder.pads else rows * limit,
+            file=configuration.source.name,
+        )
+        # A text of a table costs the same whatever it shares a batch with.
+        lengths = sorted({min(one, limit) for one in Buckets().up_to(limit)}) if encoder.pads else [limit]
+        info = TextInfo(
+            task=folder.task,
+            form=folder.form,
+            max_tokens=limit,
+            dimensions=1,
+            vocabulary=vocabulary,
+            pooling=folder.pooling,
+            normalized=folder.normalizes,
+            similarity=folder.similarity,
+            prompts=folder.prompts,
+            default_prompt=folder.default_prompt,
+            labels=folder.labels,
+            truncate=source.flag("truncate", True),
+            datatype=encoder.datatype,
+            model_type=folder.model_type,
+            max_batch_tokens=batch_tokens,
+            max_texts=bounds.texts,
+        )
+        if source.left_over:
+            raise source.refused(source.left_over[0], "is no parameter of text models", f"one of {', '.join(_KEYS)}")
+        info = replace(info, dimensions=_try(folder, reader, computing, info))
+        signature = signature_of(
+            *_tensors(info), settings, source=configuration.source, declared=configuration.declared
+        )
+        if not signature.batched:
+            raise ConfigurationError(
+                "text models take any number of texts at once",
+                source=configuration.source,
+                key="max_batch_size" if configuration.declared is not None else "batching",
+                remedy="remove it",
+            )
+        return _Loaded(folder, info, signature, tokenizer, reader, computing, bounds, Buckets(lengths), tuple(warnings))
+
+    def _encoder(self, model: str, configuration: VersionConfiguration, folder: TextFolder) -> Encoder:
+        if folder.graph is None:
+            return Table(folder.transformer)
+        settings = configuration.settings
+        options = [
+            executor_session_options(self._sessions, settings, number, model=model, source=configuration.source)
+            for number in range(settings.num_executors)
+        ]
+        if any(own.providers != options[0].providers for own in options):
+            raise ConfigurationError(
+                "a text model has one session, which runs on one device",
+                source=configuration.source,
+                key="devices",
+                remedy="name one device",
+            )
+        # Lengths differ from run to run. An arena would keep what the largest run has needed, for each of its shapes.
+        keeps = settings.session != SessionSettings() and settings.session.memory_arena
+        chosen = replace(
+            options[0],
+            memory_arena=keeps,
+            memory_pattern=False,
+            intra_op_cpus=self._intra_op_turns.take(options[0].intra_threads - 1),
+        )
+        return Graph(load_session(folder.graph, chosen), folder)
+
+
+_KEYS: Final = ("max_tokens", "max_batch_tokens", "truncate", "default_prompt", "pooling", "normalize")
+
+
+def _with_parameters(folder: TextFolder, source: Source) -> TextFolder:
+    """The folder, as the configuration's parameters change it."""
+    prompt = source.text("default_prompt", folder.default_prompt)
+    if prompt and prompt not in folder.prompts:
+        known = ", ".join(folder.prompts) or "none"
+        raise source.refused("default_prompt", "is not among the model's prompts", f"it has: {known}")
+    modes = tuple(filter(None, source.text("pooling").split("+")))
+    normalize = source.flag("normalize", folder.normalizes)
+    steps = folder.steps
+    if modes or normalize is not folder.normalizes:
+        if folder.task is not Task.EMBED or folder.declares_pooling:
+            key = "pooling" if modes else "normalize"
+            raise source.refused(key, "is said by modules.json already", "remove it, or mend modules.json")
+        for mode in modes:
+            if mode not in POOLING_MODES:
+                raise source.refused("pooling", f"has no mode {mode!r}", f"join {', '.join(POOLING_MODES)} by +")
+        steps = (Pooling(modes),) if modes else tuple(one for one in steps if isinstance(one, Pooling))
+        if normalize:
+            steps = (*steps, Normalize())
+    return replace(folder, steps=steps, default_prompt=prompt)
+
+
+def _check_settings(configuration: VersionConfiguration) -> list[str]:
+    """Refuse what text models do not have; returns warnings of what is passed over."""
+    settings, source = configuration.settings, configuration.source
+    problems = Problems(source)
+    if settings.allocator != "cpu":
+        problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
+    if settings.profiling is not None:
+        problems.add("profiling", "is for ONNX models only", None, "remove it")
+    problems.raise_all()
+    passed = []
+    if settings.warmup:
+        passed.append("warm-up samples (text models are warmed up with texts of their own)")
+    if settings.max_queue_delay_us:
+        passed.append("delays of batches (texts never wait while an executor is idle)")
+    if not passed:
+        return []
+    return [f"'{source}': passed over, because text models do not act on it: {'; '.join(passed)}"]
+
+
+def _tensors(info: TextInfo) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    text, number, count = BY_NAME["BYTES"], BY_NAME["FP32"], BY_NAME["INT32"]
+    inputs = [TensorSpec("text", text, (-1,))]
+    if info.task is not Task.EMBED:
+        inputs.append(TensorSpec(_PAIR, text, (-1,)))
+        return inputs, [TensorSpec("scores", number, (-1, info.dimensions))]
+    if info.form is VectorForm.MULTI:
+        return inputs, [
+            TensorSpec("embedding", number, (-1, -1, info.dimensions)), TensorSpec("tokens", count, (-1,))
+        ]  # fmt: skip
+    return inputs, [TensorSpec("embedding", number, (-1, info.dimensions))]
+
+
+def _described(folder: TextFolder) -> BackendName:
+    return BackendName(NAME, filename=str(folder.graph.relative_to(folder.path)) if folder.graph is not None else "")
+
+
+# --- the first run ---------------------------------------------------------------------------------------------------
+
+
+def _try(folder: TextFolder, reader: Reader, computing: Computing, info: TextInfo) -> int:
+    """Compute a text, a short and a long one together; returns the dimensions of what the model makes.
+
+    Raises:
+        ModelLoadError: it cannot be computed.
+    """
+    settled = Settled(
+        options=DEFAULT_OPTIONS,
+        special=folder.special,
+        limit=info.max_tokens,
+        cuts=True,
+        left=False,
+        prompt="",
+        prompt_tokens=0,
+        normalize=False,
+        dimensions=folder.dimensions,
+        activation=ACTIVATIONS["Identity"],
+        skips=False,
+    )
+    texts = ["a text to see that the model computes", "words " * 12]
+    pairs = [(text, text) for text in texts] if info.task is not Task.EMBED else texts
+    request = TextRequest(pairs, settled, _Nobody(), None, lambda by_ns: True, 0, 0)
+    read = reader.read([(request, 0, 2)])
+    if read.failed:
+        raise ModelLoadError(f"the tokenizer cannot read a text: {read.failed[0][1]}")
+    rows: list[Row] = read.rows
+    try:
+        found = computing.run(rows, max(len(row.ids) for row in rows))
+    except Exception as error:
+        raise ModelLoadError(f"the model cannot compute a text: {error}") from error
+    first = found[0]
+    if isinstance(first, TextError):
+        raise ModelLoadError(f"the model cannot compute a text: {first}")
+    if not isinstance(first, SparseVector):
+        return int(first.shape[-1])
+    return first.size
+
+
+class _Nobody:
+    """Takes what nobody waits for."""
+
+    def finish(self, requests: Sequence[TextRequest], timing: Timing) -> None:
+        """See ``Sink``."""

@@ -1,0 +1,213 @@
+"""A consumer's way into a text model: requests with BYTES become requests of texts, and vectors become outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from toutates.backends.text.interface import Fault, Scores, SparseVector, TextError, TextOptions
+from toutates.backends.text.queue import TextQueue
+from toutates.backends.text.work import Settled, TextRequest
+from toutates.engine.lane import RowShapes
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
+from toutates.engine.servable import Buffer, Consumer, Content
+from toutates.protocol.signature import Signature
+from toutates.protocol.strings import StringRows
+from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError
+
+__all__ = ["TextPort", "TextWay"]
+
+_FLAGS: Final = ("truncate", "normalize", "raw_scores", "add_special_tokens")
+_SIDES: Final = {"left": True, "right": False}
+
+
+@dataclass(slots=True, eq=False)
+class TextWay:
+    """The way of requests of one kind, which all have the same parameters.
+
+    Attributes:
+        settled: how their texts are computed; None until the first of them has come.
+    """
+
+    packed: ClassVar[bool] = False
+
+    settled: Settled | None = None
+
+
+class TextPort:
+    """A port of a text model (``engine.servable.Port``), and the sink of what comes through it.
+
+    Args:
+        queue: of the model.
+        consumer: for whom it is.
+        signature: of the model.
+        settle: makes options into what the model does.
+        dimensions: of a vector, for requests without rows.
+
+    Attributes:
+        counters: the consumer's.
+    """
+
+    def __init__(
+        self,
+        queue: TextQueue,
+        consumer: Consumer,
+        signature: Signature,
+        settle: Callable[[TextOptions], Settled],
+        dimensions: int,
+    ) -> None:
+        self.counters = consumer.counters
+        self._queue = queue
+        self._consumer = consumer
+        self._settle = settle
+        self._multi = -1 in signature.outputs[0].shape
+        self._is_fixed = not self._multi
+        #: the same object for all outputs; see ``Outputs``
+        self._row_shapes = tuple([tensor.graph_shape for tensor in signature.outputs])
+        self._dimensions = dimensions
+        self._added: list[TextRequest] = []
+        self._commit_asked = False
+
+    def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> TextWay:
+        """See ``Port``. A run makes all outputs, whichever are wanted."""
+        return TextWay()
+
+    def add_packed(self, way: TextWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """See ``Port``. No way is packed."""
+        raise NotImplementedError
+
+    def add_contents(self, way: TextWay, rows: int, context: Any, contents: Sequence[Content]) -> None:
+        """See ``Port``. No way is packed."""
+        raise NotImplementedError
+
+    def add_gathered(self, way: TextWay, rows: int, context: Any, arrays: Sequence[Any], held_bytes: int = 0) -> None:
+        """See ``Port``."""
+        settled = way.settled
+        if settled is None:
+            settled = way.settled = self._settle(_options(self._consumer.about(context).parameters))
+        consumer, queue = self._consumer, self._queue
+        if rows > queue.bounds.texts:
+            raise InvalidRequest(f"a request may have at most {queue.bounds.texts} texts, and this one has {rows}")
+        queue.count(rows, held_bytes)
+        try:
+            texts = [_elements(piece) for piece in arrays]
+            request = TextRequest(
+                texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)),
+                settled,
+                self,
+                (context, rows),
+                partial(consumer.is_wanted, context),
+                held_bytes,
+                time.monotonic_ns(),
+            )
+        except BaseException:
+            queue.give_back(rows, held_bytes)
+            raise
+        self._added.append(request)
+        if not self._commit_asked:
+            self._commit_asked = True
+            consumer.at_round_end(self._commit_round)
+
+    def commit(self, *, inline: bool = True) -> None:
+        """See ``Port``. Nothing is run by the calling thread."""
+        if self._added:
+            added, self._added = self._added, []
+            self._queue.add(added)
+
+    def _commit_round(self) -> None:
+        self._commit_asked = False
+        self.commit()
+
+    # --- as a sink ---------------------------------------------------------------------------------------------------
+
+    def finish(self, requests: Sequence[TextRequest], timing: Timing) -> None:
+        """See ``Sink``."""
+        pending: list[PendingRequest] = []
+        answered: list[TextRequest] = []
+        first = 0
+        for request in requests:
+            context, rows = request.context
+            if request.error is not None:
+                one: list[PendingRequest] = [(context, 0, rows, None)]
+                self._consumer.finish(BatchResult(one, None, _error(request.error, rows), timing))
+                continue
+            if self._multi:  # of which each has as many rows as its longest text has vectors
+                outputs = self._multi_outputs(request)
+                self._consumer.finish(BatchResult([(context, 0, rows, None)], outputs, None, timing))
+                continue
+            pending.append((context, first, rows, None))
+            answered.append(request)
+            first += rows
+        if pending:
+            self._consumer.finish(BatchResult(pending, self._outputs(answered, first), None, timing))
+
+    def _outputs(self, requests: Sequence[TextRequest], rows: int) -> Outputs:
+        size = self._dimensions
+        values = np.zeros((rows, size), np.float32)
+        at = 0
+        for request in requests:
+            for vector in request.vectors:
+                if isinstance(vector, SparseVector):
+                    values[at, vector.indices] = vector.values
+                else:
+                    values[at] = vector
+                at += 1
+        return Outputs((values.tobytes(),), (4 * size,), self._row_shapes, fixed=True)
+
+    def _multi_outputs(self, request: TextRequest) -> Outputs:
+        size, vectors = self._dimensions, request.vectors
+        longest = max([len(vector) for vector in vectors if isinstance(vector, np.ndarray)], default=0)
+        values = np.zeros((len(vectors), longest, size), np.float32)
+        counts = np.zeros(len(vectors), np.int32)
+        for at, vector in enumerate(vectors):
+            assert isinstance(vector, np.ndarray)
+            values[at, : len(vector)] = vector
+            counts[at] = len(vector)
+        return Outputs((values.tobytes(), counts.tobytes()), (4 * longest * size, 4), ((longest, size), ()))
+
+
+def _elements(piece: Any) -> list[bytes]:
+    assert isinstance(piece, StringRows)
+    content = piece.content
+    starts, lengths = piece.where()
+    return [bytes(content[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+
+
+def _error(error: RequestError, rows: int) -> RequestError:
+    """The error of a text in a form that has no parts beside its words."""
+    if not isinstance(error, TextError):
+        return error
+    where = f"text {error.index}: " if error.index is not None and rows > 1 else ""
+    return (ExecutionFailed if error.fault is Fault.NAN else InvalidRequest)(f"{where}{error}")
+
+
+def _options(parameters: Mapping[str, bool | int | float | str]) -> TextOptions:
+    """What the parameters of a request ask for. Others than those of text models are for somebody else.
+
+    Raises:
+        InvalidRequest: one has a value that it cannot have.
+    """
+    for name in _FLAGS:
+        if name in parameters and not isinstance(parameters[name], bool):
+            raise InvalidRequest(f"the parameter '{name}' must be a bool, got {parameters[name]!r}")
+    prompt = parameters.get("prompt_name")
+    if prompt is not None and not isinstance(prompt, str):
+        raise InvalidRequest(f"the parameter 'prompt_name' must be a string, got {prompt!r}")
+    side = parameters.get("truncation_direction")
+    if side is not None and str(side).lower() not in _SIDES:
+        raise InvalidRequest(f"the parameter 'truncation_direction' must be 'left' or 'right', got {side!r}")
+    raw = parameters.get("raw_scores")
+    scores = Scores.AS_CONFIGURED if raw is None else Scores.RAW if raw else Scores.PROBABILITIES
+    flags: dict[str, Any] = {name: parameters[name] for name in ("truncate", "normalize") if name in parameters}
+    return TextOptions(
+        **flags,
+        truncate_left=None if side is None else _SIDES[str(side).lower()],
+        prompt=prompt,
+        add_special_tokens=bool(parameters.get("add_special_tokens", True)),
+        scores=scores,
+    )

@@ -1,0 +1,158 @@
+"""From texts as they came to the tokens of rows: decoding, prompts, lower case, tokenizing, cutting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from toutates.backends.text.interface import Fault, TextError
+from toutates.backends.text.tokenizing import WordTokenizer, check_unicode
+from toutates.backends.text.work import Row, Settled, TextRequest
+
+__all__ = ["ReadTexts", "Reader", "Slice"]
+
+#: Some of a request's texts: from the first to before the last.
+Slice: TypeAlias = tuple[TextRequest, int, int]
+_String: TypeAlias = str | tuple[str, str]
+
+
+@dataclass(slots=True)
+class ReadTexts:
+    """What has become of texts.
+
+    Attributes:
+        rows: those that are to be computed.
+        empty: those without a token, of models that have a vector for them.
+        failed: requests that cannot be answered, and why.
+        cut: how many texts were cut.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    empty: list[Row] = field(default_factory=list)
+    failed: list[tuple[TextRequest, TextError]] = field(default_factory=list)
+    cut: int = 0
+
+
+class Reader:
+    """Reads the tokens of texts. Any number of threads may use it at once.
+
+    Args:
+        tokenizer: of the model.
+        vocabulary: ids of tokens are below it.
+        lower: whether texts are put into lower case first.
+        takes_empty: whether a text without a token has a vector.
+    """
+
+    def __init__(self, tokenizer: WordTokenizer, vocabulary: int, *, lower: bool, takes_empty: bool) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._lower = lower
+        self._takes_empty = takes_empty
+
+    def read(self, slices: Sequence[Slice]) -> ReadTexts:
+        """Read texts of some requests. Never raises for a text's sake."""
+        done = ReadTexts()
+        strings: dict[tuple[bool, int], tuple[list[Row], list[_String]]] = {}
+        for request, first, end in slices:
+            settled = request.settled
+            for index in range(first, end):
+                text: Any = request.texts[index]
+                try:
+                    if type(text) is str or type(text) is bytes or type(text) is tuple:
+                        prepared = self._prepared(text, settled.prompt)
+                        rows, texts = strings.setdefault((settled.special, settled.limit), ([], []))
+                        rows.append(Row(request, index, ()))
+                        texts.append(prepared)
+                    else:
+                        self._take_ids(Row(request, index, text), done)
+                except TextError as error:
+                    done.failed.append((request, _of(error, index)))
+                    break
+        for (special, limit), (rows, texts) in strings.items():
+            self._encode(rows, texts, special, limit, done)
+        return done
+
+    def _prepared(self, text: str | bytes | tuple[Any, Any], prompt: str) -> _String:
+        if isinstance(text, tuple):
+            return self._prepared_string(text[0], prompt), self._prepared_string(text[1], "")
+        return self._prepared_string(text, prompt)
+
+    def _prepared_string(self, text: str | bytes, prompt: str) -> str:
+        if isinstance(text, bytes):
+            try:
+                own = text.decode()
+            except UnicodeDecodeError as error:
+                raise TextError(
+                    f"the text is no valid UTF-8: {error.reason} at byte {error.start}", Fault.UNICODE
+                ) from None
+        else:
+            check_unicode(text)
+            own = text
+        if prompt:
+            own = prompt + own
+        return own.lower() if self._lower else own
+
+    def _take_ids(self, row: Row, done: ReadTexts) -> None:
+        """A text that came as ids of tokens."""
+        settled = row.request.settled
+        if settled.options.prompt:
+            raise TextError("a prompt cannot be put before ids of tokens; send the text", Fault.PROMPT)
+        ids = [int(one) for one in row.ids]
+        self._tokenizer.check_ids(ids, self._vocabulary)
+        if len(ids) > settled.limit:
+            self._check_length(len(ids), settled)
+            ids = ids[-settled.limit :] if settled.left else ids[: settled.limit]
+            done.cut += 1
+        row.ids = ids
+        self._add(row, done)
+
+    def _encode(self, rows: list[Row], texts: list[_String], special: bool, limit: int, done: ReadTexts) -> None:
+        try:
+            found = self._tokenizer.read(texts, special=special, limit=limit)
+        except TextError as error:
+            if len(texts) == 1:
+                done.failed.append((rows[0].request, _of(error, rows[0].index)))
+                return
+            for row, text in zip(rows, texts, strict=True):  # one of them is at fault
+                self._encode([row], [text], special, limit, done)
+            return
+        for row, text, tokens in zip(rows, texts, found, strict=True):
+            try:
+                ids = tokens.ids
+                if type(text) is tuple:
+                    row.segments = tokens.type_ids
+                if len(ids) > limit:
+                    settled = row.request.settled
+                    self._check_length(len(ids), settled)
+                    ids, row.segments = self._tokenizer.cut(text, ids, special=special, limit=limit, left=settled.left)
+                    done.cut += 1
+                row.ids = ids
+                self._add(row, done)
+            except TextError as error:
+                done.failed.append((row.request, _of(error, row.index)))
+
+    def _add(self, row: Row, done: ReadTexts) -> None:
+        row.request.tokens[row.index] = len(row.ids)
+        if row.ids:
+            done.rows.append(row)
+        elif self._takes_empty:
+            done.empty.append(row)
+        else:
+            raise TextError("the text has no tokens", Fault.EMPTY)
+
+    @staticmethod
+    def _check_length(tokens: int, settled: Settled) -> None:
+        if not settled.cuts:
+            raise TextError(
+                f"the text has {tokens} tokens, and the model takes at most {settled.limit}; shorten it, or ask for it "
+                "to be truncated",
+                Fault.TOO_LONG,
+                tokens=tokens,
+                limit=settled.limit,
+            )
+
+
+def _of(error: TextError, index: int) -> TextError:
+    error.index = index
+    return error

@@ -1,0 +1,134 @@
+"""Requests of a text model on their way: their texts, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toutates.backends.text.interface import Float32, SparseVector, Text, TextOptions
+from toutates.engine.result import Timing
+from toutates.system.errors import RequestError
+
+__all__ = ["Row", "Settled", "Sink", "TextRequest"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """Options of a request as the model follows them. One object for all requests with the same options.
+
+    Attributes:
+        options: of the request.
+        special: whether strings get special tokens.
+        limit: of tokens.
+        cuts: whether a text that is too long is cut, and not refused.
+        left: whether its beginning is.
+        prompt: what is put before a text.
+        prompt_tokens: how many of a text's first tokens are not pooled.
+        normalize: whether vectors have length 1 in the end.
+        dimensions: that vectors are cut to; None for all.
+        activation: what becomes of logits.
+        skips: whether the vectors of some tokens are left out, as they are of a document.
+    """
+
+    options: TextOptions
+    special: bool
+    limit: int
+    cuts: bool
+    left: bool
+    prompt: str
+    prompt_tokens: int
+    normalize: bool
+    dimensions: int | None
+    activation: Callable[[Float32], Float32]
+    skips: bool
+
+
+class Sink(Protocol):
+    """Takes requests that are over, in the thread that has computed the last of their texts."""
+
+    def finish(self, requests: Sequence[TextRequest], timing: Timing) -> None:
+        """Hand out what has become of requests: all of them have either their vectors, or an error.
+
+        Args:
+            requests: of this sink.
+            timing: of the batch that was the last for each of them.
+        """
+        ...
+
+
+class TextRequest:
+    """Texts that came together. Guarded by the lock of the ``TextQueue``, but for what its executors write.
+
+    Attributes:
+        texts: as they came; bytes are UTF-8.
+        settled: how they are computed.
+        sink: takes it when it is over.
+        context: the sink's own.
+        is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds.
+        size: bytes that it keeps.
+        arrived_ns: when it came, monotonic.
+        vectors, tokens: what has been computed, by text.
+        left: texts that have not been.
+        error: why it failed; None if it did not.
+        is_over: whether a sink has it.
+        read_ns, run_ns: sums over the texts of the time that reading their tokens and their batches took.
+    """
+
+    __slots__ = (
+        "arrived_ns",
+        "context",
+        "error",
+        "is_over",
+        "is_wanted",
+        "left",
+        "read_ns",
+        "run_ns",
+        "settled",
+        "sink",
+        "size",
+        "texts",
+        "tokens",
+        "vectors",
+    )
+
+    def __init__(
+        self,
+        texts: Sequence[Text | bytes | tuple[bytes, bytes]],
+        settled: Settled,
+        sink: Sink,
+        context: Any,
+        is_wanted: Callable[[int], bool],
+        size: int,
+        arrived_ns: int,
+    ) -> None:
+        self.texts = texts
+        self.settled = settled
+        self.sink = sink
+        self.context = context
+        self.is_wanted = is_wanted
+        self.size = size
+        self.arrived_ns = arrived_ns
+        self.vectors: list[Float32 | SparseVector | None] = [None] * len(texts)
+        self.tokens = [0] * len(texts)
+        self.left = len(texts)
+        self.error: RequestError | None = None
+        self.is_over = False
+        self.read_ns = self.run_ns = 0
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One text whose tokens are known.
+
+    Attributes:
+        request: that it is of.
+        index: of the text in it.
+        ids: of the tokens.
+        segments: which of a pair's texts each is of; None for all of the first.
+    """
+
+    request: TextRequest
+    index: int
+    ids: Sequence[int]
+    segments: Sequence[int] | None = None
