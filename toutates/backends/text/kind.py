@@ -216,6 +216,10 @@ class TextKind:
                 key="max_batch_size" if configuration.declared is not None else "batching",
                 remedy="remove it",
             )
+        # Rows of requests with and without a pair share batches all the same, which is not so with a graph's inputs.
+        if info.task is Task.CLASSIFY and _PAIR not in settings.required_inputs:
+            inputs = [replace(tensor, optional=tensor.name == _PAIR) for tensor in signature.inputs]
+            signature = replace(signature, inputs=tuple(inputs))
         return _Loaded(folder, info, signature, tokenizer, reader, computing, bounds, Buckets(lengths), tuple(warnings))
 
     def _encoder(self, model: str, configuration: VersionConfiguration, folder: TextFolder) -> Encoder:
@@ -290,9 +294,9 @@ def _check_settings(configuration: VersionConfiguration) -> list[str]:
 
 def _tensors(info: TextInfo) -> tuple[list[TensorSpec], list[TensorSpec]]:
     text, number, count = BY_NAME["BYTES"], BY_NAME["FP32"], BY_NAME["INT32"]
-    inputs = [TensorSpec("text", text, (-1,))]
+    inputs = [TensorSpec("text", text, (-1, 1))]
     if info.task is not Task.EMBED:
-        inputs.append(TensorSpec(_PAIR, text, (-1,)))
+        inputs.append(TensorSpec(_PAIR, text, (-1, 1)))
         return inputs, [TensorSpec("scores", number, (-1, info.dimensions))]
     if info.form is VectorForm.MULTI:
         return inputs, [

@@ -148,13 +148,19 @@ class TextQueue:
         self.finish((), (), Timing(0, 0, 0, 0), texts=texts, size=size)
 
     def add(self, requests: Iterable[TextRequest]) -> None:
-        """Put requests that were let in into the queue. Returns at once."""
+        """Put requests that were let in into the queue. Returns at once. Those without a text are over."""
+        empty: list[TextRequest] = []
         with self._lock:
             for request in requests:
-                self._unread.extend(_slices(request))
-            inbox = self._idle.pop() if self._idle else None
+                if request.texts:
+                    self._unread.extend(_slices(request))
+                else:
+                    empty.append(request)
+            inbox = self._idle.pop() if self._idle and self._unread else None
         if inbox is not None:
             inbox.put(None)
+        for request in empty:
+            self.finish((), (), Timing(*[request.arrived_ns] * 4), empty=request)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -244,6 +250,7 @@ class TextQueue:
         ran: bool = False,
         texts: int = 0,
         size: int = 0,
+        empty: TextRequest | None = None,
     ) -> None:
         """Texts are computed, and requests have failed. Those that are over go to their sinks.
 
@@ -253,8 +260,9 @@ class TextQueue:
             timing: of the batch.
             ran: whether it was a batch of ``take``.
             texts, size: of requests that do not come after all.
+            empty: a request without a text.
         """
-        over: list[TextRequest] = []
+        over: list[TextRequest] = [] if empty is None else [empty]
         with self._lock:
             self.running -= ran
             self.texts -= texts

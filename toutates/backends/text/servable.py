@@ -287,11 +287,11 @@ class TextServable(TextModel):
     def _metrics(self) -> tuple[ModelSeries, ...]:
         labels = (("model", self._model), ("version", str(self._version)))
         found: list[tuple[str, str, float]] = [
-            ("toutates_text_tokens", "Tokens of texts that were run", self._sum("tokens")),
-            ("toutates_text_padded_tokens", "The same with padding", self._sum("padded")),
-            ("toutates_text_cut", "Texts that were too long and were cut", self._sum("cut")),
-            ("toutates_text_read", "Texts whose tokens were read", self._sum("texts")),
-            ("toutates_text_read_seconds", "Time in which tokens were read", self._sum("read_ns") / 1e9),
+            ("text_tokens_total", "Tokens of texts that were run", self._sum("tokens")),
+            ("text_padded_tokens_total", "The same with padding", self._sum("padded")),
+            ("text_cut_total", "Texts that were too long and were cut", self._sum("cut")),
+            ("text_read_total", "Texts whose tokens were read", self._sum("texts")),
+            ("text_read_seconds_total", "Time in which tokens were read", self._sum("read_ns") / 1e9),
         ]
         return tuple([ModelSeries(name, COUNTER, text, labels, (), (value,)) for name, text, value in found])
 
