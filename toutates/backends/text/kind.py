@@ -146,7 +146,7 @@ class TextKind:
             ),
             servable=servable,
             labels=labels,
-            takes_parameters=True,
+            takes_parameters=lambda: True,
         )
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:

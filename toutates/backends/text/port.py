@@ -28,14 +28,16 @@ _SIDES: Final = {"left": True, "right": False}
 
 @dataclass(slots=True, eq=False)
 class TextWay:
-    """The way of requests of one kind, which all have the same parameters.
+    """The way of requests of one kind, which mostly have the same parameters: the same object.
 
     Attributes:
-        settled: how their texts are computed; None until the first of them has come.
+        parameters: of the last request.
+        settled: how its texts are computed; None until there was one.
     """
 
     packed: ClassVar[bool] = False
 
+    parameters: Mapping[str, bool | int | float | str] | None = None
     settled: Settled | None = None
 
 
@@ -87,9 +89,11 @@ class TextPort:
 
     def add_gathered(self, way: TextWay, rows: int, context: Any, arrays: Sequence[Any], held_bytes: int = 0) -> None:
         """See ``Port``."""
+        parameters = self._consumer.about(context).parameters
         settled = way.settled
-        if settled is None:
-            settled = way.settled = self._settle(_options(self._consumer.about(context).parameters))
+        if settled is None or parameters is not way.parameters:
+            settled = self._settle(_options(parameters))
+            way.parameters, way.settled = parameters, settled
         consumer, queue = self._consumer, self._queue
         if rows > queue.bounds.texts:
             raise InvalidRequest(f"a request may have at most {queue.bounds.texts} texts, and this one has {rows}")

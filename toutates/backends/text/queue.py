@@ -160,7 +160,8 @@ class TextQueue:
         if inbox is not None:
             inbox.put(None)
         for request in empty:
-            self.finish((), (), Timing(*[request.arrived_ns] * 4), empty=request)
+            now_ns = request.arrived_ns
+            self.finish((), (), Timing(now_ns, now_ns, now_ns, now_ns), empty=request)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
