@@ -20,6 +20,7 @@ def batches_of(
     is_triton: bool,
     pin: Pin | None = None,
     allocate: Allocate | None = None,
+    lends: bool = False,
     quick_ns: int = QUICK_NS,
 ) -> SuperTensor:
     """Make a version's batches.
@@ -29,7 +30,7 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, quick_ns: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns: as of ``SuperTensor``.
     """
     return SuperTensor(
         model,
@@ -41,6 +42,7 @@ def batches_of(
         keys=PBTXT_KEYS if is_triton else YAML_KEYS,
         pin=pin,
         allocate=allocate,
+        lends=lends,
         quick_ns=quick_ns,
         delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),

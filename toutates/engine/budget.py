@@ -210,10 +210,19 @@ class Budget:
         row_memory = lane.row_memory
         if not row_memory:
             return lane.batch_rows
-        self._check_size(rows * row_memory)
-        self._check_memory(rows * row_memory)
+        self.check_buffers(lane, rows)
         to_come = (self.most_rows - self.rows + self.ahead) * self.share_bytes
         return max(rows, min(lane.room, (self.bounds.memory_bytes - self.memory_bytes - to_come) // row_memory))
+
+    def check_buffers(self, lane: Lane, rows: int) -> None:
+        """Check that there may be memory for ``rows`` more rows.
+
+        Raises:
+            InvalidRequest: they need more than the bound.
+            Overloaded: too much memory is in use now.
+        """
+        self._check_size(rows * lane.row_memory)
+        self._check_memory(rows * lane.row_memory)
 
     def _check_size(self, size: int) -> None:
         bounds = self.bounds

@@ -41,6 +41,8 @@ Piece = npt.NDArray[Any] | StringRows
 
 #: A batch never holds more than this, unless a single row does: large rows profit little from company.
 MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
+#: More rows than there are.
+NEVER_LENT: Final = 2**62
 #: How long a run takes of which there was none.
 _UNKNOWN_NS: Final = 2**62
 #: What a worker spends on 64 KiB of rows anyway, nanoseconds: it receives and copies, or sends them. Of many it is said
@@ -49,6 +51,8 @@ MOVING_NS: Final = 10_000
 MOST_MOVING_NS: Final = 1_000_000
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
+#: Rows of a request that take so much together may be run where they were received (``Batch.lent_at``).
+LEAST_LENT_BYTES: Final = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Batch:
             batch only.
         held_bytes: memory of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
+        lent_at: the address of its rows, where these stay in the message that brought them; 0 for rows of its own. Such
+            a batch belongs to one request, and lets go of the message once it has run.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``batch_queue``.
         pending: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
             the executor from when it takes the batch, which the lock puts after every port's commit.
@@ -106,6 +112,7 @@ class Batch:
         "due_ns",
         "held_bytes",
         "lane",
+        "lent_at",
         "memory_bytes",
         "order",
         "outputs",
@@ -128,6 +135,7 @@ class Batch:
         self.requests = 0
         self.held_bytes = 0
         self.busy = 0
+        self.lent_at = 0
         self.due_ns = 0
         self.pending: list[list[PendingRequest]] = [[] for _ in range(ports)]
         #: PackedLane: by position, array [room, *row] of the input's dtype; bound outputs likewise
@@ -166,6 +174,7 @@ class Lane:
         row_memory: bytes of one row in a batch's buffers.
         room: rows that the next batch is to have room for, ``batch_rows`` at most.
         spare: batches that wait to be used again, all with room for ``room`` rows.
+        lent: batches without rows of their own that wait to be used again, by the address and the number of the rows.
         wall_ns: how long an executor usually has a batch, nanoseconds, by the bit length of its number of rows; 0 if
             there was none.
         run_ns: how long a run on the CPU takes, nanoseconds, likewise, beyond what receiving and sending large rows
@@ -181,6 +190,7 @@ class Lane:
         self.row_memory = 0
         self.room = self.batch_rows
         self.spare: list[Batch] = []
+        self.lent: dict[tuple[int, int], Batch] = {}
         self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
         self.wall_ns = [0] * (batch_size.bit_length() + 1)
 
@@ -255,10 +265,12 @@ class PackedLane(Lane):
     Args:
         pin: makes the memory of an input's buffer page-locked; None leaves it as it is.
         allocate: makes the buffers; None for ordinary memory.
+        lends: whether rows may be run where they were received, because the backend reads any memory.
 
     Attributes:
         known_outputs: the form of the outputs, without data, where it is known beforehand; else None.
         row_bytes: bytes of one row of each input, by position in ``row_shapes``.
+        lent_rows: a request of so many rows, or more, may be run where it was received.
     """
 
     packed: ClassVar[bool] = True
@@ -270,6 +282,8 @@ class PackedLane(Lane):
         batch_size: int,
         pin: Pin | None = None,
         allocate: Allocate | None = None,
+        *,
+        lends: bool = False,
     ) -> None:
         super().__init__(signature, row_shapes, batch_size)
         self._pin = pin
@@ -284,6 +298,7 @@ class PackedLane(Lane):
         self.known_outputs = self._read_known_outputs()
         self.row_memory = row_total + sum(self.known_outputs.row_bytes if self.known_outputs else ())
         self.room = self.batch_rows
+        self.lent_rows = -(-LEAST_LENT_BYTES // row_total) if lends and len(tensors) == 1 else NEVER_LENT
 
     def _read_known_outputs(self) -> Outputs | None:
         """The form of the outputs where the graph fixes them and they are small; None leaves them to the backend."""
@@ -299,19 +314,36 @@ class PackedLane(Lane):
 
     def new_batch(self, ports: int, room: int) -> Batch:
         batch = Batch(self, ports, room)
-        inputs, outputs = self.signature.inputs, self.signature.outputs
+        inputs = self.signature.inputs
         for index, shape in self.row_shapes:
             array = self._allocate((room, *shape), inputs[index].datatype.numpy)
             if self._pin is not None:
                 self._pin(array)
             batch.arrays.append(array)
-        if self.known_outputs is not None:
-            batch.outputs = [
-                self._allocate((room, *shape), tensor.datatype.numpy)
-                for tensor, shape in zip(outputs, self.known_outputs.row_shapes, strict=True)
-            ]
+        self._make_outputs(batch)
         batch.views = [[_bytes_of(array) for array in batch.arrays] for _ in range(ports)]
         return batch
+
+    def new_lent_batch(self, ports: int, rows: int, address: int) -> Batch:
+        """A batch for ``rows`` rows that stay where they are, at ``address``."""
+        batch = Batch(self, ports, rows)
+        batch.lent_at = address
+        self._make_outputs(batch)
+        return batch
+
+    def lend(self, batch: Batch, buffer: Any, start: int) -> None:
+        """Have a lent batch read its rows from ``buffer``, which has them from ``start`` on and is kept until it has."""
+        ((index, shape),) = self.row_shapes
+        dtype = self.signature.inputs[index].datatype.numpy
+        count = batch.room * self.row_bytes[0] // dtype.itemsize
+        batch.arrays = [np.frombuffer(buffer, dtype, count, start).reshape((batch.room, *shape))]
+
+    def _make_outputs(self, batch: Batch) -> None:
+        if self.known_outputs is not None:
+            batch.outputs = [
+                self._allocate((batch.room, *shape), tensor.datatype.numpy)
+                for tensor, shape in zip(self.signature.outputs, self.known_outputs.row_shapes, strict=True)
+            ]
 
     def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
         part = self._part(first, rows)

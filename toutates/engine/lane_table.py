@@ -19,6 +19,10 @@ MAX_SPARE_BYTES: Final = 256 * 1024 * 1024
 #: Batches of rows larger than this are not kept: making their memory anew costs little beside filling it.
 MAX_SPARE_ROW_BYTES: Final = 16 * 1024 * 1024
 
+#: Batches without rows of their own that a lane keeps, and how large the outputs of one may be: 128 KiB in all.
+MAX_LENT: Final = 32
+MAX_LENT_OUTPUT_BYTES: Final = 4_096
+
 
 class LaneTable:
     """Finds, makes and forgets lanes, and counts the memory of their spare batches. Guarded by the SuperTensor's lock.
@@ -31,6 +35,7 @@ class LaneTable:
         row_share_bytes: memory per row that the first buffers of a lane may take; None gives them room for all rows.
         pin: makes the memory of batches page-locked; None for ordinary memory.
         allocate: makes the memory of batches; None for ordinary memory.
+        lends: as of ``PackedLane``.
 
     Attributes:
         last: the lane that was used last.
@@ -45,12 +50,14 @@ class LaneTable:
         row_share_bytes: int | None = None,
         pin: Pin | None = None,
         allocate: Allocate | None = None,
+        lends: bool = False,
     ) -> None:
         self._signature = signature
         self._batch_size = batch_size
         self._row_share_bytes = row_share_bytes
         self._pin = pin
         self._allocate = allocate
+        self._lends = lends
         #: the lanes that are kept, the least recently used one first
         self._kept: OrderedDict[RowShapes, Lane] = OrderedDict()
         #: these, and those that plans still hold: two lanes of one shape would take each other's place for ever
@@ -78,7 +85,7 @@ class LaneTable:
         inputs = self._signature.inputs
         if not row_shapes or any(not inputs[index].datatype.size or 0 in shape for index, shape in row_shapes):
             return GatheredLane(self._signature, row_shapes, self._batch_size)
-        lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin, self._allocate)
+        lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin, self._allocate, lends=self._lends)
         if self._row_share_bytes is not None:
             lane.room = max(1, min(lane.batch_rows, self._row_share_bytes // lane.row_memory))
         return lane
@@ -106,6 +113,9 @@ class LaneTable:
     def keep_spare(self, batch: Batch) -> None:
         """Keep a batch that has run for its lane's next rows, if it has the size of the next and there is memory."""
         lane = batch.lane
+        if batch.lent_at:
+            self._keep_lent(batch)
+            return
         small_enough = batch.memory_bytes <= MAX_SPARE_BYTES and lane.row_memory <= MAX_SPARE_ROW_BYTES
         if batch.room == lane.room and small_enough:
             if self.spare_bytes + batch.memory_bytes > MAX_SPARE_BYTES:
@@ -119,10 +129,24 @@ class LaneTable:
         self.spare_bytes -= batch.memory_bytes
         return batch
 
+    def take_lent(self, lane: PackedLane, ports: int, rows: int, address: int) -> Batch:
+        """A batch for ``rows`` rows that lie at ``address``: what backends have bound to them may be bound already."""
+        return lane.lent.pop((address, rows), None) or lane.new_lent_batch(ports, rows, address)
+
+    def _keep_lent(self, batch: Batch) -> None:
+        """Let go of the message; keep the rest for the next rows at the same address, if it is small."""
+        batch.arrays = []
+        lent = batch.lane.lent
+        if sum([array.nbytes for array in batch.outputs]) <= MAX_LENT_OUTPUT_BYTES:
+            if len(lent) >= MAX_LENT:
+                del lent[next(iter(lent))]
+            lent[batch.lent_at, batch.room] = batch
+
     def clear(self) -> None:
         """Forget all lanes and spare batches."""
         for lane in self._kept.values():
             lane.spare = []
+            lane.lent = {}
         self._kept.clear()
         self.last = None
         self.spare_bytes = 0
@@ -130,6 +154,7 @@ class LaneTable:
     def _drop_spare(self, lane: Lane) -> None:
         self.spare_bytes -= sum(batch.memory_bytes for batch in lane.spare)
         lane.spare = []
+        lane.lent = {}
 
     def _make_room(self, memory_bytes: int) -> None:
         """Drop spare batches of the least recently used lanes until so many bytes more fit."""

@@ -6,6 +6,7 @@ Then an executor has them, or the worker itself runs them with an executor's ses
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 from weakref import WeakValueDictionary
@@ -20,6 +21,10 @@ __all__ = ["LaneWriter", "Submitter"]
 #: From here on a view of the content is cheaper than a copy of it on the way into the batch: at 64 KiB 0.8 against 7.8
 #: us; at 256 bytes the copy takes 0.2 and the view 0.4.
 LARGE_CONTENT_BYTES: Final = 8_192
+#: Rows that do not lie at a multiple of this are copied. The C library gives no memory that is aligned to less.
+ALIGNMENT: Final = 16
+#: What may hold other messages too, or belongs to somebody who does not look for views of it.
+_COPIED: Final = (bytes, bytearray, memoryview)
 
 
 @dataclass(slots=True)
@@ -43,6 +48,7 @@ class LaneWriter:
         lane: whose rows are written.
         row_bytes: the lane's.
         large_rows: from so many rows on, contents are copied from a view of the message.
+        lent_rows: from so many rows on, a request may be run where it was received.
         batch: the open batch that holds rows of this worker alone, if there is one.
         limit: rows that this one may get.
     """
@@ -52,6 +58,7 @@ class LaneWriter:
     lane: PackedLane
     row_bytes: list[int]
     large_rows: int
+    lent_rows: int
     batch: Batch | None = None
     limit: int = 0
 
@@ -95,11 +102,14 @@ class Submitter:
         writer = self._writers.get(lane)
         if writer is None:
             large_rows = -(-LARGE_CONTENT_BYTES // lane.row_bytes[0])
-            writer = self._writers[lane] = LaneWriter(lane, list(lane.row_bytes), large_rows)
+            writer = self._writers[lane] = LaneWriter(lane, list(lane.row_bytes), large_rows, lane.lent_rows)
         return writer
 
     def add_packed(self, way: LaneWriter, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """Copy one request's rows into the open batch; into several where they do not fit.
+
+        Large rows that could run at once stay where they are instead, if ``buffer`` can be written to: then it is the
+        memory of this one message, which whoever made it does not use again as long as there is a view of it.
 
         Args:
             way: into the lane of the rows' shapes.
@@ -118,6 +128,8 @@ class Submitter:
             first = batch.rows
             batch.rows = end
         else:
+            if rows >= way.lent_rows and self._add_lent(way, rows, context, buffer, spans[0]):
+                return
             place = self._reserve_whole(way, rows)
             if place is None:
                 self._add_split(way.lane, rows, context, buffer, spans)
@@ -184,6 +196,27 @@ class Submitter:
             first = batch.rows
             self._reserve(batch, first + rows)
             return batch, first
+
+    def _add_lent(self, writer: LaneWriter, rows: int, context: Any, buffer: Any, start: int) -> bool:
+        """Make a batch of one request's rows where they lie, and commit it; False if they have to be copied."""
+        if buffer.__class__ in _COPIED:
+            return False
+        address = addressof(c_char.from_buffer(buffer, start))
+        if address % ALIGNMENT:
+            return False
+        if writer.batch is not None:
+            self.commit()
+        with self._lock:
+            batch = self._supertensor.open_lent_batch(writer.lane, rows, address)
+        if batch is None:
+            return False
+        self._touched.add(batch)
+        try:
+            writer.lane.lend(batch, buffer, start)
+            batch.pending[self._port].append((context, 0, rows, None))
+        finally:
+            self._after_adding(full=True)
+        return True
 
     def _add_split(self, lane: PackedLane, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         try:

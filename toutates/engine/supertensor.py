@@ -28,7 +28,7 @@ from typing import Final
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import YAML_KEYS, Bounds, Budget, Keys
 from toutates.engine.dispatcher import Dispatcher, ExecutorHandle, InlineRun
-from toutates.engine.lane import Allocate, Batch, Lane, LaneState, Pin, RowShapes
+from toutates.engine.lane import Allocate, Batch, Lane, LaneState, PackedLane, Pin, RowShapes
 from toutates.engine.lane_table import LaneTable
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
@@ -57,6 +57,7 @@ class SuperTensor:
         keys: what sets these, for errors.
         pin: makes the memory of batches page-locked (``allocator: cuda_pinned``); None for ordinary memory.
         allocate: makes the memory of batches; None for ordinary memory.
+        lends: whether the backends read any memory, so that large rows may be run where they were received.
         quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
         delay_ns: how long an open batch may wait for more rows; 0 for not at all.
         enough_rows: a batch of so many rows does not wait.
@@ -79,6 +80,7 @@ class SuperTensor:
         keys: Keys = YAML_KEYS,
         pin: Pin | None = None,
         allocate: Allocate | None = None,
+        lends: bool = False,
         quick_ns: int = QUICK_NS,
         delay_ns: int = 0,
         enough_rows: int = 1,
@@ -93,7 +95,9 @@ class SuperTensor:
         self.budget = Budget(name, Bounds(rows, capacity_bytes, max_queue_size, keys), open_batches)
         # A full batch does not wait, so where batches wait there is room for all rows from the beginning.
         row_share_bytes = None if delay_ns else self.budget.share_bytes
-        self.lanes = LaneTable(signature, batch_size, row_share_bytes=row_share_bytes, pin=pin, allocate=allocate)
+        self.lanes = LaneTable(
+            signature, batch_size, row_share_bytes=row_share_bytes, pin=pin, allocate=allocate, lends=lends
+        )
         self.queue = BatchQueue(open_batches, self.budget, delay_ns=delay_ns, enough_rows=enough_rows)
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
         self.ports: list[Consumer] = []
@@ -156,11 +160,41 @@ class SuperTensor:
         if not self.executors.idle or lane.run_ns[rows.bit_length()] >= self._own_batch_ns:
             return None
         batch = self._new_batch(lane, rows)
+        self._add_own(batch, rows)
+        return batch
+
+    def open_lent_batch(self, lane: PackedLane, rows: int, address: int) -> Batch | None:
+        """``open_own_batch`` for the rows of one request that stay where they are, at ``address``.
+
+        None where copying them is better, also because others share the open batch.
+
+        Raises:
+            InvalidRequest, Overloaded, ModelNotReady: as for any batch.
+        """
+        quick = lane.run_ns[rows.bit_length()] < self._own_batch_ns
+        if not quick or not self.executors.idle or rows > lane.batch_rows or lane in self.queue.open:
+            return None
+        self._check_open()
+        budget = self.budget
+        budget.check_rows(rows)
+        budget.check_buffers(lane, rows)
+        batch = self.lanes.take_lent(lane, len(self.ports), rows, address)
+        if len(batch.pending) < len(self.ports):
+            batch.add_ports(len(self.ports))
+        budget.memory_bytes += batch.memory_bytes
+        self._opened = batch.order = self._opened + 1
+        self._add_own(batch, rows)
+        return batch
+
+    def _add_own(self, batch: Batch, rows: int) -> None:
         batch.rows = batch.counted = rows
         batch.busy = 1
         self.budget.rows += rows
         self.queue.sealed.append(batch)
-        return batch
+
+    def _check_open(self) -> None:
+        if self.queue.closed:
+            raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
     def _new_batch(self, lane: Lane, rows: int) -> Batch:
         budget, spare = self.budget, lane.spare
@@ -182,8 +216,7 @@ class SuperTensor:
         return batch
 
     def _find_memory(self, lane: Lane, rows: int) -> Batch:
-        if self.queue.closed:
-            raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        self._check_open()
         self.budget.check_rows(rows)
         if rows > lane.room:
             self.lanes.widen(lane, rows)
@@ -283,7 +316,7 @@ class SuperTensor:
         self.queue.running.discard(batch)
         budget.rows -= batch.counted
         budget.memory_bytes -= batch.memory_bytes
-        if batch.rows >= batch.room:
+        if batch.rows >= batch.room and not batch.lent_at:
             self.lanes.widen_after(batch)
         batch.rows = 0
         if batch.pieces or batch.held_bytes:

@@ -23,6 +23,8 @@ IDLE_NS: Final = 2_000_000_000
 MOST_LENT: Final = 4_096
 #: How many times the bytes received of a message the memory reserved for it may be.
 GROWTH: Final = 4
+#: Where messages end, whose last bytes may be a tensor that is used where it lies: a line of the cache.
+ALIGNMENT: Final = 64
 #: From here on the system is asked for pages of 2 MiB, which cost a fortieth.
 HUGE_BYTES: Final = 4 * 1024 * 1024
 
@@ -33,15 +35,17 @@ _HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
 class MessageMemory(mmap.mmap):
     """The memory of one large message. It can be read like ``bytes``: by index, by slices, by ``startswith``.
 
-    The memory may be larger (``capacity``), and so are views of all of it: behind the message is what was there before.
+    The memory may be larger (``capacity``), and so are views of all of it: around the message is what was there before.
 
     Attributes:
+        start: where the message begins.
         length: of the message, bytes: what ``len`` gives.
         kept_bytes: so much of it came from what the pool keeps, and counts there until ``returned``.
     """
 
-    __slots__ = ("kept_bytes", "length")
+    __slots__ = ("kept_bytes", "length", "start")
 
+    start: int
     length: int
     kept_bytes: int
 
@@ -65,19 +69,21 @@ class LargeMessage:
         pool: the memory's.
         memory: of the pool, of any size.
         size: of the message, bytes.
+        start: where in the memory the message begins.
 
     Attributes:
         missing: bytes that have not come.
         held_bytes: bytes that count for it: up to GROWTH times as many as have come, so that a size reserves nothing.
     """
 
-    __slots__ = ("_memory", "_pool", "_size", "_view", "held_bytes", "missing")
+    __slots__ = ("_memory", "_pool", "_size", "_start", "_view", "held_bytes", "missing")
 
-    def __init__(self, pool: MemoryPool, memory: MessageMemory, size: int) -> None:
+    def __init__(self, pool: MemoryPool, memory: MessageMemory, size: int, start: int = 0) -> None:
         self._pool = pool
         self._memory: MessageMemory | None = memory
         self._size = size
-        self._view = memoryview(memory)[:size]
+        self._start = start
+        self._view = memoryview(memory)[start : start + size]
         self.missing = size
         self.held_bytes = 0
 
@@ -90,6 +96,13 @@ class LargeMessage:
         """
         memory = pool.take(min(size, GROWTH * least))
         return None if memory is None else cls(pool, memory, size)
+
+    @classmethod
+    def begin_aligned(cls, pool: MemoryPool, size: int, least: int) -> LargeMessage | None:
+        """``begin`` for a message that is to end at a multiple of ALIGNMENT, so that a tensor at its end is aligned."""
+        start = -size % ALIGNMENT
+        memory = pool.take(start + min(size, GROWTH * least))
+        return None if memory is None else cls(pool, memory, size, start)
 
     def room(self) -> memoryview:
         """Where the next bytes belong; not empty while some are missing. Nobody keeps it when they are there.
@@ -127,6 +140,7 @@ class LargeMessage:
         self._view.release()
         self._memory = None
         self._pool.returned(memory)
+        memory.start = self._start
         memory.length = self._size
         return memory
 
@@ -137,11 +151,12 @@ class LargeMessage:
 
     def _grow(self, least: int) -> None:
         assert self._memory is not None
-        size = min(self._size, GROWTH * least)
+        start = self._start
+        size = start + min(self._size, GROWTH * least)
         if self._memory.capacity < size:
             self._view.release()
             MemoryPool.grow(self._memory, size)
-        self._view = memoryview(self._memory)[: self._size]
+        self._view = memoryview(self._memory)[start : start + self._size]
 
 
 class MemoryPool:

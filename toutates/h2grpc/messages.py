@@ -266,7 +266,7 @@ class MessageAssembler:
         """Have memory for ``least`` bytes of the message, and up to GROWTH times as many."""
         pool = self._pool
         if self._message is None and pool is not None and self._size >= LARGE_MESSAGE_BYTES and not self._prefix[0]:
-            self._large = LargeMessage.begin(pool, self._size, least)
+            self._large = LargeMessage.begin_aligned(pool, self._size, least)
             if self._large is not None:
                 return
         self._capacity = min(self._size, GROWTH * least)

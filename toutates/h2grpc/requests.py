@@ -197,7 +197,8 @@ class Requests:
     def _hand_on(self, call: Call, events: list[Event]) -> None:
         buffer: object = call.buffer
         if isinstance(buffer, MessageMemory):
-            call.end = buffer.length
+            call.start = buffer.start
+            call.end = buffer.start + buffer.length
             events.append(LargeRequest(call))
         else:
             call.end = len(call.buffer)

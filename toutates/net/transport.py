@@ -41,7 +41,7 @@ SMALL_READ_BYTES: Final = 4_096
 READ_NS: Final = 4_000_000
 #: Of a large message, so much is read at once as comes in this time: each read costs some 30 us. So that nothing else
 #: on the connection is held up, this is short, and none is waited for longer than AWAIT_NS.
-PACE_NS: Final = 500_000
+PACE_NS: Final = 1_000_000
 AWAIT_NS: Final = 5_000_000
 #: It is not waited for fewer bytes than this, and not for more.
 LEAST_AWAITED_BYTES: Final = 65_536

@@ -135,6 +135,7 @@ class OnnxKind:
             settings,
             is_triton=configuration.source.name == PBTXT_NAME,
             pin=_pinned_memory(configuration.source).pin if pinned else None,
+            lends=not pinned,
         )
         return ServedVersion(
             model=model,
