@@ -249,6 +249,7 @@ class Rig:
         batch_size, capacity, capacity_bytes, max_queue_size: of the ring.
         workers, executors: how many.
         quick_ns: see SuperTensor; without it, every batch runs in an executor's thread.
+        lends: see SuperTensor.
         delay_ns, enough_rows: see SuperTensor.
         settings: for shapes that config.yaml gives.
         profile: where each session writes its profile, and after how many batches.
@@ -265,6 +266,7 @@ class Rig:
         workers: int = 1,
         executors: int = 1,
         quick_ns: int = 0,
+        lends: bool = False,
         delay_ns: int = 0,
         enough_rows: int = 1,
         settings: ModelSettings | None = None,
@@ -292,6 +294,7 @@ class Rig:
             capacity_bytes=capacity_bytes,
             max_queue_size=max_queue_size,
             quick_ns=quick_ns,
+            lends=lends,
             delay_ns=delay_ns,
             enough_rows=enough_rows,
         )

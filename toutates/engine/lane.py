@@ -332,7 +332,7 @@ class PackedLane(Lane):
         return batch
 
     def lend(self, batch: Batch, buffer: Any, start: int) -> None:
-        """Have a lent batch read its rows from ``buffer``, which has them from ``start`` on and is kept until it has."""
+        """Have a lent batch read its rows from ``buffer``, which has them from ``start`` on, and keep it until then."""
         ((index, shape),) = self.row_shapes
         dtype = self.signature.inputs[index].datatype.numpy
         count = batch.room * self.row_bytes[0] // dtype.itemsize

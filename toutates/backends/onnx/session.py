@@ -213,6 +213,9 @@ class ModelSession:
             self._run_options = onnxruntime.RunOptions()
             self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
         self._output_names = [tensor.name for tensor in signature.outputs]
+        inputs = {tensor.name for tensor in signature.inputs}
+        #: outputs that are inputs: ONNX Runtime returns the very memory that is bound
+        self._returned = frozenset(index for index, name in enumerate(self._output_names) if name in inputs)
         #: whether BYTES are bytes; else they go in and out as str, which is UTF-8
         self._lends_strings = (
             any(not tensor.datatype.size for tensor in (*signature.inputs, *signature.outputs))
@@ -301,7 +304,11 @@ class ModelSession:
             binding.bind_output(name, "cpu")
         try:
             self.run_bound(binding)
-            return [self._as_array(value) for value in binding.get_outputs()]
+            arrays = [self._as_array(value) for value in binding.get_outputs()]
+            for index in self._returned:
+                array = arrays[index]
+                arrays[index] = array.copy() if isinstance(array, np.ndarray) else array
+            return arrays
         finally:
             binding.clear_binding_outputs()
 
