@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 
 from tests.e2e import python_models
 from tests.e2e.process import ServerProcess, running
-from tests.engine.support import DOUBLE
+from tests.engine.support import DOUBLE, unary
 from tests.waiting import wait_until
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
@@ -177,6 +178,9 @@ def execute(self, requests):
 """
 
 
+FLAGS = ["--processing-cores", "1", "--model-control-mode", "explicit", "--load-model", "*"]
+
+
 @pytest.fixture(scope="module", params=["process", "thread"])
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
@@ -194,7 +198,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "sizes", SIZES, more="")
     add_model(root, "growing", GROWING, dims="[ -1 ]")
     add_model(root, "strings", STRINGS, datatype="STRING", dims="[ -1 ]")
-    with running(root, tmp_path_factory.mktemp("log"), flags=["--processing-cores", "1"]) as process:
+    with running(root, tmp_path_factory.mktemp("log"), flags=FLAGS) as process:
         yield process
 
 
@@ -220,6 +224,21 @@ def test_a_model_calls_an_onnx_model(client: Any) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(80)))
+
+
+def test_a_call_goes_to_the_version_that_is_served_now(client: Any) -> None:
+    """A version may be replaced, and go, between two calls of the same form."""
+    config = json.dumps({"backend": "onnxruntime"})
+    try:
+        for graph, factor in ((unary("Neg", ["n", 4]), -1), (DOUBLE, 2)):
+            client.load_model("double", config=config, files={"file:1/model.onnx": graph})
+            for start in (1, 2):
+                npt.assert_array_equal(ask(client, "once", rows_of(1, start)), rows_of(1, start) * factor + 1)
+        client.unload_model("double")
+        with pytest.raises(utils.InferenceServerException, match="'double' has no available versions"):
+            ask(client, "once", rows_of(1))
+    finally:
+        client.load_model("double")
 
 
 def test_calls_that_are_awaited_together(client: Any) -> None:

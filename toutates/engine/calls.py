@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, TooLate
 
-__all__ = ["THREAD", "Calls", "ModelCall", "Outcome"]
+__all__ = ["THREAD", "Calls", "Fitting", "ModelCall", "Outcome"]
 
 #: What each thread has still to do with the outcomes of calls.
 THREAD: Final = ThreadQueue()
@@ -108,6 +108,24 @@ class ModelCall:
     about: Callable[[], RequestAbout] | None = None
 
 
+#: Stands for a call that is not made.
+_REFUSED: Final = ModelCall(0, lambda outcome: None)
+
+
+class Fitting(NamedTuple):
+    """How inputs fit a model version.
+
+    Attributes:
+        rows: of the call.
+        shapes: of one row of each input, see ``Calls.submit``.
+        order: for each of these, which of the inputs it is.
+    """
+
+    rows: int
+    shapes: RowShapes
+    order: Sequence[int]
+
+
 @dataclass(slots=True, eq=False)
 class _LentPort:
     """A port, with the ways that were used last."""
@@ -175,21 +193,37 @@ class Calls:
         Raises:
             RequestError: they do not fit the model, or ``submit`` refuses them. ``on_done`` is not called then.
         """
+        fitting = self.check([(name, tensor.datatype.name, tensor.shape) for name, tensor in inputs.items()])
+        call.rows = fitting.rows
+        contents = [tensor.content for tensor in inputs.values()]
+        self.submit(call, fitting.shapes, [contents[at] for at in fitting.order])
+
+    def check(self, inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> Fitting:
+        """Check inputs as a client's are checked: what holds for them holds for all of the same names and shapes.
+
+        Args:
+            inputs: name, datatype's name and shape of each.
+
+        Raises:
+            RequestError: they do not fit the model.
+        """
         signature = self.signature
         prefix = request_prefix("")
         try:
-            check_names(list(inputs), signature, self.model, prefix)
-            shapes = [(name, tensor.shape) for name, tensor in inputs.items()]
-            call.rows = check_batch(shapes, signature, self.model, prefix) if shapes else 1
-            specs = {spec.name: spec for spec in signature.inputs}
-            for name, tensor in reversed(list(inputs.items())):
-                check_input(specs[name], tensor.datatype.name, tensor.shape, signature, self.model, prefix)
+            check_names([name for name, _, _ in inputs], signature, self.model, prefix)
+            rows = 1
+            if inputs:
+                rows = check_batch([(name, shape) for name, _, shape in inputs], signature, self.model, prefix)
+            specs = {spec.name: (index, spec) for index, spec in enumerate(signature.inputs)}
+            for name, datatype, shape in reversed(inputs):
+                check_input(specs[name][1], datatype, shape, signature, self.model, prefix)
         except RequestError as error:
-            self._count_refused(call, error)
+            self._count_refused(_REFUSED, error)
             raise
-        given = [(index, inputs[spec.name]) for index, spec in enumerate(signature.inputs) if spec.name in inputs]
         row = slice(1, None) if signature.batched else slice(None)
-        self.submit(call, tuple([(index, t.shape[row]) for index, t in given]), [t.content for _, t in given])
+        places = {specs[name][0]: at for at, (name, _, _) in enumerate(inputs)}
+        shapes = tuple([(index, inputs[at][2][row]) for index, at in sorted(places.items())])
+        return Fitting(rows, shapes, [places[index] for index, _ in shapes])
 
     def submit(self, call: ModelCall, shapes: RowShapes, contents: Sequence[Content]) -> None:
         """Put rows into the version's batches.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from toutates.backends.python.arena import Arena
-from toutates.backends.python.calls import MAX_CALLS
+from toutates.backends.python.calls import MAX_CALLS, CallForm, Pending
 from toutates.backends.python.child import frames
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.models.table import ModelTable
@@ -108,7 +108,7 @@ def test_a_question_that_makes_no_sense_is_answered_so(question: dict[str, Any])
 
 def test_an_outcome_from_another_thread_wakes_the_executors() -> None:
     own = calls()
-    thread = threading.Thread(target=own._note, args=(7,))
+    thread = threading.Thread(target=own._note, args=(Pending(CallForm("m", "", [], []), own._note, 7),))
     thread.start()
     thread.join()
     poll = select.poll()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+from weakref import ReferenceType, ref
 
 from toutates.backends.python.results import code_of
-from toutates.engine.calls import ModelCall, Outcome
+from toutates.engine.calls import Fitting, ModelCall, Outcome
 from toutates.engine.result import Parameters
-from toutates.engine.servable import RequestAbout
+from toutates.engine.servable import Content, RequestAbout
 from toutates.engine.tensor import Tensor
 from toutates.models.held import hold_version
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError
 
-__all__ = ["MAX_CALLS", "CallError", "Pending", "begin_call", "is_ready"]
+__all__ = ["MAX_CALLS", "CallError", "CallForm", "Pending", "is_ready"]
 
 #: Calls of one instance at the same time.
 MAX_CALLS: Final = 1_024
@@ -39,87 +40,165 @@ class Pending:
     """A call whose outcome may not be there yet.
 
     Attributes:
-        on_done: called with the outcome, in the thread that has run the call. It must not block.
-        outputs: name and tensor of each; () if it failed.
+        form: of the call.
+        on_done: called with this object, in the thread that has run the call. It must not block.
+        number: for whoever has made the call.
+        contents: bytes of the outputs that are wanted; () if it failed.
+        row_shapes: of all outputs of the model, as ``Outputs`` has them.
         error: why it failed; None if it did not.
         parameters: of the response; None for none.
         is_done: whether the outcome is there.
+        known: of the version that is called; None if there is none.
     """
 
-    on_done: Callable[[], object]
-    outputs: Sequence[tuple[str, Tensor]] = ()
+    form: CallForm
+    on_done: Callable[[Pending], object]
+    number: int = 0
+    contents: Sequence[Content] = ()
+    row_shapes: tuple[tuple[int, ...], ...] = ()
     error: CallError | None = None
     parameters: Parameters | None = None
     is_done: bool = False
+    known: Known | None = None
 
-    def finish(self) -> None:
-        """The outcome is there."""
-        self.is_done = True
-        self.on_done()
+    def take(self, outcome: Outcome) -> None:
+        """The call is over."""
+        known = self.known
+        assert known is not None
+        try:
+            if outcome.error is not None:
+                self.fail(outcome.error)
+                return
+            assert outcome.outputs is not None
+            batched = known.served.signature.batched
+            self.parameters = outcome.outputs.parameters
+            self.row_shapes = outcome.outputs.row_shapes
+            self.contents = [outcome.content(index, batched=batched) for index in known.wanted]
+            self.is_done = True
+            self.on_done(self)
+        finally:
+            known.served.calls.let_go()
 
-    def fail(self, model: str, error: RequestError) -> None:
+    def fail(self, error: RequestError) -> None:
         """It has failed."""
+        model = self.form.model
         text = f"Model {model} - Error when running inference: {error}"
         if isinstance(error, ModelNotReady):
             text = f"Failed for execute the inference request. Model '{model}' is not ready."
         self.error = CallError(code_of(error), text)
-        self.finish()
+        self.is_done = True
+        self.on_done(self)
+
+    def outputs(self) -> list[tuple[str, Tensor]]:
+        """Name and tensor of each output that is wanted; [] if it failed."""
+        known = self.known
+        if known is None or self.error is not None:
+            return []
+        signature = known.served.signature
+        found = []
+        for index, content in zip(known.wanted, self.contents, strict=True):
+            spec = signature.outputs[index]
+            shape = spec.to_wire(self.row_shapes[index])
+            whole = (known.fitting.rows, *shape) if signature.batched else shape
+            found.append((spec.name, Tensor(spec.datatype, whole, content)))
+        return found
 
 
-def begin_call(
-    get_table: Callable[[], ModelTable],
-    model: str,
-    version: str,
-    inputs: Mapping[str, Tensor],
-    names: Sequence[str],
-    on_done: Callable[[], object],
-    about: RequestAbout | None = None,
-) -> Pending:
-    """Put rows into another model's batches. What is wrong with the call is its outcome, and nothing raises.
+class Known(NamedTuple):
+    """What was found for a form of calls: it holds as long as the model table is the same.
+
+    Attributes:
+        table: that one, which is not kept for it.
+        served: the version that is called.
+        fitting: of the inputs.
+        wanted: indices of the outputs that are wanted.
+    """
+
+    table: ReferenceType[ModelTable]
+    served: ServedVersion
+    fitting: Fitting
+    wanted: tuple[int, ...]
+
+
+class CallForm:
+    """Calls of one model with inputs of certain names, datatypes and shapes. Any thread may use it.
+
+    They are checked once, and again when another model table is there.
 
     Args:
-        get_table: returns the model table as it is now.
         model, version: who is called; "" for the newest version.
-        inputs: by name.
+        inputs: name, datatype's name and shape of each.
         names: of the outputs that are wanted; none for all.
-        on_done: see ``Pending``.
-        about: what the call says beside its inputs; None for nothing.
+
+    Attributes:
+        model: as given.
     """
-    pending = Pending(on_done)
-    try:
-        served = hold_version(get_table, model, version)
-    except RequestError as error:
-        pending.fail(model, error)
-        return pending
-    try:
-        wanted = _indices(served, names)
 
-        def take(outcome: Outcome) -> None:
-            try:
-                if outcome.error is not None:
-                    pending.fail(model, outcome.error)
-                    return
-                signature = served.signature
-                assert outcome.outputs is not None
-                pending.parameters = outcome.outputs.parameters
-                pending.outputs = [
-                    (signature.outputs[index].name, outcome.tensor(index, signature)) for index in wanted
-                ]
-                pending.finish()
-            finally:
-                served.calls.let_go()
+    __slots__ = ("_inputs", "_known", "_names", "_version", "model")
 
-        call = ModelCall(1, take, tuple(sorted(wanted)))
+    def __init__(
+        self, model: str, version: str, inputs: Sequence[tuple[str, str, tuple[int, ...]]], names: Sequence[str]
+    ) -> None:
+        self.model = model
+        self._version = version
+        self._inputs = inputs
+        self._names = names
+        self._known: Known | None = None
+
+    def begin(
+        self,
+        get_table: Callable[[], ModelTable],
+        contents: Sequence[Content],
+        on_done: Callable[[Pending], object],
+        number: int = 0,
+        about: RequestAbout | None = None,
+    ) -> Pending:
+        """Put rows into the model's batches. What is wrong with the call is its outcome, and nothing raises.
+
+        Args:
+            get_table: returns the model table as it is now.
+            contents: bytes of each input; their lengths fit the shapes.
+            on_done, number: see ``Pending``.
+            about: what the call says beside its inputs; None for nothing.
+        """
+        pending = Pending(self, on_done, number)
+        try:
+            known = self._held(get_table)
+        except RequestError as error:
+            pending.fail(error)
+            return pending
+        pending.known = known
+        call = ModelCall(known.fitting.rows, pending.take, known.wanted)
         if about is not None:
             call.about = lambda: about
-        served.calls.call(call, inputs)
-    except RequestError as error:
-        served.calls.let_go()
-        pending.fail(model, error)
-    return pending
+        try:
+            known.served.calls.submit(call, known.fitting.shapes, [contents[at] for at in known.fitting.order])
+        except RequestError as error:
+            known.served.calls.let_go()
+            pending.fail(error)
+        return pending
+
+    def _held(self, get_table: Callable[[], ModelTable]) -> Known:
+        """What is known of the calls; the version is held.
+
+        Raises:
+            RequestError: there is no such version, or the inputs do not fit it.
+        """
+        known = self._known
+        table = get_table()
+        if known is not None and known.table() is table and known.served.calls.hold():
+            return known
+        served = hold_version(get_table, self.model, self._version)
+        try:
+            wanted = _indices(served, self._names)
+            known = self._known = Known(ref(table), served, served.calls.check(self._inputs), wanted)
+        except RequestError:
+            served.calls.let_go()
+            raise
+        return known
 
 
-def _indices(served: ServedVersion, names: Sequence[str]) -> list[int]:
+def _indices(served: ServedVersion, names: Sequence[str]) -> tuple[int, ...]:
     """The outputs that are wanted, in the order of the model's.
 
     Raises:
@@ -129,7 +208,7 @@ def _indices(served: ServedVersion, names: Sequence[str]) -> list[int]:
     for name in names:
         if name not in known:
             raise InvalidRequest(f"unexpected inference output '{name}' for model '{served.model}'")
-    return [index for index, name in enumerate(known) if not names or name in names]
+    return tuple([index for index, name in enumerate(known) if not names or name in names])
 
 
 def is_ready(get_table: Callable[[], ModelTable], model: str, version: str) -> bool:

@@ -302,7 +302,7 @@ class ModelProcess:
                 self._look(deadline, timeout_s)
                 continue
             try:
-                data = self._socket.recv(262_144)
+                data = self._socket.recv(frames.RECEIVE_BYTES)
             except BlockingIOError:
                 self._look(deadline, timeout_s)
                 continue
@@ -311,6 +311,10 @@ class ModelProcess:
                 data = b""
             if not data:
                 self._gone()
+            if not buffer and len(data) >= frames.HEAD.size:  # a whole frame and nothing else, as nearly always
+                length, kind = frames.HEAD.unpack_from(data)
+                if len(data) == frames.HEAD.size + length:
+                    return kind, data[frames.HEAD.size :]
             buffer += data
 
     def _wait_for_either(self, calls: Calls, deadline: float | None) -> bool:

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -16,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
-from toutates.backends.python.calls import MAX_CALLS, Pending, begin_call, is_ready
+from toutates.backends.python.calls import MAX_CALLS, CallForm, Pending, is_ready
 from toutates.backends.python.child import frames
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.parameters import checked_parameters
-from toutates.engine.servable import RequestAbout, view_of
-from toutates.engine.tensor import Tensor
+from toutates.engine.servable import Content, RequestAbout, view_of
 from toutates.models.table import ModelTable
-from toutates.protocol.datatypes import BY_NAME, Datatype
+from toutates.protocol.datatypes import BY_NAME
 from toutates.system.errors import RequestError
 
 __all__ = ["ProcessCalls"]
@@ -37,30 +35,30 @@ _INTERNAL: Final = 1
 _INVALID: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Form:
     """What a process says of calls of one form: who is called, and what with.
 
     Attributes:
-        model, version: who is called.
-        inputs: name, datatype, shape, where it is in the block, bytes.
-        outputs: names of those that are wanted; none for all.
+        calls: begins them.
+        inputs: of each: where it is in the block, bytes, whether it is BYTES.
         used: bytes of the block that are inputs'.
+        outcome: row shapes and sizes of the outputs of the last one, and what was said of these.
     """
 
-    model: str
-    version: str
-    inputs: Sequence[tuple[str, Datatype, tuple[int, ...], int, int]]
-    outputs: Sequence[str]
+    calls: CallForm
+    inputs: Sequence[tuple[int, int, bool]]
     used: int
+    outcome: tuple[object, Sequence[int], bytes] = (None, (), b"")
 
 
 class _Call(NamedTuple):
-    """A call that is under way: its outcome, and its block, with the bytes of it that are inputs'."""
+    """A call that is under way: its outcome, its block and where that is, and its form."""
 
     pending: Pending
     block: npt.NDArray[Any]
-    used: int
+    offset: int
+    form: _Form
 
 
 class ProcessCalls:
@@ -86,15 +84,14 @@ class ProcessCalls:
         self._loads = loads
         self.event = -1
         self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        #: memory of calls, by the number that the process knows
-        self._blocks: list[npt.NDArray[Any]] = []
+        #: memory of calls and where it is, by the number that the process knows
+        self._blocks: list[tuple[npt.NDArray[Any], int]] = []
         self._calls: dict[int, _Call] = {}
         #: numbers of calls whose outcome has come from another thread
         self._done: deque[int] = deque()
         #: memory of outputs that did not fit into their block, until the next batch
         self._large: list[npt.NDArray[Any]] = []
         self._forms: dict[bytes, _Form] = {}
-        self._outcomes: dict[object, bytes] = {}
         self._thread = 0
 
     def __del__(self) -> None:
@@ -108,7 +105,7 @@ class ProcessCalls:
             self._calls.clear()
         if self._large:
             self._large.clear()
-        if self._blocks and sum(block.nbytes for block in self._blocks) > frames.KEPT_ROOM_BYTES:
+        if self._blocks and sum(block.nbytes for block, _ in self._blocks) > frames.KEPT_ROOM_BYTES:
             self._blocks.clear()
 
     def end(self) -> None:
@@ -130,8 +127,9 @@ class ProcessCalls:
             block = self._room(question["block"]) if len(self._blocks) < MAX_CALLS else None
             if block is None:
                 return 0, 0, 0
-            self._blocks.append(block)
-            return len(self._blocks) - 1, self._arena.offset(block), block.nbytes
+            offset = self._arena.offset(block)
+            self._blocks.append((block, offset))
+            return len(self._blocks) - 1, offset, block.nbytes
         if "ready" in question:
             return self._ready(question["ready"])
         return self._load(question)
@@ -146,7 +144,7 @@ class ProcessCalls:
                 self._loads.unload(str(model), dependents=bool(dependents))
                 return {}
             model, config, block, places = question["load"]
-            files = {str(path): _part(self._blocks[block], at, size).tobytes() for path, at, size in places}
+            files = {str(path): _part(self._blocks[block][0], at, size).tobytes() for path, at, size in places}
             self._loads.load(str(model), None if config is None else str(config), files)
         except RequestError as error:
             return _error(_INVALID, str(error))
@@ -166,7 +164,7 @@ class ProcessCalls:
             KeyError, TypeError, ValueError, IndexError, struct.error: what the process says of it makes no sense.
         """
         number, block_number, said = frames.CALL_HEAD.unpack_from(content)
-        block = self._blocks[block_number]
+        block, offset = self._blocks[block_number]
         if number in self._calls:
             raise ValueError
         if len(self._calls) >= MAX_CALLS:
@@ -174,17 +172,15 @@ class ProcessCalls:
         at = frames.CALL_HEAD.size + said
         form = self._form(content[at:])
         about = _about(content[at - said : at]) if said else None
-        inputs: dict[str, Tensor] = {}
-        for name, datatype, shape, at, size in form.inputs:
-            part = _part(block, at, size)
+        contents: list[Content] = []
+        for start, size, is_bytes in form.inputs:
+            part = _part(block, start, size)
             # Strings are checked and then read, so nobody may change them meanwhile.
-            inputs[name] = Tensor(datatype, shape, part if datatype.size else part.tobytes())
+            contents.append(part.tobytes() if is_bytes else part)
         if self._get_table is None:
             return _failed(number, _INTERNAL, "there are no other models")
-        pending = begin_call(
-            self._get_table, form.model, form.version, inputs, form.outputs, partial(self._note, number), about
-        )
-        call = _Call(pending, block, form.used)
+        pending = form.calls.begin(self._get_table, contents, self._note, number, about)
+        call = _Call(pending, block, offset, form)
         if pending.is_done:
             return self._outcome(number, call)
         self._calls[number] = call
@@ -203,31 +199,33 @@ class ProcessCalls:
                 del self._calls[number]
                 yield self._outcome(number, call)
 
-    def _note(self, number: int) -> None:
+    def _note(self, pending: Pending) -> None:
         """There is an outcome. In any thread."""
         if threading.get_ident() == self._thread and not self._calls:
             return  # ``call`` sees it
-        self._done.append(number)
+        self._done.append(pending.number)
         os.eventfd_write(self.event, 1)
 
     def _form(self, said: bytes) -> _Form:
         form = self._forms.get(said)
         if form is None:
             call = json.loads(said)
-            inputs = []
+            inputs: list[tuple[str, str, tuple[int, ...]]] = []
+            places: list[tuple[int, int, bool]] = []
             for name, datatype, shape, at, size in call["inputs"]:
                 kind = BY_NAME[datatype]
                 sizes = tuple([int(one) for one in shape])
                 if min(sizes, default=0) < 0 or (kind.size and size != prod(sizes) * kind.size):
                     raise ValueError
-                inputs.append((str(name), kind, sizes, int(at), int(size)))
+                inputs.append((str(name), kind.name, sizes))
+                places.append((int(at), int(size), not kind.size))
             names = [str(name) for name in call["outputs"]]
             used = int(call["used"])
             if used < 0:
                 raise ValueError
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
-            form = _Form(str(call["model"]), str(call["version"]), inputs, names, used)
+            form = _Form(CallForm(str(call["model"]), str(call["version"]), inputs, names), places, used)
             if len(said) <= _MAX_FORM_BYTES:
                 self._forms[said] = form
         return form
@@ -237,37 +235,38 @@ class ProcessCalls:
         pending = call.pending
         if pending.error is not None:
             return _failed(number, pending.error.code, pending.error.text)
-        views = [view_of(tensor.content) for _, tensor in pending.outputs]
-        sizes = [len(view) for view in views]
+        contents = pending.contents
+        sizes = [len(content) for content in contents]
         needed = sum([-(-size // 64) * 64 for size in sizes])
-        memory, at = call.block, call.used
+        memory, at = call.block, call.form.used
         if at + needed > memory.nbytes:
             larger = self._room(needed)
             if larger is None:
                 return _failed(number, _INTERNAL, f"Failed to increase the shared memory pool size by {needed} bytes")
             self._large.append(larger)
             memory, at = larger, 0
-        start = self._arena.offset(memory) + at
-        for view in views:
-            memory[at : at + len(view)] = np.frombuffer(view, np.uint8)
-            at += -(-len(view) // 64) * 64
+        start = (call.offset if memory is call.block else self._arena.offset(memory)) + at
+        view = memory.data
+        for content, size in zip(contents, sizes, strict=True):
+            view[at : at + size] = view_of(content)
+            at += -(-size // 64) * 64
+        said = self._said(call.form, pending, sizes)
         if pending.parameters is not None:
-            said = json.dumps([json.loads(self._said(pending, sizes)), dict(pending.parameters)]).encode()
-            return frames.RETURN_HEAD.pack(number, frames.RETURNED_PARAMETERS, start) + said
-        return frames.RETURN_HEAD.pack(number, frames.RETURNED, start) + self._said(pending, sizes)
+            whole = json.dumps([json.loads(said), dict(pending.parameters)]).encode()
+            return frames.RETURN_HEAD.pack(number, frames.RETURNED_PARAMETERS, start) + whole
+        return frames.RETURN_HEAD.pack(number, frames.RETURNED, start) + said
 
-    def _said(self, pending: Pending, sizes: Sequence[int]) -> bytes:
+    def _said(self, form: _Form, pending: Pending, sizes: Sequence[int]) -> bytes:
         """Names, datatypes, shapes and places of outputs; the same bytes for the same."""
-        key = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in pending.outputs]), tuple(sizes)
-        said = self._outcomes.get(key)
-        if said is None:
-            places, at = [], 0
-            for (name, tensor), size in zip(pending.outputs, sizes, strict=True):
-                places.append((name, tensor.datatype.name, tensor.shape, at, size))
-                at += -(-size // 64) * 64
-            if len(self._outcomes) >= _MAX_FORMS:
-                self._outcomes.clear()
-            said = self._outcomes[key] = json.dumps(places).encode()
+        row_shapes, known_sizes, said = form.outcome
+        if row_shapes is pending.row_shapes and known_sizes == sizes:
+            return said
+        places, at = [], 0
+        for (name, tensor), size in zip(pending.outputs(), sizes, strict=True):
+            places.append((name, tensor.datatype.name, tensor.shape, at, size))
+            at += -(-size // 64) * 64
+        said = json.dumps(places).encode()
+        form.outcome = pending.row_shapes, sizes, said
         return said
 
     def _room(self, size: Any) -> npt.NDArray[Any] | None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from toutates.backends.python.calls import Pending, begin_call, is_ready
+import numpy as np
+
+from toutates.backends.python.calls import CallForm, Pending, is_ready
 from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.requests import Caller, InferenceRequest, InferenceResponse, TritonError
 from toutates.backends.python.child.tensors import Tensor
 from toutates.backends.python.loads import LoadsModels
-from toutates.engine import tensor as engine_tensor
-from toutates.engine.servable import RequestAbout
+from toutates.engine.servable import Content, RequestAbout
 from toutates.models.table import ModelTable
-from toutates.protocol.datatypes import BY_NAME
 from toutates.system.errors import RequestError
 
 __all__ = ["ThreadCaller", "note_loading"]
 
+#: Forms of calls that are remembered.
+_MAX_FORMS: Final = 256
 
 _whose = threading.local()
 
@@ -38,30 +41,41 @@ class ThreadCaller(Caller):
     def __init__(self, get_table: Callable[[], ModelTable], loads: LoadsModels | None = None) -> None:
         self._get_table = get_table
         self._loads = loads
+        self._forms: dict[Any, CallForm] = {}
 
-    def begin(self, request: InferenceRequest) -> tuple[Pending, threading.Event]:
+    def begin(self, request: InferenceRequest) -> tuple[Pending, threading.Lock]:
         """See ``Caller``."""
-        done = threading.Event()
-        inputs = {
-            tensor.name(): engine_tensor.Tensor.of(
-                tensor.as_numpy() if tensor.datatype == "BYTES" else tensor.memory().copy(), BY_NAME[tensor.datatype]
-            )
-            for tensor in request.inputs()
-        }
+        inputs: list[tuple[str, str, tuple[int, ...]]] = []
+        contents: list[Content] = []
+        for tensor in request.inputs():
+            datatype = tensor.datatype
+            inputs.append((tensor.name(), datatype, tuple(tensor.shape())))
+            if datatype == "BYTES":
+                contents.append(tensor.encoded())
+            else:
+                contents.append(np.array(tensor.memory(), order="C").reshape(-1).view(np.uint8))
         version = "" if request.model_version in (-1, "") else str(request.model_version)
-        names = sorted(request.requested_output_names())
+        names = tuple(sorted(request.requested_output_names()))
+        key = request.model_name, version, tuple(inputs), names
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form = self._forms[key] = CallForm(request.model_name, version, inputs, names)
         said = request.said()
         about = RequestAbout(said.get("id", ""), None, said.get("parameters", {})) if said else None
-        return begin_call(self._get_table, request.model_name, version, inputs, names, done.set, about), done
+        done = threading.Lock()
+        done.acquire()
+        return form.begin(self._get_table, contents, lambda _: done.release(), 0, about), done
 
-    def result(self, call: tuple[Pending, threading.Event]) -> InferenceResponse:
+    def result(self, call: tuple[Pending, threading.Lock]) -> InferenceResponse:
         """See ``Caller``."""
         pending, done = call
-        done.wait()
+        done.acquire()
         if pending.error is not None:
             return InferenceResponse([], TritonError(pending.error.text, pending.error.code))
         return InferenceResponse(
-            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in pending.outputs],
+            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in pending.outputs()],
             None,
             None if pending.parameters is None else dict(pending.parameters),
         )

@@ -64,11 +64,15 @@ class Channel:
                     del self._buffer[: 5 + length]
                     return kind, content
             try:
-                data = self._control.recv(262_144)
+                data = self._control.recv(frames.RECEIVE_BYTES)
             except OSError:
                 data = b""
             if not data:
                 os._exit(0)
+            if not self._buffer and len(data) >= 5:  # a whole frame and nothing else, as nearly always
+                length, kind = frames.HEAD.unpack_from(data)
+                if len(data) == 5 + length:
+                    return kind, data[5:]
             self._buffer += data
 
     def send(self, kind: int, content: bytes = b"") -> None:

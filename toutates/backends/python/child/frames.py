@@ -47,6 +47,7 @@ __all__ = [
     "METRICS_HEAD",
     "METRICS_NUMBERS_AT",
     "QUERY",
+    "RECEIVE_BYTES",
     "RETURN",
     "RETURNED",
     "RETURNED_ERROR",
@@ -67,6 +68,8 @@ RETURNED, RETURNED_ERROR, RETURNED_PARAMETERS = range(3)
 
 CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY, CALL, RETURN = range(1, 13)
 
+#: What is read of a socket at once. More would be memory that the system maps and takes back for every read.
+RECEIVE_BYTES = 65_536
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 #: Layouts that both sides remember; then both forget all of them.
 MAX_LAYOUTS = 1024

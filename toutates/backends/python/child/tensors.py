@@ -63,6 +63,7 @@ NUMPY_OF_NAME: dict[str, Any] = {
     **{name: np.dtype(kind) for name, kind in zip(TYPES[1:], _NUMPY[1:])},
     "BF16": np.dtype(np.uint16),
 }
+_NUMBER_OF_NAME = {name: number for number, name in enumerate(TYPES)}
 _NUMBER_OF_DTYPE: dict[Any, int] = {np.dtype(kind): number for number, kind in enumerate(_NUMPY) if kind is not None}
 TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     ("TYPE_STRING" if name == "BYTES" else "TYPE_" + name): kind for name, kind in zip(TYPES[1:], _NUMPY[1:])
@@ -159,7 +160,7 @@ class Tensor:
     def received(cls, name: str, datatype: str, array: Any) -> Tensor:
         """A tensor that the server has sent."""
         tensor = cls.__new__(cls)
-        tensor._name, tensor._array, tensor._number = name, array, TYPES.index(datatype)
+        tensor._name, tensor._array, tensor._number = name, array, _NUMBER_OF_NAME[datatype]
         tensor._encoded = tensor._shape = None
         return tensor
 
