@@ -193,7 +193,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "fails", FAILS, more="")
     add_model(root, "failing", FAILING)
     add_model(root, "leaving", LEAVING)
-    add_model(root, "meeting", MEETING % str(tmp_path_factory.mktemp("met")), more="instance_group { count: 4 }")
+    # Batches of one row, so that no two calls are run one after the other.
+    met = str(tmp_path_factory.mktemp("met"))
+    add_model(root, "meeting", MEETING % met, rows=1, more="instance_group { count: 4 }")
     add_model(root, "together", TOGETHER, more="")
     add_model(root, "sizes", SIZES, more="")
     add_model(root, "growing", GROWING, dims="[ -1 ]")
