@@ -1,6 +1,6 @@
 """The command line: ``toutates`` serves, as ``toutates serve`` and ``tritonserver`` do; ``toutates probe`` checks a
 server's health, ``toutates check`` a repository, ``toutates config`` shows what a model's configuration comes to, and
-``toutates import`` makes a model of an archive of TorchServe.
+``toutates import`` makes a model of a folder of sentence-transformers or of an archive of TorchServe.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -274,32 +274,98 @@ def _config_show(arguments: list[str]) -> int:
 def _import(arguments: list[str]) -> int:
     parser = Parser(
         prog="toutates import",
-        description="Make a model of an archive of TorchServe: a folder of a model repository, whose handler runs as a "
-        "Python model. Nothing of the archive is run, and nothing is installed. Exit codes: 0 clean end, 1 the archive "
-        "cannot be imported, 2 the command line cannot be used.",
+        description="Make a model of a folder of sentence-transformers, or of an archive of TorchServe: a folder of a "
+        "model repository. The ONNX graph of a folder is written from config.json and the safetensors weights, without "
+        "PyTorch; the handler of an archive runs as a Python model. Nothing of either is run, and nothing is "
+        "installed. Exit codes: 0 clean end, 1 it cannot be imported, 2 the command line cannot be used.",
     )
-    parser.add_argument("archive", metavar="ARCHIVE", help="a .mar, a .tar.gz, or a folder with the same content")
     parser.add_argument(
-        "--output", default="models", metavar="REPOSITORY", help="the model repository (default: models)"
+        "path",
+        metavar="PATH",
+        help="a folder with config.json and model.safetensors; or a .mar, a .tar.gz, or a folder with the same content",
     )
-    parser.add_argument("--model-name", default="", metavar="NAME", help="name of the model (default: the manifest's)")
     parser.add_argument(
+        "--output", "--out", default="models", metavar="REPOSITORY", help="the model repository (default: models)"
+    )
+    parser.add_argument(
+        "--model-name", default="", metavar="NAME", help="name of the model (default: the folder's or the manifest's)"
+    )
+    archives = parser.add_argument_group("archives of TorchServe")
+    archives.add_argument(
         "--handler",
         default="",
         metavar="HANDLER",
         help="FILE.py or FILE.py:FUNCTION of the archive (default: the manifest's)",
     )
+    folders = parser.add_argument_group("folders of sentence-transformers and transformers")
+    folders.add_argument(
+        "--model-version", type=positive, default=None, metavar="N", help="number of the version (default: 1)"
+    )
+    folders.add_argument(
+        "--int8",
+        action="store_true",
+        help="quantize the weights to 8 bits, measure on sample texts what that loses, and print it",
+    )
+    folders.add_argument(
+        "--with-optimum", action="store_true", help="convert by optimum, which needs PyTorch, whatever the architecture"
+    )
+    folders.add_argument(
+        "--ignore-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key of config.json that changes nothing of what the model computes",
+    )
     parsed = parser.parse_args(arguments)
-    from toutates.repositories.torchserve.importing import Wanted, import_archive
-
     try:
-        imported = import_archive(Path(parsed.archive), Path(parsed.output), Wanted(parsed.model_name, parsed.handler))
+        return _import_folder(parsed) if _is_folder(parsed) else _import_archive(parsed)
     except ConfigurationError as error:
         _print_error(error)
         return EXIT_FAILURE
+
+
+def _is_folder(parsed: argparse.Namespace) -> bool:
+    """Whether a folder of sentence-transformers is to be imported, and not an archive of TorchServe."""
+    from toutates.repositories.sentence_transformers.folder import is_model_folder
+
+    if not parsed.handler and is_model_folder(Path(parsed.path)):
+        return True
+    given = (
+        *(("--model-version",) if parsed.model_version else ()),
+        *(("--int8",) if parsed.int8 else ()),
+        *(("--with-optimum",) if parsed.with_optimum else ()),
+        *(("--ignore-key",) if parsed.ignore_key else ()),
+    )
+    if given:
+        raise ConfigurationError(
+            "holds for folders with a config.json", key=given[0], value=parsed.path, remedy="leave it out"
+        )
+    return False
+
+
+def _import_archive(parsed: argparse.Namespace) -> int:
+    from toutates.repositories.torchserve.importing import Wanted, import_archive
+
+    imported = import_archive(Path(parsed.path), Path(parsed.output), Wanted(parsed.model_name, parsed.handler))
     print(f"model '{imported.model}' version {imported.version}: {imported.path}")
     for note in imported.notes:
         print(f"note: {note}")
+    return EXIT_OK
+
+
+def _import_folder(parsed: argparse.Namespace) -> int:
+    prepare_onnxruntime()
+    from toutates.repositories.sentence_transformers.importing import WantedModel, import_model
+
+    wanted = WantedModel(
+        parsed.model_name, parsed.model_version or 1, parsed.int8, parsed.with_optimum, parsed.ignore_key
+    )
+    imported = import_model(
+        Path(parsed.path), Path(parsed.output), wanted, lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    print(f"model '{imported.model}' version {imported.version}: {imported.path}")
+    if imported.loss is not None:
+        print(f"int8: {imported.loss}")
     return EXIT_OK
 
 

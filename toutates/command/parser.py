@@ -93,15 +93,15 @@ def server_parser(prog: str = "toutates") -> Parser:
         prog,
         usage="toutates [serve] --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
         "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]\n"
-        "       toutates config show [options]\n       toutates import ARCHIVE [options]",
+        "       toutates config show [options]\n       toutates import PATH [options]",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
         epilog="Each flag can also be given by an environment variable, such as TOUTATES_GRPC_ADDR for --grpc-addr, or "
         "by a key of the file that --config names, such as grpc-addr. A flag overrides a variable, and a variable "
         "overrides the file. Flags of tritonserver, such as --model-store and --grpc-port, are taken too; "
         "docs/migrating-from-triton.md lists them. 'toutates config show' prints every setting and where it comes "
         "from; 'toutates config MODEL_DIR' prints a model's configuration; 'toutates check' checks a repository; "
-        "'toutates probe' checks the health of a running server; 'toutates import' makes a model of an archive of "
-        "TorchServe. Each of them has a --help. Exit codes: 0 clean end, 1 "
+        "'toutates probe' checks the health of a running server; 'toutates import' makes a model of a folder of "
+        "sentence-transformers or of an archive of TorchServe. Each of them has a --help. Exit codes: 0 clean end, 1 "
         "failure, 2 a setting, the repository or the installation cannot be used.",
     )
     parser.commands = (SERVERS[0], *COMMANDS)

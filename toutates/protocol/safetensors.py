@@ -171,7 +171,7 @@ def _check_layout(path: Path, header: Mapping[str, Any], size: int) -> None:
     at = 0
     for begin, end, name in sorted((*entry["data_offsets"], name) for name, entry in header.items()):
         if begin != at:
-            raise _wrong(path, f"begins at byte {begin}, where the tensor before it ends at {at}", name)
+            raise _wrong(path, f"begins at byte {begin}, where the tensor before ends at {at}", name)
         at = end
     if at != size:
         raise _wrong(path, f"has {size - at} bytes behind its tensors")

@@ -15,16 +15,16 @@ from toutates.repositories.sentence_transformers.family import Output
 #: Made by ``make_references.py`` with transformers 5.23.0 and PyTorch 2.13.0 on a CPU.
 REFERENCES = Path(__file__).parent / "references"
 MODELS = sorted(path.name for path in REFERENCES.iterdir())
+CASES = [
+    (name, output) for name in MODELS for output in Output if output is Output.HIDDEN or name.endswith(output.value)
+]
 
 
-@pytest.mark.parametrize("output", list(Output), ids=lambda output: output.value)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "output"), CASES, ids=[f"{name}-{output.value}" for name, output in CASES])
 def test_a_graph_computes_what_transformers_computes(name: str, output: Output, tmp_path: Path) -> None:
     folder = REFERENCES / name
     with np.load(folder / "outputs.npz") as file:
         wanted = dict(file)
-    if output is not Output.HIDDEN and not name.endswith(output.value):
-        pytest.skip("the model has no such head")
     config = json.loads((folder / "config.json").read_text())
     path = tmp_path / "model.onnx"
     make_graph(folder, config, output).write(path)

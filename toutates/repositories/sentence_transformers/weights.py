@@ -15,11 +15,12 @@ from toutates.repositories.sentence_transformers.documents import read_object
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import shown
 
-__all__ = ["WEIGHTS", "Weights", "has_weights", "open_weights"]
+__all__ = ["WEIGHTS", "Weights", "open_weights"]
 
 WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt.index", "tf_model.h5")
+_GRAPHS: Final = ("model.onnx", "onnx/model.onnx")
 
 #: Names that older programs gave to the weights of a layer normalization.
 _OLD_NAMES: Final = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -105,11 +106,6 @@ class Weights:
         return stored
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a folder has safetensors weights."""
-    return (folder / WEIGHTS).exists() or (folder / _INDEX).exists()
-
-
 def open_weights(folder: Path) -> Weights:
     """The weights of a folder.
 
@@ -123,9 +119,10 @@ def open_weights(folder: Path) -> Weights:
     if index is None:
         found = [name for name in _PICKLES if (folder / name).exists()]
         problem = f"has no {WEIGHTS}" + (f", only {found[0]}" if found else "")
-        raise ConfigurationError(
-            problem, source=folder, remedy="save the model with safetensors: model.save_pretrained(FOLDER)"
-        )
+        remedy = "save the model with safetensors: model.save_pretrained(FOLDER)"
+        if any((folder / name).is_file() for name in _GRAPHS):
+            remedy = "it has an ONNX graph already: copy the folder into the repository, as NAME/1"
+        raise ConfigurationError(problem, source=folder, remedy=remedy)
     files = index.get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ConfigurationError(

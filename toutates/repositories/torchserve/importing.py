@@ -16,15 +16,13 @@ import json
 import os
 import re
 import shutil
-import tempfile
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.repositories.making import work_directory
 from toutates.repositories.torchserve.imported import (
     DESCRIPTION,
     default_of,
@@ -45,9 +43,6 @@ __all__ = ["AlreadyThere", "Imported", "Wanted", "import_archive"]
 
 ARCHIVE: Final = "archive"
 _RUNTIME: Final = Path(__file__).parent / "runtime"
-#: How the names of directories begin in which imports work, and how old one is that nobody works in any more.
-_WORK: Final = ".import-"
-_LEFTOVER_S: Final = 86_400
 #: Characters of the manifest and of model-config.yaml, in JSON.
 _MAX_DESCRIPTION: Final = 8 * 2**20
 _TS_MODULE: Final = re.compile(r"^\s*(?:from|import)\s+(ts(?:\.\w+)+)", re.MULTILINE)
@@ -130,28 +125,8 @@ def import_archive(
         ConfigurationError: the archive cannot be imported, or the repository not written.
     """
     archive, repository = Path(os.path.abspath(archive)), Path(os.path.abspath(repository))
-    if repository == archive or repository.is_relative_to(archive):
-        raise ConfigurationError("lies in the archive", source=repository, remedy="name another folder")
-    made: Path | None = None
-    try:
-        if not repository.is_dir():
-            repository.mkdir()
-            made = repository
-        _clear_leftovers(repository)
-        work = Path(tempfile.mkdtemp(prefix=_WORK, dir=repository))
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ConfigurationError(problem, source=repository, remedy="name a folder of your own") from error
-    try:
+    with work_directory(repository, archive, "the archive") as work:
         return _import(archive, repository, work, wanted or Wanted(), bounds)
-    except OSError as error:
-        problem = f"cannot be written: {error.strerror}"
-        raise ConfigurationError(problem, source=repository, remedy="see that the disk has room") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        if made is not None:
-            with suppress(OSError):  # it holds a model now
-                made.rmdir()
 
 
 def _import(archive: Path, repository: Path, work: Path, wanted: Wanted, bounds: Bounds | None) -> Imported:
@@ -204,13 +179,6 @@ def _import(archive: Path, repository: Path, work: Path, wanted: Wanted, bounds:
     return Imported(
         manifest.name, manifest.version, number, path, settings.workers, (*notes, *_notes(path, manifest, handler))
     )
-
-
-def _clear_leftovers(repository: Path) -> None:
-    """Remove what imports have left that were killed."""
-    for left in repository.glob(f"{_WORK}*"):
-        if time.time() - left.stat().st_mtime > _LEFTOVER_S:
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _content(unpacked: Path) -> Path:
