@@ -37,12 +37,14 @@ class Weights:
         self.epsilon = epsilon
 
     def linear(self, x: Array, name: str) -> Array:
-        y = x @ self.values[f"{name}.weight"].T
+        y: Array = x @ self.values[f"{name}.weight"].T
         return y + self.values[f"{name}.bias"] if f"{name}.bias" in self.values else y
 
     def norm(self, x: Array, name: str) -> Array:
         centred = x - x.mean(-1, keepdims=True)
-        y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.epsilon) * self.values[f"{name}.weight"]
+        y: Array = (
+            centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.epsilon) * self.values[f"{name}.weight"]
+        )
         return y + self.values[f"{name}.bias"] if f"{name}.bias" in self.values else y
 
 
@@ -53,7 +55,8 @@ def _attend(q: Array, k: Array, v: Array, heads: int, allowed: npt.NDArray[Any],
     scores = np.where(allowed, scores, -1e30)
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
-    return (shares @ v).transpose(0, 2, 1, 3).reshape(q.shape[0], q.shape[2], -1)
+    seen: Array = (shares @ v).transpose(0, 2, 1, 3).reshape(q.shape[0], q.shape[2], -1)
+    return seen
 
 
 def post_norm(config: Mapping[str, Any], values: Mapping[str, Array], ids: Ids, mask: Ids, kinds: Ids) -> Array:
@@ -93,7 +96,7 @@ def post_norm(config: Mapping[str, Any], values: Mapping[str, Array], ids: Ids, 
                 names = [*(f"attention.attn.{part}" for part in "qkvo"), "attention.LayerNorm"]
             names += ["intermediate.dense", "output.dense", "output.LayerNorm"]
         q, k, v, out, first, up, down, second = (layer + name for name in names)
-        seen = _attend(*(weights.linear(x, name) for name in (q, k, v)), heads, allowed, bias)
+        seen = _attend(weights.linear(x, q), weights.linear(x, k), weights.linear(x, v), heads, allowed, bias)
         x = weights.norm(x + weights.linear(seen, out), first)
         x = weights.norm(x + weights.linear(act(weights.linear(x, up)), down), second)
     return x

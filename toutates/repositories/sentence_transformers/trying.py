@@ -98,15 +98,15 @@ def _result(session: Any, tokenizer: Any, folder: ModelFolder, number: int) -> R
     }
     names = [one.name for one in session.get_inputs()]
     computed = session.run(None, {name: np.array([fed[name]], np.int64) for name in names})[0]
-    result: Results = computed[0]
+    result: Any = computed[0]
     if folder.output is Output.LABELS:
-        scores = np.exp(result - result.max())
-        result = scores / scores.sum() if len(result) > 1 else 1 / (1 + np.exp(-result))
+        scores = np.exp(result - result.max() if len(result) > 1 else -result)
+        result = scores / scores.sum() if len(result) > 1 else 1 / (1 + scores)
     elif folder.output is Output.TOKENS:
         result = np.log1p(np.maximum(result, 0)).max(axis=0)
     else:
         result = result[0] if folder.takes_first else result.mean(axis=0)
-    return result
+    return np.asarray(result, np.float32)
 
 
 def loss_of(folder: ModelFolder, exact: Results, quantized: Results) -> Loss:
