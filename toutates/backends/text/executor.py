@@ -115,6 +115,10 @@ class TextExecutor:
             each_ns = (ended_ns - began_ns) // texts
             for request, first, end in slices:
                 request.read_ns += each_ns * (end - first)
+        if texts == 1 and read.rows and self._queue.runs_alone():
+            # Nothing else is there to share a batch with, so the text need not wait for itself.
+            self._run(TextBatch(read.rows, len(read.rows[0].ids), ended_ns))
+            return
         for row in read.empty:
             settled = row.request.settled
             row.request.vectors[row.index] = self._nothing[: settled.dimensions]
@@ -132,7 +136,8 @@ class TextExecutor:
         self._count(batch.rows, batch.length)
         failed = _take_vectors(batch.rows, found, ended_ns - started_ns)
         timing = Timing(batch.taken_ns, started_ns, ended_ns, time.monotonic_ns())
-        self._on_batch(len(batch.rows), len({row.request for row in batch.rows}), timing)
+        requests = 1 if len(batch.rows) == 1 else len({row.request for row in batch.rows})
+        self._on_batch(len(batch.rows), requests, timing)
         self._queue.finish(batch.rows, failed, timing, ran=True)
 
     def _run_one_by_one(self, batch: TextBatch, failure: RequestError) -> None:

@@ -210,7 +210,7 @@ class SparseVector:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextTimes:
     """How long the parts of a request have taken, nanoseconds; each is the mean over its texts.
 
@@ -225,7 +225,7 @@ class TextTimes:
     inference_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextResult:
     """What has become of the texts of one call. Either ``error`` is None, or nothing else counts.
 
@@ -241,7 +241,7 @@ class TextResult:
     vectors: Sequence[Float32 | SparseVector] = ()
     tokens: Sequence[int] = ()
     error: RequestError | None = None
-    times: TextTimes = TextTimes()
+    times: TextTimes = field(default_factory=TextTimes)
 
 
 @dataclass(frozen=True, slots=True)

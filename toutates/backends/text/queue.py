@@ -147,6 +147,23 @@ class TextQueue:
         """A request that was let in does not come."""
         self.finish((), (), Timing(0, 0, 0, 0), texts=texts, size=size)
 
+    def submit(self, request: TextRequest) -> None:
+        """``count`` and ``add`` for one request with texts.
+
+        Raises:
+            Overloaded, ModelNotReady: see ``check``.
+        """
+        texts, size = len(request.texts), request.size
+        slices = ((request, 0, texts),) if texts <= _SLICE and size <= _SLICE_SIZE else _slices(request)
+        with self._lock:
+            self.check(texts, size)
+            self.texts += texts
+            self.memory_bytes += size
+            self._unread.extend(slices)
+            inbox = self._idle.pop() if self._idle else None
+        if inbox is not None:
+            inbox.put(None)
+
     def add(self, requests: Iterable[TextRequest]) -> None:
         """Put requests that were let in into the queue. Returns at once. Those without a text are over."""
         empty: list[TextRequest] = []
@@ -228,6 +245,14 @@ class TextQueue:
         requests = dict.fromkeys(row.request for row in rows)
         self.finish((), [(request, error) for request in requests], Timing(now_ns, now_ns, now_ns, now_ns))
 
+    def runs_alone(self) -> bool:
+        """Whether nothing waits, so that whoever has read a text may run it at once. It is then counted as running."""
+        with self._lock:
+            if self._waiting or self._unread:
+                return False
+            self.running += 1
+            return True
+
     def add_read(self, read: ReadTexts, timing: Timing) -> None:
         """Texts were read: they wait for a batch, have an answer, or have failed."""
         with self._lock:
@@ -287,6 +312,8 @@ class TextQueue:
                 idle, self._idle = self._idle, []
         for inbox in idle:
             inbox.put(None)
+        if not over:
+            return
         by_sink: dict[Sink, list[TextRequest]] = {}
         for request in over:
             by_sink.setdefault(request.sink, []).append(request)

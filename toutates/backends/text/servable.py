@@ -116,7 +116,7 @@ class TextServable(TextModel):
         try:
             settled = self.settle(options)
             size = self._check_texts(texts)
-            self._queue.count(len(texts), size)
+            self._queue.submit(TextRequest(texts, settled, self, on_done, is_wanted, size, time.monotonic_ns()))
         except RequestError as error:
             with self._lock:
                 counters = self._shared_counters()
@@ -125,8 +125,6 @@ class TextServable(TextModel):
                 else:
                     counters.refused += 1
             raise
-        request = TextRequest(texts, settled, self, on_done, is_wanted, size, time.monotonic_ns())
-        self._queue.add((request,))
 
     def _check_texts(self, texts: Sequence[Text]) -> int:
         """Refuse texts of a kind that the model does not read; returns their size, about bytes."""

@@ -154,6 +154,8 @@ class WordTokenizer:
             TextError: the tokenizer failed; it may be because of any of the texts.
         """
         most = _most_characters(limit)
+        if all([_characters(text) <= most for text in texts]):
+            return self._encode(texts, special)
         short = [text if _characters(text) <= most else _beginning(text, most) for text in texts]
         found = self._encode(short, special)
         for at, (text, given) in enumerate(zip(texts, short, strict=True)):
