@@ -149,6 +149,8 @@ def scan(
     folders = [scan_model(root / name) for name in names if only is None or name in only]
     if _has_lone_model(root, names, is_named=bool(lone_name)):
         lone = lone_name or _own_name(root)
+        if _is_text_model(root):  # whose own folders are no models, and nobody takes them for such
+            folders = []
         if only is None or lone in only:
             folders.append(lone_model(root, lone))
         return sorted(folders, key=lambda folder: folder.name)
@@ -160,13 +162,15 @@ def scan(
 
 
 def _has_lone_model(root: Path, names: Collection[str], *, is_named: bool) -> bool:
-    """Whether a graph lies alone in a repository's own directory: no other does, and no directory is a model's.
+    """Whether a graph, or a text model's folder, is a repository's own directory, and no directory in it is a model's.
 
     Args:
         root: the repository's directory.
         names: of the directories in it.
         is_named: whether the operator has named the model, so that this is no mistake.
     """
+    if _is_text_model(root):
+        return all(scan_model(root / name).passed_over for name in names)
     if graphs(root) != [MODEL_FILENAME] or os.path.isdir(root / MODEL_FILENAME):
         return False
     if not all(scan_model(root / name).passed_over for name in names):

@@ -23,7 +23,12 @@ from tests.text_models import (
     served,
     table,
 )
+from toutates.backends.onnx.inspection import ALL_DEVICES
+from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.text.interface import Scores, SparseVector, Task, TextOptions, VectorForm
+from toutates.backends.text.kind import TextKind
+from toutates.models.kinds import inspect_version
+from toutates.models.repository import scan, scan_model
 
 OLD = "sentence_transformers.models."
 MULTI = "sentence_transformers.multi_vector_encoder.modules"
@@ -299,3 +304,20 @@ def test_words_are_put_into_lower_case_where_the_folder_says_so(tmp_path: Path) 
     path = make_folder(tmp_path / "lower", modules=[("1_Pooling", f"{OLD}Pooling", {})], files=files)
     close(vectors_of(path, ["ONE Two"]), [hidden(ids_of("one two")).mean(0)])
     close(vectors_of(path, ["one two three four five"]), [hidden(ids_of("one two three")).mean(0)])
+
+
+def test_a_repository_may_be_the_folder_of_a_text_model_itself(tmp_path: Path) -> None:
+    make_folder(tmp_path / "alone", modules=[("1_Pooling", f"{OLD}Pooling", {})])
+    [found] = scan(tmp_path / "alone")
+    assert (found.name, found.is_lone, [version.problem for version in found.versions]) == ("alone", True, [""])
+    make_folder(tmp_path / "many" / "one", modules=None)
+    make_folder(tmp_path / "many" / "two" / "1", modules=None)
+    assert [(one.name, one.is_lone) for one in scan(tmp_path / "many")] == [("one", True), ("two", False)]
+
+
+def test_a_model_is_inspected_on_the_cpu_whatever_it_is_to_be_served_with(tmp_path: Path) -> None:
+    make_folder(tmp_path / "seen", modules=[("1_Pooling", f"{OLD}Pooling", {})])
+    [version] = scan_model(tmp_path / "seen").versions
+    found = inspect_version([TextKind(SessionOptions(ALL_DEVICES))], "seen", version)
+    assert [tensor.name for tensor in found.signature.outputs] == ["embedding"]
+    assert found.config().backend == "text"

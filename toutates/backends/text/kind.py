@@ -10,6 +10,7 @@ from typing import Final
 
 from toutates.backends.interface import Source
 from toutates.backends.onnx.executor_sessions import executor_session_options
+from toutates.backends.onnx.provider_names import CPU
 from toutates.backends.onnx.session import SessionOptions, load_session
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
@@ -27,7 +28,6 @@ from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.labels import Labels, read_labels
 from toutates.models.config.problems import Problems
-from toutates.models.config.settings import SessionSettings
 from toutates.models.config.signature_of import signature_of
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
@@ -151,12 +151,12 @@ class TextKind:
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
         """See ``Kind``. It is computed once either way, because only that tells whether it can be."""
-        loaded = self._open(model, configuration)
+        loaded = self._open(model, configuration, on_cpu=True)
         return InspectedVersion.of(model, configuration, loaded.signature, _described(loaded.folder), loaded.warnings)
 
     # --- reading a version -------------------------------------------------------------------------------------------
 
-    def _open(self, model: str, configuration: VersionConfiguration) -> _Loaded:
+    def _open(self, model: str, configuration: VersionConfiguration, *, on_cpu: bool = False) -> _Loaded:
         settings, version = configuration.settings, configuration.folder
         warnings = _check_settings(configuration)
         source = Source(
@@ -166,7 +166,7 @@ class TextKind:
         folder = _with_parameters(read_folder(version.path, settings.model_filename), source)
         in_module = (folder.transformer / "tokenizer.json").exists()
         tokenizer = load_tokenizer(folder.transformer if in_module else folder.path)
-        encoder = self._encoder(model, configuration, folder)
+        encoder = self._encoder(model, configuration, folder, on_cpu=on_cpu)
         # A graph fails on an id that it has no vector for, and with it a batch of others' texts.
         vocabulary = min(tokenizer.vocabulary, encoder.tokens or folder.vocabulary or tokenizer.vocabulary)
         skip_ids = [found for word in folder.skip_tokens if (found := tokenizer.id_of(word)) is not None]
@@ -222,7 +222,7 @@ class TextKind:
             signature = replace(signature, inputs=tuple(inputs))
         return _Loaded(folder, info, signature, tokenizer, reader, computing, bounds, Buckets(lengths), tuple(warnings))
 
-    def _encoder(self, model: str, configuration: VersionConfiguration, folder: TextFolder) -> Encoder:
+    def _encoder(self, model: str, configuration: VersionConfiguration, folder: TextFolder, *, on_cpu: bool) -> Encoder:
         if folder.graph is None:
             return Table(folder.transformer)
         settings = configuration.settings
@@ -238,10 +238,10 @@ class TextKind:
                 remedy="name one device",
             )
         # Lengths differ from run to run. An arena would keep what the largest run has needed, for each of its shapes.
-        keeps = settings.session != SessionSettings() and settings.session.memory_arena
         chosen = replace(
             options[0],
-            memory_arena=keeps,
+            providers=((CPU, {}),) if on_cpu else options[0].providers,
+            memory_arena=False,
             memory_pattern=False,
             intra_op_cpus=self._intra_op_turns.take(options[0].intra_threads - 1),
         )
