@@ -81,7 +81,11 @@ lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-pytest: $(VENV)/.dev  ## The tests alone (ARGS='-k name')
+# A model of 80 MB that some tests compute. Without a network they are skipped.
+.cache/minilm: | $(VENV)/.dev
+	@$(BIN)/python tests/minilm.py || echo >&2 'Tests of all-MiniLM-L6-v2 are skipped: it cannot be downloaded.'
+
+pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 $(VENV)/.backends: $(VENV)/.dev
