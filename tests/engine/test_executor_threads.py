@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.waiting import wait_until
 from toutates.engine import executor_threads as executor_threads_module
 from toutates.engine.executor_threads import (
     FIRST_PAUSE_S,
@@ -141,6 +142,19 @@ def test_when_no_worker_is_left_a_run_that_does_not_end_is_left_behind(caplog: p
     assert "executor-0 m of version 3 has not ended its run, and is left behind" in caplog.text
     assert story.deaths == []
     may_end.set()
+
+
+def test_a_run_of_an_unloaded_version_that_does_not_end_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Mortal()
+    story = Story(executor)
+
+    def live() -> None:
+        story.token.run_sync_soon(story.threads.note_closed)
+        wait_until(lambda: "have not ended" in caplog.text)
+
+    executor.lives.append(live)
+    story.tell()
+    assert "version 3 of model 'm' has been unloaded for 30 s, and 1 of its runs have not ended" in caplog.text
 
 
 def test_a_thread_that_cannot_be_started_is_tried_again(

@@ -103,6 +103,8 @@ class BatchedServable:
         """See ``Servable``."""
         if workers_ended:
             self._threads.note_that_workers_ended()
+        else:
+            self._threads.note_closed()
         self.supertensor.close(workers_ended=workers_ended)
 
     def free(self) -> None:

@@ -27,6 +27,8 @@ MAX_PAUSE_S: Final = 10.0
 FORGET_S: Final = 60.0
 #: How many deaths of an executor's threads are accepted once no worker is left; then it is given up.
 MAX_DEATHS_AT_THE_END: Final = 3
+#: How long the runs of a version that is unloaded may go on before the log says so.
+SAID_AFTER_S: Final = 30.0
 #: Seconds that a run may still take once no worker is left. Nobody waits for its answers, and the process is to end.
 LAST_RUN_S: Final = 10.0
 
@@ -53,9 +55,11 @@ class ExecutorThreads:
         self._version = version
         self._executors = list(executors)
         self._count = len(self._executors)
+        self._running = 0
         #: numbers of the executors that have no thread now
         self._dead: set[int] = set()
         self._workers_ended = trio.Event()
+        self._closed = trio.Event()
 
     @property
     def ready(self) -> bool:
@@ -67,9 +71,11 @@ class ExecutorThreads:
         leave = trio.Event()
         async with trio.open_nursery() as around:
             around.start_soon(self._leave_in_time, leave)
+            around.start_soon(self._say_what_does_not_end)
             async with trio.open_nursery() as nursery:
                 for number, executor in enumerate(self._executors):
                     nursery.start_soon(self._keep_running, executor, number, host, leave)
+                    self._running += 1
                 del executor
                 self._executors.clear()
             around.cancel_scope.cancel()
@@ -80,11 +86,35 @@ class ExecutorThreads:
         await trio.sleep(LAST_RUN_S)
         leave.set()
 
+    async def _say_what_does_not_end(self) -> None:
+        """Log it if runs go on for long in a version that is to be freed."""
+        await self._closed.wait()
+        await trio.sleep(SAID_AFTER_S)
+        logger.warning(
+            "version %d of model '%s' has been unloaded for %g s, and %d of its runs have not ended: its memory is not "
+            "freed until they do, and a run that hangs stays until the server is restarted",
+            self._version,
+            self._model,
+            SAID_AFTER_S,
+            self._running,
+            extra={"model": self._model, "version": self._version},
+        )
+
+    def note_closed(self) -> None:
+        """The version is to be freed: its executors end as soon as they have run what they have."""
+        self._closed.set()
+
     def note_that_workers_ended(self) -> None:
         """Replace threads that die without a pause from now on, and only a few times: nobody waits for answers."""
         self._workers_ended.set()
 
     async def _keep_running(self, executor: Loop, number: int, host: Host, leave: trio.Event) -> None:
+        try:
+            await self._keep_one(executor, number, host, leave)
+        finally:
+            self._running -= 1
+
+    async def _keep_one(self, executor: Loop, number: int, host: Host, leave: trio.Event) -> None:
         name = f"executor-{number} {self._model}"
         cpus = host.take_cpus()
         deaths = deaths_at_the_end = 0

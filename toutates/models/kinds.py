@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, overload
+from typing import Protocol
 
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
 from toutates.models.inspection import InspectedVersion
+from toutates.models.names import FoundNames
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.system.errors import ModelLoadError
@@ -104,7 +105,7 @@ def inspect_version(
     return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
 
 
-class BackendNames(Sequence[str]):
+class BackendNames(FoundNames):
     """The names of the backends of some kinds, the last kind's first.
 
     A kind may have to look for its names; so it is asked only for a name that no kind behind it has.
@@ -118,16 +119,6 @@ class BackendNames(Sequence[str]):
 
     def __contains__(self, name: object) -> bool:
         return any(name in kind.backends for kind in self._kinds)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
-        return next(iter(self)) if at == 0 else list(self)[at]
 
 
 def _kind_of(kinds: Sequence[Kind], configuration: VersionConfiguration) -> Kind:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from toutates.backends.python.environments import Environments
+from toutates.backends.python.process import Interpreter
 from toutates.system.errors import ModelLoadError
 
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
@@ -89,3 +90,14 @@ def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
         environments.interpreter(str(tmp_path / "text"), tmp_path)
     with pytest.raises(ModelLoadError, match="No such file"):
         environments.interpreter(str(tmp_path / "absent"), tmp_path)
+
+
+def test_a_process_gets_the_variables_that_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("LANG", "C")
+    assert Interpreter().variables()["AWS_SECRET_ACCESS_KEY"] == "secret"
+    assert Interpreter(environment={"A": "b"}, kept=frozenset(("LANG", "ABSENT"))).variables() == {
+        "LANG": "C",
+        "A": "b",
+    }
+    assert Interpreter(kept=frozenset(("",))).variables() == {}

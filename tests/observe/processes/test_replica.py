@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from toutates.engine.counters import BUCKETS, BatchCounters, WorkerCounters
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.infer.counters import InferCounters
+from toutates.models.graph_picture import graph_svg
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelState
 from toutates.net.housekeeping import Traffic
@@ -25,6 +27,7 @@ from toutates.observe.processes.report import (
     WorkerReport,
     read_report,
 )
+from toutates.protocol.model_config_pb2 import ModelConfig
 
 TENSOR = TensorReport("x", "FP32", (4,), optional=False)
 
@@ -36,8 +39,10 @@ def statistics(requests: int) -> VersionStatistics:
     return VersionStatistics(counters, {2: BatchCounters(requests)}, durations, durations, occupancy, 8, 1)
 
 
-def report(requests: int, *, serial: int = 1, state: str = "READY", reason: str = "") -> Report:
-    served = ServedReport(serial, (TENSOR,), (TENSOR,), batched=True, load_ns=7, advice="", tags={"team": "a"})
+def report(requests: int, *, serial: int = 1, state: str = "READY", reason: str = "", graph: bytes = b"") -> Report:
+    served = ServedReport(
+        serial, (TENSOR,), (TENSOR,), batched=True, load_ns=7, advice="", tags={"team": "a"}, graph=graph
+    )
     models = [ModelReport("m", "", (VersionReport(1, state, reason, served),))]
     steps = StepReport([requests] + [0] * (BUCKETS - 1), requests)
     return Report(
@@ -84,6 +89,24 @@ def test_reports_are_added_up() -> None:
     assert sum(one.observer.seen for one in replica.infer) == 7
     assert (replica.dropped_log_lines, replica.traces) == (2, (7, 2))
     assert replica.table.ready
+
+
+def test_ensembles_have_their_picture() -> None:
+    replica = Replica(2)
+    config = ModelConfig(name="m")
+    config.ensemble_scheduling.step.add(model_name="inner", input_map={"x": "IN"}, output_map={"y": "OUT"})
+    for process in range(2):
+        replica.update(process, sent(report(1, graph=config.SerializeToString())))
+    [version] = replica.table.served()
+    assert "inner" in graph_svg(version.config)
+    assert dict(version.config.metric_tags) == {"team": "a"}
+    config.ensemble_scheduling.step[0].model_name = "another"
+    for process in range(2):
+        replica.update(process, sent(report(1, serial=2, graph=config.SerializeToString())))
+    [version] = replica.table.served()
+    assert "another" in graph_svg(version.config)
+    with pytest.raises(msgspec.ValidationError, match="no graph, of model 'm'"):
+        sent(report(1, graph=b"\xff"))
 
 
 def test_sums_do_not_fall_when_a_process_ends_or_loads_anew() -> None:

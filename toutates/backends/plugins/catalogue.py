@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Final
+
+from toutates.models.names import FoundNames
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,7 +51,7 @@ SHIPPED: Final[Mapping[str, Shipped]] = MappingProxyType(
 )
 
 
-class Catalogue(Sequence[str]):
+class Catalogue(FoundNames):
     """The names of all backends that can be used, those of packages included.
 
     Packages are asked for entry points only where nothing else has a name, because that reads the metadata of each.
@@ -87,13 +89,3 @@ class Catalogue(Sequence[str]):
     def __contains__(self, name: object) -> bool:
         """Whether there is such a backend; also one of ours whose package is not installed."""
         return name in self.shipped or name in self.entry_points
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
-        return list(self)[at]

@@ -180,14 +180,17 @@ class _Loading:
                 start_s=_seconds(parameters, "toutates.start_timeout_s", Limits().start_s, source),
                 execute_s=_seconds(parameters, "toutates.execute_timeout_s", Limits().execute_s, source),
             )
+            kept = parameters.get("toutates.environment")
             interpreter = environments.interpreter(environment, version.model_dir)
+            if kept is not None:
+                interpreter = replace(interpreter, kept=frozenset(map(str.strip, kept.split(","))))
             self.isolation = Processes(code, interpreter, reader, limits, get_table, loads)
-        elif environment:
+        elif own := [key for key in ("EXECUTION_ENV_PATH", "toutates.environment") if key in parameters]:
             raise ConfigurationError(
                 "a thread of the server has no environment of its own",
                 source=source,
-                key="parameters.EXECUTION_ENV_PATH",
-                value=environment,
+                key=f"parameters.{own[0]}",
+                value=parameters[own[0]],
                 remedy="remove it, or set toutates.isolation to 'process'",
             )
         else:

@@ -101,10 +101,18 @@ class Interpreter:
     Attributes:
         command: its start.
         environment: variables that are set beside the server's.
+        kept: names of the server's variables that it gets; None for all.
     """
 
     command: Sequence[str] = (sys.executable,)
     environment: Mapping[str, str] = field(default_factory=dict)
+    kept: frozenset[str] | None = None
+
+    def variables(self) -> dict[str, str]:
+        """The environment of its processes."""
+        kept = self.kept
+        own = {name: value for name, value in os.environ.items() if kept is None or name in kept}
+        return {**own, **self.environment}
 
 
 class ModelProcess:
@@ -156,7 +164,7 @@ class ModelProcess:
                     stderr=prints,
                     pass_fds=(theirs.fileno(), memory),
                     start_new_session=True,
-                    env={**os.environ, **interpreter.environment},
+                    env=interpreter.variables(),
                 )
             )
         except BaseException:

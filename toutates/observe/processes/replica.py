@@ -84,7 +84,7 @@ class _Version:
 
     def __init__(self, first: ServedReport) -> None:
         self.signature = Signature(_tensors(first.inputs), _tensors(first.outputs), first.batched)
-        self.tags = first.tags
+        self.tags, self.graph = first.tags, first.graph
         self.counters = VersionCounters()
         self.parts: list[VersionStatistics] = []
         #: what processes have counted that have ended, or have loaded it anew
@@ -112,8 +112,8 @@ class _Version:
         )
 
     def is_like(self, served: ServedReport) -> bool:
-        tags = served.tags == self.tags
-        return tags and self.signature == Signature(_tensors(served.inputs), _tensors(served.outputs), served.batched)
+        config = served.tags == self.tags and served.graph == self.graph
+        return config and self.signature == Signature(_tensors(served.inputs), _tensors(served.outputs), served.batched)
 
     def bury(self, counts: _Counts) -> None:
         """Keep counts in the sum that will not grow any more."""
@@ -289,9 +289,10 @@ class Replica:
         if version is not None and version.is_like(first):
             return version, self._served[key]
         version = _Version(first)
-        # Only its statistics, its counters and its signature are read here.
+        # Only its statistics, its counters, its signature and its graph are read here.
         servable = cast(Servable, version)
-        config = ModelConfig(metric_tags=first.tags)
+        config = ModelConfig.FromString(first.graph)
+        config.metric_tags.update(first.tags)
         return version, ServedVersion(*key, config, servable, load_ns=first.load_ns, advice=first.advice)
 
     def _add_up(self) -> None:

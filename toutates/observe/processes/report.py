@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from toutates.engine.counters import BUCKETS, Durations, WorkerCounters
 from toutates.engine.statistics import VersionStatistics
@@ -20,6 +21,7 @@ from toutates.net.housekeeping import Traffic
 from toutates.net.schedule import Lateness
 from toutates.observe.view import ServerView
 from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import TensorSpec
 from toutates.repositories.interface import RepositoryStatistics
 from toutates.system.logs.recent import RecentWarning, RecentWarnings
@@ -54,7 +56,10 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ServedReport:
-    """A version that is loaded; ``serial`` is another one once it is loaded anew."""
+    """A version that is loaded; ``serial`` is another one once it is loaded anew.
+
+    ``graph`` is of an ensemble: the part of its ModelConfig that its picture is drawn of, serialized; else empty.
+    """
 
     serial: int
     inputs: tuple[TensorReport, ...]
@@ -63,6 +68,7 @@ class ServedReport:
     load_ns: int
     advice: str
     tags: dict[str, str]
+    graph: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,10 @@ def read_report(message: bytes) -> Report:
             tensors = () if version.served is None else (*version.served.inputs, *version.served.outputs)
             if version.state not in _STATES or not all(one.datatype in BY_NAME for one in tensors):
                 raise msgspec.ValidationError(f"no such state or datatype, of model {model.name!r}")
+            try:
+                ModelConfig.FromString(b"" if version.served is None else version.served.graph)
+            except DecodeError as error:
+                raise msgspec.ValidationError(f"no graph, of model {model.name!r}") from error
     return report
 
 
@@ -270,7 +280,17 @@ class Reporter:
             version.load_ns,
             version.advice,
             dict(version.config.metric_tags),
+            _graph(version.config),
         )
+
+
+def _graph(config: ModelConfig) -> bytes:
+    if not config.HasField("ensemble_scheduling"):
+        return b""
+    parts = ModelConfig(
+        name=config.name, input=config.input, output=config.output, ensemble_scheduling=config.ensemble_scheduling
+    )
+    return parts.SerializeToString(deterministic=True)
 
 
 def _tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorReport, ...]:
