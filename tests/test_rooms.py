@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"api", "backends", "h2grpc", "infer", "models", "net", "observe", "protocol", "repositories", "system"},
     # It makes copies of other processes' models, and so of their signatures.
     "observe": {"api", "engine", "h2grpc", "http1", "infer", "models", "net", "protocol", "repositories", "system"},
-    "api": {"engine", "h2grpc", "http1", "infer", "models", "net", "protocol", "repositories", "system"},
+    # Of the backends it has what an API needs of a text model (``backends.text.interface``).
+    "api": {"backends", "engine", "h2grpc", "http1", "infer", "models", "net", "protocol", "repositories", "system"},
     "infer": {"engine", "models", "net", "protocol", "system"},
     "backends": {"engine", "models", "protocol", "system"},
     "repositories": {"models", "protocol", "system"},

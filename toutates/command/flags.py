@@ -311,6 +311,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             shown=without_secret,
         ),
         Flag(
+            "api-key-file",
+            "FILE",
+            "let only callers with one of its keys, one in each line, use the APIs for text; SIGHUP reads it again",
+            read=_path,
+            unset="everybody",
+        ),
+        Flag(
             "http-header-forward-pattern",
             "REGEX",
             "give models the header fields whose names this regular expression matches, as parameters",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from toutates.api.rest.handler import RestSettings
-from toutates.api.restrictions import HTTP_FLAG, parse_restrictions
+from toutates.api.restrictions import FLAG, HTTP_FLAG, RestrictedProtocol, parse_restrictions
+from toutates.api.text.handler import TextSettings
+from toutates.api.text.proxy import read_proxy_settings
 from toutates.command.flags import FLAGS, LIMIT, LIMITS
 from toutates.command.settings import Settings
 from toutates.h2grpc import Limits
@@ -50,6 +53,7 @@ def make_options(settings: Settings) -> Options:
                 "restricted_protocols": parse_restrictions(settings["grpc-restricted-protocol"]),
                 "tls": _tls(settings["tls-cert"], settings["tls-key"], settings["tls-client-ca"]),
                 "torchserve": _torchserve(settings),
+                "text": TextSettings(read_proxy_settings(os.environ)),
                 "tracing": read_trace_options(
                     os.environ,
                     endpoint=settings["trace-endpoint"],
@@ -57,7 +61,7 @@ def make_options(settings: Settings) -> Options:
                     rate=settings["trace-rate"],
                     count=settings["trace-count"],
                 ),
-                "warnings": settings.warnings,
+                "warnings": (*settings.warnings, *_open_ways(settings)),
             }
         )
     except ConfigurationError as error:
@@ -150,6 +154,23 @@ def _torchserve(settings: Settings) -> TorchServeOptions | None:
             remedy="write off, or leave --processes out",
         )
     return TorchServeOptions(address, settings["torchserve-model-store"], settings["torchserve-allowed-urls"] or ())
+
+
+def _open_ways(settings: Settings) -> list[str]:
+    """What an operator of API keys may not expect: that the v2 protocol asks for none."""
+    grpc = parse_restrictions(settings["grpc-restricted-protocol"])
+    rest = parse_restrictions(settings["http-restricted-api"], HTTP_FLAG)
+    restricted = [name for name, groups in ((FLAG, (grpc,)), (HTTP_FLAG, (grpc, rest))) if _inference_in(groups)]
+    if settings["api-key-file"] is None or len(restricted) == 2:
+        return []
+    return [
+        "--api-key-file is for the APIs for text: the v2 protocol runs the same models without a key; "
+        f"{FLAG} inference:KEY=VALUE restricts it, over HTTP too"
+    ]
+
+
+def _inference_in(groups: Iterable[tuple[RestrictedProtocol, ...]]) -> bool:
+    return any("inference" in one.protocols for group in groups for one in group)
 
 
 def _tls(cert: str | None, key: str | None, client_ca: str | None) -> TlsFiles | None:

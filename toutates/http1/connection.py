@@ -363,7 +363,7 @@ class Connection:
             if head.body_size:
                 self._head = head
                 raise head.refusal  # nobody wants to read what follows
-            self._answer_refusal(Request(head, b"", self.answers), head.refusal)
+            self._answer_refusal(self._make_request(head, b"", self.answers), head.refusal)
         elif not head.body_size:
             self._complete(head, b"", found)
         else:
@@ -441,7 +441,7 @@ class Connection:
 
     def _refuse(self, refusal: Refused) -> None:
         """Answer what is being read with an error, and read nothing any more."""
-        request = Request(self._head or _UNREAD, b"", self.answers)
+        request = self._make_request(self._head or _UNREAD, b"", self.answers)
         self._stop_reading()
         self._answer_refusal(request, refusal)
 

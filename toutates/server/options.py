@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toutates.api.rest.handler import RestSettings
 from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.text.handler import TextSettings
 from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import TraceOptions
 from toutates.repositories.control.modes import ControlMode
@@ -93,6 +94,8 @@ class Options:
         http_addr: address of REST; None for none but that of gRPC, which serves REST too.
         rest: of REST.
         torchserve: TorchServe's APIs; None for none.
+        text: of the APIs for text.
+        api_key_file: has the keys that let callers of the APIs for text in; None lets everybody in.
         metrics_addr: address of the HTTP side; None for none.
         debug_endpoints: whether /debug answers to other machines too.
         shutdown_grace_s: seconds that calls under way get after SIGTERM.
@@ -138,6 +141,8 @@ class Options:
     http_addr: Address | None = Address("0.0.0.0", 8000)
     rest: RestSettings = field(default_factory=RestSettings)
     torchserve: TorchServeOptions | None = None
+    text: TextSettings = field(default_factory=TextSettings)
+    api_key_file: Path | None = None
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
     debug_endpoints: bool = False
     server_id: str = "triton"

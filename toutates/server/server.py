@@ -9,8 +9,8 @@ Start: bind (so that a port in use fails at once), open the HTTP side, look thro
 listen, serve. The gRPC port opens only after the initial load, as with Triton: until then a client is refused, not told
 "not ready". The HTTP side is there before, and until the last worker has ended, to tell of both.
 
-While it serves, SIGHUP has the TLS certificate read again for connections to come, SIGUSR1 has everything logged, or
-ends that, and SIGUSR2 logs what the server is doing.
+While it serves, SIGHUP has the TLS certificate read again for connections to come, and the API keys; SIGUSR1 has
+everything logged, or ends that; and SIGUSR2 logs what the server is doing.
 
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
 then the executors end. A second signal ends the grace.
@@ -34,6 +34,7 @@ from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.restrictions import by_group
+from toutates.api.text.keys import ApiKeys
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
@@ -99,8 +100,9 @@ class Server:
         view: the server as metrics, status page and dumps see it, once its models are being loaded.
 
     Raises:
-        ConfigurationError: by the constructor: an execution provider or a TLS file cannot be used, threads cannot be
-            pinned, OpenTelemetry is missing, or there are more workers than requests may be in flight.
+        ConfigurationError: by the constructor: an execution provider, a TLS file or the file of API keys cannot be
+            used, threads cannot be pinned, OpenTelemetry is missing, or there are more workers than requests may be in
+            flight.
     """
 
     def __init__(self, options: Options, logs: Logs | None = None, member: Member | None = None) -> None:
@@ -113,6 +115,7 @@ class Server:
             options.execution_providers, options.tensorrt, onnxruntime.get_available_providers()
         )
         self._certificate = ServerCertificate(options.tls, self._placement.processing_cores)
+        self._api_keys = ApiKeys(options.api_key_file)
         self._tracing = Tracing(options.tracing)
         self._access_log = open_access_log(self._logs) if options.access_log_rate else None
         self._identity = ServerIdentity(options.server_id, package_version())
@@ -180,6 +183,7 @@ class Server:
             if self._monitoring is not None:
                 nursery.start_soon(self._monitoring.log_dump)
         elif number == signal.SIGHUP:
+            self._api_keys.reload()
             if self._certificate.reload():
                 self.workers.use_tls(self._certificate.contexts)
         elif number == signal.SIGUSR1:
@@ -252,6 +256,7 @@ class Server:
                 secrets=secrets,
                 pages=Pages(self.view, pages_queue, openapi, None if member is None else member.metrics),
                 access_log=self._access_log,
+                api_keys=self._api_keys,
                 everywhere=everywhere,
             )
             is_ready = not readiness.models_reason() and (member is None or not member.reason())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
@@ -17,6 +19,9 @@ from toutates.api.grpc.stream_infer import model_stream_infer
 from toutates.api.rest.handler import RestHandler
 from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.text.handler import TextApis
+from toutates.api.text.keys import ApiKeys
+from toutates.api.text.work import TextWork
 from toutates.api.torchserve.downloads import Downloads
 from toutates.api.torchserve.management import ManagementHandler
 from toutates.api.torchserve.models import Models
@@ -77,6 +82,7 @@ class Services:
         secrets: by group, what REST's endpoints want of a request.
         pages: what else than REST is served over HTTP/1.1.
         access_log: takes a share of the requests; None for none.
+        api_keys: let callers of the APIs for text in.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         parameter_notices: says which parameters of requests have no effect.
         torchserve_defaults: which versions TorchServe's clients mean by none.
@@ -93,6 +99,7 @@ class Services:
     secrets: Mapping[str, RestrictedProtocol]
     pages: Pages
     access_log: AccessLog | None
+    api_keys: ApiKeys
     everywhere: Everywhere | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
     torchserve_defaults: Defaults = field(default_factory=Defaults)
@@ -138,6 +145,14 @@ class Services:
             reflection=options.grpc_reflection,
         )
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
+        text = TextApis(
+            plane,
+            TextWork(worker, side, get_table, inflight),
+            self.api_keys,
+            replace(options.text, limits=self._text_limits),
+            self.secrets,
+            min(options.rest.max_input_bytes, options.limits.max_message_size),
+        )
         rest = RestHandler(
             worker,
             plane,
@@ -149,12 +164,20 @@ class Services:
             self.pages.of(worker),
             side,
             None if options.torchserve is None else self.torchserve_defaults,
+            text,
         )
         http = HttpService(worker, rest)
         worker.service = ByFirstBytes(grpc, http)
         own = worker.service if worker.tls is not None else http
         management = self._management(worker, plane, grpc) if number == 0 else None
         return WorkerServices(inferences, own, readiness, management)
+
+    @property
+    def _text_limits(self) -> Mapping[str, Any]:
+        """What /info of the APIs for text tells of the server."""
+        identity = self.identity
+        workers = {"tokenization_workers": self.workers, "version": identity.version, "sha": None, "docker_label": None}
+        return MappingProxyType(workers)
 
     def _management(self, worker: Worker, plane: DataPlane, grpc: Service) -> Service | None:
         """TorchServe's management API, where it has an address."""

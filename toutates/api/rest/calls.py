@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toutates.api.rest.answers import refusal
-from toutates.http1 import Deflater
+from toutates.http1 import Deflater, Refused
 from toutates.infer.rest.call import Asks
 from toutates.net.http1.connection import HttpCall
 from toutates.protocol.rest.generate import server_sent_event
@@ -48,6 +48,16 @@ class RestHttpCall(HttpCall):
         coding = self.head.answer_coding
         body = Deflater(coding).finish(b"".join(response.pieces))
         return InferResponse(b"%bcontent-encoding: %b\r\n" % (response.fields, coding.encode()), [body], len(body))
+
+    def refuse(self, refusal: Refused) -> None:
+        """Answer a request that HTTP refuses, in the form of the API that it is for."""
+        write = getattr(self.head.purpose, "refused", None)
+        if write is None:
+            super().refuse(refusal)
+            return
+        self.responder.write_refusal(refusal)  # which counts it
+        status, fields, body = write(refusal)
+        self.respond(status, fields + refusal.fields, body)
 
     def fail(self, error: RequestError) -> None:
         """Answer with an error. Does nothing once the request is no longer open."""

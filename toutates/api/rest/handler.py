@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import trio
@@ -59,6 +59,18 @@ class RestSettings:
     forwarded: re.Pattern[str] | None = None
 
 
+class Api(Protocol):
+    """An API beside REST."""
+
+    def admit(self, head: Head) -> int | None:
+        """Find out what a request is for; returns the bytes that its body may have, and None if it is not for this API.
+
+        Raises:
+            Refused: it gets no further.
+        """
+        ...
+
+
 class RestHandler:
     """Answers the requests of one worker; a ``net.http1.service.Handler``.
 
@@ -73,6 +85,7 @@ class RestHandler:
         pages: what else is served, by path, for GET and HEAD.
         side: the worker's thread for what takes long.
         torchserve: has TorchServe's inference API served too; None for not.
+        text: has the APIs for text; None for none.
     """
 
     call_class: type[HttpCall] = RestHttpCall
@@ -89,6 +102,7 @@ class RestHandler:
         pages: Mapping[str, Callable[[RestHttpCall], None]],
         side: SideThread,
         torchserve: Defaults | None = None,
+        text: Api | None = None,
     ) -> None:
         self._worker = worker
         self._plane = plane
@@ -100,6 +114,7 @@ class RestHandler:
         self._pages = pages
         self._slow = SlowAnswers(worker, side, plane.get_table)
         self._secrets = secrets
+        self._text = text
         self._predictions: Predictions | None = None
         if torchserve is not None:
             most = min(settings.max_input_bytes, worker.limits.max_message_size)
@@ -118,7 +133,9 @@ class RestHandler:
             return _admit(head, page) if head.method in _GETS else self._admit_answer(head, METHOD_NOT_ALLOWED)
         route = find_route(head.path)
         if route is None:
-            admitted = None if self._predictions is None else self._predictions.admit(head)
+            admitted = None if self._text is None else self._text.admit(head)
+            if admitted is None and self._predictions is not None:
+                admitted = self._predictions.admit(head)
             return self._admit_answer(head, NOT_FOUND) if admitted is None else admitted
         endpoint = route.endpoint
         secret = self._secrets.get(endpoint.category)

@@ -30,6 +30,8 @@ VALUES_AT_ONCE: Final = 256
 _BLANKS: Final = re.compile(rb"[ \t\n\r]*")
 #: true, false, null, and numbers; what they are exactly is for the parser.
 _WORD: Final = re.compile(rb"[-+.0-9A-Za-z]{1,1024}")
+#: What is before the quotation mark that ends a string, or before an escape sequence that is not whole.
+_LETTERS: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 #: The first half of a pair of escaped surrogates.
 _HIGH: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _LONGEST_ESCAPE: Final = 12
@@ -174,7 +176,7 @@ class _Reader:
             cut = octets.find(b",", at + PIECE_BYTES, end)
             if cut < 0:
                 cut = end - 1
-            piece = _checked_numbers(b"[%b]" % octets[at:cut], at)
+            piece = _checked_numbers(b"[%b]" % bytes(octets[at:cut]), at)
             if not piece:
                 raise BadJson(f"JSON is malformed: invalid character (byte {at})")
             values += piece
@@ -187,13 +189,7 @@ class _Reader:
     def _string(self) -> str:
         """The string that begins here."""
         octets, start = self._octets, self.at
-        end = start
-        while True:
-            end = octets.find(b'"', end + 1)
-            if end < 0:
-                raise BadJson("Input data was truncated")
-            if octets[end - 1] != 0x5C or not self._backslashes_before(end, start + 1) % 2:
-                break
+        end = self._end_of_string(start + 1)
         self.at = end + 1
         if end - start <= PIECE_BYTES:
             return _checked_string(octets[start : end + 1], start)
@@ -201,10 +197,28 @@ class _Reader:
         at = start + 1
         while at < end:
             cut = self._cut(at, end)
-            pieces.append(_checked_string(b'"%b"' % octets[at:cut], at))
+            pieces.append(_checked_string(b'"%b"' % bytes(octets[at:cut]), at))
             at = cut
             self._pause()
         return "".join(pieces)
+
+    def _end_of_string(self, at: int) -> int:
+        """Where the quotation mark is that ends the string whose letters begin at ``at``."""
+        octets = self._octets
+        first = at
+        while True:
+            found = _LETTERS.match(octets, at, at + PIECE_BYTES)
+            assert found is not None
+            at = found.end()
+            octet = octets[at : at + 1]
+            if octet == b'"':
+                return at
+            if octet == b"\\":
+                at += 2
+            if at >= len(octets):
+                raise BadJson("Input data was truncated")
+            if at - first > PIECE_BYTES:
+                self._pause()
 
     def _backslashes_before(self, at: int, first: int) -> int:
         """How many backslashes end at ``at``, not before ``first``."""

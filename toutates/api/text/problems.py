@@ -104,6 +104,9 @@ def as_problem(error: RequestError, texts: str) -> Problem:
         param = _PARAMS.get(error.fault, texts)
         if error.index is not None:
             param = f"{param}[{error.index}]"
+        if error.fault is Fault.TOO_LONG and error.limit:
+            text = f"`{param}` must have at most {error.limit} tokens. Given: {error.tokens}"
+            return Problem(Kind.VALUE, text, param)
         return Problem(_FAULTS.get(error.fault, Kind.VALUE), str(error), param)
     kind = next((kind for of, kind in _KINDS if isinstance(error, of)), Kind.FAILED)
     return Problem(kind, str(error), "model" if kind is Kind.UNKNOWN_MODEL else "")

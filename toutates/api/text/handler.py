@@ -1,0 +1,194 @@
+"""The APIs for text as one worker serves them: from a request's head to what answers it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote
+
+from toutates.api.dataplane.plane import DataPlane
+from toutates.api.rest.calls import RestHttpCall
+from toutates.api.rest.endpoints import restriction_answer
+from toutates.api.restrictions import RestrictedProtocol
+from toutates.api.text import cohere, openai, tei
+from toutates.api.text.keys import ApiKeys, Keys, is_let_in
+from toutates.api.text.lookup import Lookup
+from toutates.api.text.problems import Kind, Problem, as_problem
+from toutates.api.text.proxy import ProxySettings, route_of
+from toutates.api.text.reading import MAX_BODY_BYTES
+from toutates.api.text.routes import Page, Route
+from toutates.api.text.work import TextWork
+from toutates.http1 import Head, Refused
+from toutates.system.errors import RequestError
+
+__all__ = ["TextApis", "TextSettings", "routes_of"]
+
+#: Bytes of a body that is not looked at.
+_MAX_UNREAD: Final = 65_536
+_MAX_QUERY: Final = 2_048
+_MODEL_PATH: Final = re.compile(r"(/v1/models/)(.+)")
+_MODEL_ROUTE: Final = "/v1/models/{id}"
+_JSON_TYPE: Final = re.compile(r"application/(?:[\w.-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
+_REFUSALS: Final = {413: Kind.TOO_LARGE, 401: Kind.UNAUTHORIZED, 503: Kind.NOT_READY, 408: Kind.VALUE}
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """What an operator can choose.
+
+    Attributes:
+        proxy: what the environment says of ``/v1/embedding``.
+        limits: what ``/info`` tells of the server, by TEI's names.
+    """
+
+    proxy: ProxySettings = field(default_factory=ProxySettings)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+def routes_of(settings: TextSettings) -> Mapping[str, Route]:
+    """All routes, by path."""
+    routes = (*openai.ROUTES, *tei.ROUTES, *cohere.ROUTES, route_of(settings.proxy))
+    return {route.path: route for route in routes}
+
+
+class TextApis:
+    """Answers the requests for the APIs for text of one worker.
+
+    Args:
+        plane: the worker's.
+        work: computes and answers.
+        keys: of all workers.
+        settings: of the APIs.
+        secrets: by group, what its endpoints want of a request.
+        max_body: bytes of a body, at most.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        work: TextWork,
+        keys: ApiKeys,
+        settings: TextSettings,
+        secrets: Mapping[str, RestrictedProtocol],
+        max_body: int,
+    ) -> None:
+        self.plane = plane
+        self.work = work
+        self.keys = keys
+        self.settings = settings
+        self.lookup = Lookup(plane.get_table)
+        self._secrets = secrets
+        self._routes = routes_of(settings)
+        self._max_body = min(max_body, MAX_BODY_BYTES)
+
+    def admit(self, head: Head) -> int | None:
+        """Find out what a request is for; returns the bytes that its body may have, and None if it is none of these.
+
+        Raises:
+            Refused: it gets no further.
+        """
+        route, name = self._routes.get(head.path), ""
+        if route is None:
+            match = _MODEL_PATH.fullmatch(head.path)
+            if match is None:
+                return None
+            route, name = self._routes[_MODEL_ROUTE], unquote(match[2], errors="replace")
+        purpose = head.purpose = _Purpose(self, route, head.fields, name or _model_of(head.query))
+        problem = purpose.problem = self._problem(head, route)
+        if problem is None and not purpose.may_enter():
+            problem = purpose.unauthorized
+        if problem is None and head.method == "POST":
+            return self._max_body
+        if not 0 <= head.body_size <= _MAX_UNREAD:
+            answer = route.form.refuse(problem or Problem(Kind.TOO_LARGE, "the request has a body"))
+            raise Refused(answer.status, str(problem))
+        return _MAX_UNREAD
+
+    def _problem(self, head: Head, route: Route) -> Problem | None:
+        """What is wrong with a request, whatever its body and its key."""
+        secret = self._secrets.get(route.group)
+        if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
+            return Problem(Kind.FORBIDDEN, f"This API is restricted, expecting header '{secret.header}'")
+        is_get = head.method in ("GET", "HEAD")
+        if not (route.get if is_get else head.method == "POST" and route.post):
+            return Problem(Kind.METHOD, f"Method Not Allowed: {head.method[:20]} {route.path}")
+        if route.form.needs_json and not is_get and not _JSON_TYPE.fullmatch(head.fields.get("content-type", "")):
+            return Problem(Kind.MEDIA_TYPE, "Expected request with `Content-Type: application/json`")
+        return None
+
+
+def _model_of(query: str) -> str:
+    """The member ``model`` of a query; "" for none."""
+    if "model=" not in query or len(query) > _MAX_QUERY:
+        return ""
+    return parse_qs(query).get("model", [""])[0]
+
+
+class _Purpose:
+    """What requests with one head are for (``Head.purpose``).
+
+    Args:
+        apis: of the worker.
+        route: theirs.
+        fields: of the head.
+        model: that the path or the query names; "" for none.
+
+    Attributes:
+        problem: why all of them are refused; None where their bodies are to be read.
+    """
+
+    __slots__ = ("_apis", "_fields", "_is_let_in", "_keys", "_model", "_route", "problem")
+
+    def __init__(self, apis: TextApis, route: Route, fields: Mapping[str, str], model: str) -> None:
+        self._apis = apis
+        self._route = route
+        self._fields = fields
+        self._model = model
+        self._keys: Keys | None = None
+        self._is_let_in = True
+        self.problem: Problem | None = None
+
+    unauthorized: Final = Problem(
+        Kind.UNAUTHORIZED, "The API key is missing or wrong; send it in the header field 'Authorization: Bearer KEY'"
+    )
+
+    def may_enter(self) -> bool:
+        """Whether the head has a key that is in force now; heads are remembered for longer than keys."""
+        keys = self._apis.keys.keys
+        if keys is not self._keys:
+            self._keys = keys
+            self._is_let_in = self._route.is_open or is_let_in(keys, self._fields)
+        return self._is_let_in
+
+    def handle(self, call: RestHttpCall) -> None:
+        """Answer a request."""
+        problem = self.problem
+        if problem is None and not self.may_enter():
+            problem = self.unauthorized
+        if problem is not None:
+            self._apis.work.refuse(call, self._route, self._route.form, problem)
+            return
+        if call.head.method == "POST":
+            self._apis.work.begin(call, self._route, self._apis.lookup, self._model)
+        else:
+            self._apis.work.show(call, self._route, self._page())
+
+    def _page(self) -> Page:
+        apis = self._apis
+        readiness = apis.plane.readiness
+        healthy = readiness.serving and not readiness.exiting
+        return Page(apis.lookup.all(), apis.lookup.find, self._model, healthy, apis.settings.limits)
+
+    def refusal(self, error: RequestError) -> tuple[int, bytes, bytes]:
+        """The answer to a request that had an error."""
+        return self._route.form.refuse(as_problem(error, self._route.texts))
+
+    def refused(self, refused: Refused) -> tuple[int, bytes, bytes]:
+        """The answer to a request that HTTP refuses, or ``admit`` has refused, with its status."""
+        problem = Problem(_REFUSALS.get(refused.status, Kind.VALUE), refused.text)
+        if self.problem is not None and refused.status != 413:
+            problem = self.problem
+        answer = self._route.form.refuse(problem)
+        return refused.status, answer.fields, answer.body

@@ -1,0 +1,112 @@
+"""Which model a request means: the one that it names, or the only one that does what the route is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from weakref import ref
+
+from toutates.api.text.problems import Kind, Problem
+from toutates.backends.text.interface import FoundText, Task, TextInfo, VectorForm, find_text_model, text_models
+from toutates.models.table import ModelTable
+
+__all__ = ["ANY", "CLASSIFIER", "EMBEDDER", "RERANKER", "SPARSE", "TOKENS", "Lookup", "Wants"]
+
+#: Names that are remembered: callers may send any.
+MAX_REMEMBERED: Final = 256
+#: Models that one sentence names.
+MAX_NAMES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wants:
+    """What a route needs of a model.
+
+    Attributes:
+        noun: such a model, for sentences.
+        fits: whether a model is one.
+    """
+
+    noun: str
+    fits: Callable[[TextInfo], bool]
+
+
+EMBEDDER: Final = Wants("an embedding model", lambda info: info.task is Task.EMBED and info.form is VectorForm.DENSE)
+TOKENS: Final = Wants(
+    "a model with vectors of tokens", lambda info: info.task is Task.EMBED and info.form is not VectorForm.SPARSE
+)
+SPARSE: Final = Wants(
+    "a model of sparse embeddings", lambda info: info.task is Task.EMBED and info.form is VectorForm.SPARSE
+)
+RERANKER: Final = Wants("a re-ranker model", lambda info: info.task is Task.RERANK)
+CLASSIFIER: Final = Wants("a classifier model", lambda info: info.task is Task.CLASSIFY)
+ANY: Final = Wants("a text model", lambda info: True)
+
+
+def _no_table() -> None:
+    return None
+
+
+class Lookup:
+    """Finds models for one worker, on its thread.
+
+    What was found is remembered for as long as the table lives, which nothing here keeps.
+
+    Args:
+        get_table: returns the table of models as it is now.
+    """
+
+    def __init__(self, get_table: Callable[[], ModelTable]) -> None:
+        self._get_table = get_table
+        self._table: Callable[[], ModelTable | None] = _no_table
+        self._found: dict[tuple[str, Wants], FoundText] = {}
+
+    def find(self, name: str, wants: Wants) -> FoundText:
+        """The model that a request means; 0.3 us for one that was found before.
+
+        Args:
+            name: that the request gives; "" for none.
+            wants: what the route needs.
+
+        Raises:
+            RequestError: there is no such model, or it cannot answer now, or does something else.
+        """
+        table = self._get_table()
+        if table is not self._table():
+            found: dict[tuple[str, Wants], FoundText] = {}
+            self._table = ref(table, lambda _: found.clear())
+            self._found = found
+        key = name, wants
+        model = self._found.get(key)
+        if model is None:
+            model = _named(table, name, wants) if name else _only(table, wants)
+            if len(self._found) >= MAX_REMEMBERED:
+                self._found.clear()
+            self._found[key] = model
+        return model
+
+    def all(self) -> list[FoundText]:
+        """All text models, by name."""
+        return text_models(self._get_table())
+
+
+def _named(table: ModelTable, name: str, wants: Wants) -> FoundText:
+    found = find_text_model(table, name)
+    if not wants.fits(found.model.info):
+        raise Problem(Kind.WRONG_MODEL, f"the model '{name}' is not {wants.noun}", "model")
+    return found
+
+
+def _only(table: ModelTable, wants: Wants) -> FoundText:
+    """The model of those who name none."""
+    models = text_models(table)
+    fitting = [found for found in models if wants.fits(found.model.info)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = ", ".join(f"'{found.name}'" for found in fitting[:MAX_NAMES])
+        raise Problem(Kind.VALUE, f"the request has to name its model, by `model`: one of {names}", "model")
+    if len(models) == 1:
+        raise Problem(Kind.WRONG_MODEL, f"the model '{models[0].name}' is not {wants.noun}", "model")
+    raise Problem(Kind.UNKNOWN_MODEL, f"{wants.noun} is not served here", "model")

@@ -1,0 +1,164 @@
+"""OpenAI's ``/v1/embeddings`` and ``/v1/models``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from toutates.api.rest.answers import Answer, json_answer
+from toutates.api.text.lookup import EMBEDDER
+from toutates.api.text.problems import Kind, Problem
+from toutates.api.text.reading import BodyReader, check_count, check_texts
+from toutates.api.text.routes import Asked, Computing, Form, Page, Route
+from toutates.api.text.vectors import base64_of, floats_of
+from toutates.backends.text.interface import DEFAULT_OPTIONS, FoundText, Text, TextOptions, TextResult
+
+__all__ = ["ROUTES", "TokenId", "options_of"]
+
+#: By what is wrong: the status, and OpenAI's type and code.
+_STATUSES: Final[dict[Kind, tuple[int, str, str | None]]] = {
+    Kind.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found"),
+    Kind.PATH: (404, "invalid_request_error", None),
+    Kind.METHOD: (405, "invalid_request_error", None),
+    Kind.TOO_LARGE: (413, "invalid_request_error", None),
+    Kind.UNAUTHORIZED: (401, "invalid_request_error", "invalid_api_key"),
+    Kind.FORBIDDEN: (403, "invalid_request_error", None),
+    Kind.OVERLOADED: (429, "rate_limit_error", "rate_limit_exceeded"),
+    Kind.NOT_READY: (503, "server_error", None),
+    Kind.FAILED: (500, "server_error", None),
+}
+_REFUSED: Final = (400, "invalid_request_error", None)
+#: When to try again. Queues here are short: they hold what is computed within tens of milliseconds.
+_RETRY: Final = b"retry-after-ms: 100\r\nretry-after: 1\r\n"
+
+
+def refuse(problem: Problem) -> Answer:
+    """OpenAI's object of an error."""
+    status, kind, code = _STATUSES.get(problem.kind, _REFUSED)
+    error = {"message": str(problem), "type": kind, "param": problem.param or None, "code": code}
+    answer = json_answer({"error": error}, status)
+    return answer._replace(fields=answer.fields + _RETRY) if status == 429 else answer
+
+
+FORM: Final = Form(refuse)
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+#: The id of a token. Which ids there are is for the model to say; what no tensor holds is refused with the body.
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request. ``prompt_name`` and ``truncate`` are ours; clients send them by ``extra_body``."""
+
+    input: str | list[str | TokenId | list[TokenId]]
+    model: str
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    prompt_name: str | None = None
+    truncate: bool | None = None
+
+
+@lru_cache(256)
+def options_of(dimensions: int | None, prompt: str | None, truncate: bool | None) -> TextOptions:
+    """Options; the same object for the same values."""
+    return TextOptions(truncate=truncate, prompt=prompt, dimensions=dimensions)
+
+
+def _texts_of(given: list[Any]) -> Sequence[Text]:
+    """The texts of an array: strings, arrays of ids, or ids that are one text."""
+    kinds = set(map(type, given))
+    if kinds == {str}:
+        check_count(len(given), "input")
+        check_texts(given, "input")
+        return given
+    if kinds == {int}:
+        return [given]
+    if len(kinds) > 1:
+        raise Problem(
+            Kind.FORM, "input: expected strings, token ids, or arrays of token ids; got several kinds", "input"
+        )
+    check_count(len(given), "input")
+    if [] in given:
+        index = given.index([])
+        raise Problem(Kind.VALUE, f"`input[{index}]` cannot be empty", f"input[{index}]")
+    return given
+
+
+def _ask(request: EmbeddingsRequest, model: str) -> Asked:
+    given = request.input
+    if type(given) is str:
+        if not given:
+            raise Problem(Kind.VALUE, "`input` cannot be an empty string", "input")
+        texts: Sequence[Text] = (given,)
+    else:
+        texts = _texts_of(given)  # type: ignore[arg-type]
+    options = DEFAULT_OPTIONS
+    if request.dimensions is not None or request.prompt_name is not None or request.truncate is not None:
+        options = options_of(request.dimensions, request.prompt_name, request.truncate)
+    write = _write_base64 if request.encoding_format == "base64" else _write_floats
+    return Asked(request.model or model, EMBEDDER, texts, options, write)
+
+
+@lru_cache(256)
+def _tail(name: str) -> bytes:
+    return b'],"model":' + msgspec.json.encode(name) + b',"usage":{"prompt_tokens":'
+
+
+_HEAD: Final = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":'
+_USAGE: Final = b'%d,"total_tokens":%d}}'
+
+
+def _write_base64(result: TextResult, found: FoundText) -> Iterator[bytes]:
+    tokens = sum(result.tokens)
+    tail = _tail(found.name) + _USAGE % (tokens, tokens)
+    vectors: Any = result.vectors
+    if len(vectors) == 1:
+        yield b'%b"%b"}%b' % (_HEAD, base64_of(vectors[0]), tail)
+        return
+    yield b'%b"%b"}' % (_HEAD, base64_of(vectors[0]))
+    for index in range(1, len(vectors)):
+        yield b',{"object":"embedding","index":%d,"embedding":"%b"}' % (index, base64_of(vectors[index]))
+    yield tail
+
+
+def _write_floats(result: TextResult, found: FoundText) -> Iterator[bytes]:
+    tokens = sum(result.tokens)
+    vectors: Any = result.vectors
+    yield b"%b%b}" % (_HEAD, floats_of(vectors[0]))
+    for index in range(1, len(vectors)):
+        yield b',{"object":"embedding","index":%d,"embedding":%b}' % (index, floats_of(vectors[index]))
+    yield _tail(found.name) + _USAGE % (tokens, tokens)
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def _model(name: str) -> dict[str, Any]:
+    # Clients read ``created`` as a number, and make nothing of it: when a model was made is not known here.
+    return {"id": name, "object": "model", "created": 0, "owned_by": "toutates"}
+
+
+def _models(page: Page) -> Answer:
+    names = [found.name for found in page.models]
+    return json_answer({"object": "list", "data": [_model(name) for name in names]})
+
+
+def _one_model(page: Page) -> Answer:
+    if page.name in [found.name for found in page.models]:
+        return json_answer(_model(page.name))
+    raise Problem(Kind.UNKNOWN_MODEL, f"The model '{page.name}' does not exist", "model")
+
+
+_EMBEDDINGS: Final = partial(Route, form=FORM, texts="input", post=Computing(BodyReader(EmbeddingsRequest), _ask))
+
+ROUTES: Final = (
+    _EMBEDDINGS("/v1/embeddings"),
+    _EMBEDDINGS("/embeddings"),
+    Route("/v1/models", FORM, get=_models, group="metadata"),
+    Route("/v1/models/{id}", FORM, get=_one_model, group="metadata"),
+)

@@ -1,0 +1,133 @@
+"""What a route of an API for text is, and what a request for texts to be computed comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from toutates.api.rest.answers import Answer
+from toutates.api.text.lookup import Wants
+from toutates.api.text.problems import Problem
+from toutates.api.text.reading import BodyReader
+from toutates.backends.text.interface import FoundText, Text, TextOptions, TextResult
+from toutates.models.table import ModelTable
+
+__all__ = ["JSON", "Asked", "Computing", "Form", "Page", "Route", "Stepwise"]
+
+JSON: Final = b"content-type: application/json\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an API says things.
+
+    Attributes:
+        refuse: the answer to a request that is refused.
+        needs_json: whether bodies have to be called JSON by their Content-Type.
+    """
+
+    refuse: Callable[[Problem], Answer]
+    needs_json: bool = False
+
+
+def _no_fields(result: TextResult, asked: Asked) -> bytes:
+    return b""
+
+
+@dataclass(slots=True)
+class Asked:
+    """Texts to be computed, as a request asks for them.
+
+    Attributes:
+        model: its name; "" for none.
+        wants: what the model has to do.
+        texts: at least one.
+        options: how they are computed.
+        write: makes the pieces of the answer's body, of the result and the model that has computed it.
+        form: of the API, where the body alone tells which it is; None for the route's.
+        fields: makes further header fields of the answer.
+        bulk: characters of texts that the answer repeats.
+        check: refuses what does not fit the model that was found, by Problem.
+        find: finds the model in the table, where it need not be a text model; None for by ``model`` and ``wants``.
+    """
+
+    model: str
+    wants: Wants
+    texts: Sequence[Text]
+    options: TextOptions
+    write: Callable[[TextResult, FoundText], Iterator[bytes]]
+    form: Form | None = None
+    fields: Callable[[TextResult, Asked], bytes] = _no_fields
+    bulk: int = 0
+    check: Callable[[FoundText], None] | None = None
+    find: Callable[[ModelTable], FoundText] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stepwise:
+    """Work for the tokenizer of a model, beside the worker.
+
+    Attributes:
+        model: its name; "" for none.
+        steps: takes the model, and makes a piece of the answer's body in each step.
+    """
+
+    model: str
+    steps: Callable[[FoundText], Iterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a GET is answered with.
+
+    Attributes:
+        models: all text models, by name.
+        find: the model that a name and a route's need mean; raises RequestError.
+        name: that the path or the query gives; "" for none.
+        healthy: whether the server is ready.
+        limits: what /info tells of the server, by TEI's names.
+    """
+
+    models: Sequence[FoundText]
+    find: Callable[[str, Wants], FoundText]
+    name: str
+    healthy: bool
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A route's POST.
+
+    Attributes:
+        reader: of its bodies.
+        ask: makes what is to be done of a body that was read, and the model that the query names, "" for none. May
+            raise Problem.
+    """
+
+    reader: BodyReader[Any]
+    ask: Callable[[Any, str], Asked | Stepwise | Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path of an API.
+
+    Attributes:
+        path: with ``{id}`` at its end, where that is a model's name.
+        form: of the API.
+        texts: the member of a body that has the texts; "" for none.
+        post: answers POST; None for no such method.
+        get: answers GET; None for no such method.
+        group: of ``--http-restricted-api``.
+        is_open: whether callers need no key.
+    """
+
+    path: str
+    form: Form
+    texts: str = ""
+    post: Computing | None = None
+    get: Callable[[Page], Answer] | None = None
+    group: str = "inference"
+    is_open: bool = False

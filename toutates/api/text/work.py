@@ -1,0 +1,330 @@
+"""Requests on their way: read, computed, and answered; what may take long is done beside the worker.
+
+begin ─▶ read (beside the worker, if large) ─▶ TextModel.compute ··· on_done, in any thread
+                                                                   ─▶ worker: written (beside it, if large), sent
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from toutates.api.rest.answers import Answer
+from toutates.api.rest.calls import RestHttpCall
+from toutates.api.text.lookup import ANY, Lookup
+from toutates.api.text.problems import as_problem
+from toutates.api.text.reading import LARGE_BYTES
+from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
+from toutates.backends.text.interface import Float32, SparseVector, TextOptions, TextResult
+from toutates.infer.inflight import Inflight
+from toutates.models.table import ModelTable
+from toutates.net import Worker
+from toutates.net.side_thread import SideThread, outcome_of
+from toutates.protocol.strings import rest
+from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
+
+__all__ = ["TextWork"]
+
+#: Numbers of an answer that the worker writes itself, in 1 ms at most.
+SMALL_VALUES: Final = 8_192
+#: What a number takes in the answer, beside its four bytes in the vector.
+BYTES_PER_VALUE: Final = 24
+#: How long one step of ``Stepwise`` may go on before other connections get their turn.
+STEP_NS: Final = 5_000_000
+#: Bytes of an answer between two pauses of what writes it.
+PIECE_BYTES: Final = 65_536
+
+
+class TextWork:
+    """Does the work for one worker. Its methods are called on the worker's thread, where they do not say otherwise.
+
+    Args:
+        worker: whose requests these are.
+        side: the thread beside the worker's.
+        get_table: returns the table of models as it is now.
+        inflight: bounds the requests that wait for their answer; None for no bound.
+
+    Attributes:
+        answers: how many requests were answered, by path and status; other threads may read it.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        side: SideThread,
+        get_table: Callable[[], ModelTable],
+        inflight: Inflight | None = None,
+    ) -> None:
+        self.worker = worker
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.inflight = inflight
+        self.get_table = get_table
+        self._side = side
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def refuse(self, call: RestHttpCall, route: Route, form: Form, error: RequestError) -> None:
+        """Answer a request with an error; does nothing for one whose caller has left."""
+        answer = form.refuse(as_problem(error, route.texts))
+        self.send(call, route, answer)
+
+    def send(self, call: RestHttpCall, route: Route, answer: Answer) -> None:
+        """Give a short answer."""
+        self.answers[route.path, answer.status] += 1
+        call.reply(*answer)
+
+    def show(self, call: RestHttpCall, route: Route, page: Page) -> None:
+        """Answer a GET."""
+        assert route.get is not None
+        try:
+            self.send(call, route, route.get(page))
+        except RequestError as error:
+            self.refuse(call, route, route.form, error)
+
+    # --- from a body to the model ------------------------------------------------------------------------------------
+
+    def begin(self, call: RestHttpCall, route: Route, lookup: Lookup, model: str) -> None:
+        """Answer a POST.
+
+        Args:
+            call: the request.
+            route: its.
+            lookup: finds its model.
+            model: that the query names; "" for none.
+        """
+        assert route.post is not None
+        body = call.body
+        request = _Request(self, call, route, lookup)
+        try:
+            if len(body) > LARGE_BYTES:
+                call.hold(len(body))
+                request.held = len(body)
+                self.aside(call, partial(_read, route, body, model), request.go_on)
+                return
+            computing = route.post
+            asked = computing.ask(computing.reader.read(body), model)
+        except RequestError as error:
+            request.end(error)
+            return
+        request.go_on(asked)
+
+    def aside(self, call: RestHttpCall, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Have something done in the other thread, and go on with what it returns, or with the error that it raises.
+
+        Raises:
+            Overloaded: the system has no thread for it.
+        """
+        what = f"work for {call.head.method} {call.head.path[:100]}"
+
+        def guarded() -> Any:
+            try:
+                if not call.open:
+                    raise Cancelled("the client has left")
+                return work()
+            except RequestError as error:
+                # As it is: ``outcome_of`` makes errors anew, of their text alone. Without the frames, which keep much.
+                error.__context__ = None
+                return error.with_traceback(None)
+
+        def job() -> Callable[[], None]:
+            return partial(then, outcome_of(guarded, what))
+
+        try:
+            self._side.put(call.connection, job)
+        except RuntimeError:
+            raise Overloaded("the server has no thread for this request") from None
+
+
+def _read(route: Route, body: bytes | bytearray, model: str) -> Any:
+    """In the other thread: read a body."""
+    assert route.post is not None
+    return route.post.ask(route.post.reader.read(body), model)
+
+
+def _write(pieces: Iterator[bytes]) -> list[bytes]:
+    """In the other thread: write an answer."""
+    written: list[bytes] = []
+    piece = bytearray()
+    for part in pieces:
+        piece += part
+        if len(piece) > PIECE_BYTES:
+            written.append(bytes(piece))
+            piece.clear()
+            rest()
+    written.append(bytes(piece))
+    return written
+
+
+def _step(steps: Iterator[bytes], pieces: list[bytes]) -> tuple[list[bytes], bool]:
+    """In the other thread: make a few steps; returns the pieces so far, and whether these are all."""
+    until_ns = time.monotonic_ns() + STEP_NS
+    for piece in steps:
+        pieces.append(piece)
+        if time.monotonic_ns() > until_ns:
+            return pieces, False
+    return [b"".join(pieces)], True
+
+
+@lru_cache(256)
+def _with_prompt(options: TextOptions, prompt: str) -> TextOptions:
+    return replace(options, prompt=prompt)
+
+
+def _size(vector: Float32 | SparseVector) -> int:
+    """How many numbers are written of a vector."""
+    return 2 * len(vector.indices) if isinstance(vector, SparseVector) else vector.size
+
+
+class _Request:
+    """One request.
+
+    Attributes:
+        held: bytes that are counted for it.
+    """
+
+    __slots__ = ("_asked", "_began_ns", "_call", "_counted", "_form", "_found", "_lookup", "_route", "_work", "held")
+
+    def __init__(self, work: TextWork, call: RestHttpCall, route: Route, lookup: Lookup) -> None:
+        self._work = work
+        self._call = call
+        self._route = route
+        self._form = route.form
+        self._lookup = lookup
+        self._asked: Any = None
+        self._found: Any = None
+        self._counted = False
+        self.held = 0
+
+    def go_on(self, asked: Asked | Stepwise | Answer | RequestError) -> None:
+        """Go on with a body that was read."""
+        call, work = self._call, self._work
+        try:
+            if isinstance(asked, Asked):
+                self._compute(asked)
+            elif isinstance(asked, RequestError):
+                self.end(asked)
+            elif isinstance(asked, Stepwise):
+                found = self._lookup.find(asked.model, ANY)
+                steps = asked.steps(found)
+                work.aside(call, partial(_step, steps, []), partial(self._stepped, steps))
+            else:
+                self.end(None)
+                work.send(call, self._route, asked)
+        except RequestError as error:
+            self.end(error)
+        except Exception as error:
+            self._fail(error)
+
+    def _compute(self, asked: Asked) -> None:
+        call, work = self._call, self._work
+        if asked.form is not None:
+            self._form = asked.form
+        find = asked.find
+        found = self._lookup.find(asked.model, asked.wants) if find is None else find(work.get_table())
+        if asked.check is not None:
+            asked.check(found)
+        options = asked.options
+        if found.prompt is not None and options.prompt is None:
+            options = _with_prompt(options, found.prompt)
+        self._count_in()
+        self._asked, self._found = asked, found
+        found.model.compute(asked.texts, options, self._done_soon, lambda by_ns: call.open)
+
+    def _count_in(self) -> None:
+        """Count the request as in flight."""
+        inflight = self._work.inflight
+        if inflight is not None:
+            if inflight.count >= inflight.most:
+                raise inflight.refusal
+            inflight.count += 1
+            self._counted = True
+
+    # --- from the model to the answer --------------------------------------------------------------------------------
+
+    def _done_soon(self, result: TextResult) -> None:
+        """In any thread: the texts are computed, or not."""
+        self._work.worker.call_soon(partial(self._done, result))
+
+    def _done(self, result: TextResult) -> None:
+        try:
+            if result.error is not None:
+                raise result.error
+            asked: Asked = self._asked
+            vectors: Any = result.vectors
+            values = sum(map(_size, vectors))
+            if values + asked.bulk <= SMALL_VALUES:
+                self._send(asked.fields(result, asked), [b"".join(asked.write(result, self._found))])
+                return
+            self.hold(BYTES_PER_VALUE * values + asked.bulk)
+            work = partial(_write, asked.write(result, self._found))
+            self._work.aside(self._call, work, partial(self._written, asked.fields(result, asked)))
+        except RequestError as error:
+            self.end(error)
+        except Exception as error:
+            self._fail(error)
+
+    def _written(self, fields: bytes, pieces: list[bytes] | RequestError) -> None:
+        try:
+            if isinstance(pieces, RequestError):
+                self.end(pieces)
+            else:
+                self._send(fields, pieces)
+        except Exception as error:
+            self._fail(error)
+
+    def _stepped(self, steps: Iterator[bytes], outcome: tuple[list[bytes], bool] | RequestError) -> None:
+        """Some steps were done."""
+        try:
+            if isinstance(outcome, RequestError):
+                self.end(outcome)
+                return
+            pieces, ended = outcome
+            if ended:
+                self._send(b"", pieces)
+                return
+            size = sum(map(len, pieces)) - self.held
+            if size > 0:
+                self.hold(size)
+            self._work.aside(self._call, partial(_step, steps, pieces), partial(self._stepped, steps))
+        except RequestError as error:
+            self.end(error)
+        except Exception as error:
+            self._fail(error)
+
+    def _send(self, fields: bytes, pieces: list[bytes]) -> None:
+        """Give the answer of a request that succeeded."""
+        call = self._call
+        length = sum(map(len, pieces)) if len(pieces) > 1 else len(pieces[0])
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n" % (fields, length)
+        self._work.answers[self._route.path, 200] += 1
+        self.end(None)
+        call.responder.reply(call, (head, b"\r\n", *pieces), length)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        """Count more bytes as held for the request."""
+        self._call.hold(size)
+        self.held += size
+
+    def end(self, error: RequestError | None) -> None:
+        """The request is over; answer it, if it had an error."""
+        if self.held:
+            self._call.hold(-self.held)
+            self.held = 0
+        if self._counted:
+            self._counted = False
+            assert self._work.inflight is not None
+            self._work.inflight.count -= 1
+        if error is not None and self._call.open:
+            self._work.refuse(self._call, self._route, self._form, error)
+
+    def _fail(self, error: Exception) -> None:
+        """A bug of ours costs this request alone."""
+        worker = self._work.worker
+        worker.incidents.bug(f"handler of {self._route.path}", error, worker.peer(self._call))
+        self.end(ExecutionFailed("internal error"))
