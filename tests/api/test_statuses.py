@@ -37,7 +37,8 @@ EXPECTED = {
 
 def subclasses(base: type[RequestError]) -> Iterator[type[RequestError]]:
     for each in base.__subclasses__():
-        yield each
+        if each.__module__ == RequestError.__module__:  # what one API alone knows has a status there
+            yield each
         yield from subclasses(each)
 
 

@@ -129,7 +129,7 @@ def test_every_flag_is_in_the_table_above() -> None:
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
     together |= {"--torchserve-management-addr", "--torchserve-model-store", "--torchserve-allowed-urls"}
-    together |= {"--limit", "--config", "--executor-cores"}
+    together |= {"--limit", "--config", "--executor-cores", "--api-key-file"}
     assert flags - {effect[0] for effect in EFFECTS} == together
 
 

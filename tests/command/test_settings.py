@@ -15,6 +15,7 @@ from toutates.command.main import main, parse_options
 from toutates.h2grpc import Limits
 from toutates.repositories.specification import S3Specification
 from toutates.server.options import Options
+from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
 
 #: Set somewhere on machines where this server is built, tested or deployed, by these names.
@@ -296,3 +297,25 @@ def test_settings_that_cannot_be_used_are_shown_and_refused(capsys: pytest.Captu
     said = capsys.readouterr()
     assert "grpc-addr" in said.out
     assert said.err.startswith("toutates: error: a model repository is required")
+
+
+def test_keys_for_the_apis_for_text_leave_other_ways_open_and_say_so() -> None:
+    assert parse_options(["--model-repository", "m"]).api_key_file is None
+    options = parse_options(["--model-repository", "m", "--api-key-file", "keys"])
+    assert options.api_key_file == Path("keys")
+    [warning] = options.warnings
+    assert "the v2 protocol runs the same models without a key" in warning
+    closed = ["--model-repository", "m", "--api-key-file", "keys", "--grpc-restricted-protocol", "inference:k=v"]
+    assert not parse_options(closed).warnings
+
+
+def test_the_proxys_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_PORT", "8080")
+    monkeypatch.setenv("MODEL_NAME", "e5")
+    options = parse_options(["--model-repository", "m"])
+    assert options.http_addr == Address("0.0.0.0", 8080)
+    assert options.text.proxy.model == "e5"
+    assert parse_options(["--model-repository", "m", "--http-addr", "off"]).http_addr is None
+    # As Kubernetes sets it beside a service called "server".
+    monkeypatch.setenv("SERVER_PORT", "tcp://10.0.0.1:80")
+    assert parse_options(["--model-repository", "m"]).http_addr == Address("0.0.0.0", 8000)

@@ -313,7 +313,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "api-key-file",
             "FILE",
-            "let only callers with one of its keys, one in each line, use the APIs for text; SIGHUP reads it again",
+            "let only callers with one of the keys in this file, one in each line, use the APIs for text",
             read=_path,
             unset="everybody",
         ),

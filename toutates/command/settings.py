@@ -26,6 +26,9 @@ from toutates.system.text import printable, shown
 
 __all__ = ["Settings", "read_settings", "settings_of", "table", "text_of"]
 
+#: The variable of triton-grpc-proxy-rs for the port that it listens on, and what it has to be.
+PROXY_PORT: Final = "SERVER_PORT"
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 #: User and password in a URL.
 _PASSWORD: Final = re.compile(r"//[^/\s]*@")
 
@@ -132,10 +135,13 @@ def read_settings(flags: argparse.Namespace, environment: Mapping[str, str], pro
     problems: list[ConfigurationError] = []
     warnings: list[str] = []
     given = _gathered(flags, environment, problems, warnings)
-    defaults = defaults_of(program, _found(flags))
-    return Settings(
-        {name: _Given((text,), program, "default of") for name, text in defaults.items()} | given, problems, warnings
-    )
+    defaults = {
+        name: _Given((text,), program, "default of") for name, text in defaults_of(program, _found(flags)).items()
+    }
+    port = environment.get(PROXY_PORT, "")
+    if _PORT.fullmatch(port):  # of anything else it is not known that it is meant for this server
+        defaults["http-addr"] = _Given((f"0.0.0.0:{port}",), PROXY_PORT, "environment")
+    return Settings(defaults | given, problems, warnings)
 
 
 def text_of(name: str, flags: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -144,7 +144,8 @@ def test_every_error_of_a_request_has_a_status() -> None:
     kinds = [errors.RequestError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    assert set(STATUSES) == set(kinds[1:])
+    # What only the APIs for text know never comes here.
+    assert set(STATUSES) == {kind for kind in kinds[1:] if kind.__module__ == errors.__name__}
     assert refusal(errors.UnknownModel("m")) == Answer(404, b"content-type: application/json\r\n", b'{"error":"m"}')
 
 
