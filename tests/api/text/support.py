@@ -44,7 +44,21 @@ from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 from toutates.system.errors import Overloaded, RequestError
 
-__all__ = ["CLASSIFIER", "EMBEDDER", "RERANKER", "SPARSE", "Answer", "Double", "Front", "front", "vector_of"]
+__all__ = [
+    "CLASSIFIER",
+    "EMBEDDER",
+    "RERANKER",
+    "SPARSE",
+    "Answer",
+    "Double",
+    "Front",
+    "as_vector",
+    "front",
+    "inflight",
+    "key_file",
+    "request",
+    "vector_of",
+]
 
 _VOCABULARY = 1_000
 EMBEDDER = TextInfo(
@@ -71,6 +85,11 @@ def vector_of(text: str, dimensions: int = 8) -> Any:
     random = np.random.default_rng(zlib.crc32(text.encode()))
     vector = random.standard_normal(dimensions).astype(np.float32)
     return vector / np.linalg.norm(vector)
+
+
+def as_vector(values: Any) -> Any:
+    """Numbers of JSON as float32."""
+    return np.array(values, np.float32)
 
 
 class Tokenizer:
@@ -164,7 +183,7 @@ class Double(TextModel):
         if name == "not a number":
             return np.full(info.dimensions, np.nan, np.float32)
         if info.form is VectorForm.SPARSE:
-            return SparseVector(np.arange(count, dtype=np.int32), vector_of(name, count))
+            return SparseVector(np.arange(count, dtype=np.int32), vector_of(name, count), info.dimensions)
         if options.token_vectors:
             return np.stack([vector_of(f"{name} {at}", info.dimensions) for at in range(count)])
         vector = vector_of(name, info.dimensions)
@@ -212,12 +231,13 @@ class Front:
     """
 
     def __init__(self, models: Mapping[str, Any], worker: _Worker, side: SideThread, **options: Any) -> None:
-        self.worker: Any = worker
+        kept: Any = worker
+        self.worker: Any = kept
         self.table = table_of(models)
         self.plane = plane_of(SimpleNamespace(table=self.table))
-        self.plane.get_table = lambda: self.table  # type: ignore[method-assign]
+        self.plane.get_table = lambda: self.table
         self.keys = ApiKeys(options.get("key_file"))
-        self.work = TextWork(self.worker, side, lambda: self.table, options.get("inflight"))
+        self.work = TextWork(kept, side, lambda: self.table, options.get("inflight"))
         secrets: Mapping[str, RestrictedProtocol] = options.get("secrets", {})
         settings = options.get("settings", TextSettings())
         self.apis = TextApis(self.plane, self.work, self.keys, settings, secrets, 64 * 1024 * 1024)

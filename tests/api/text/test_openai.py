@@ -12,7 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.api.text.support import CLASSIFIER, Double, Front, front, inflight, key_file, request, vector_of
+from tests.api.text.support import CLASSIFIER, Double, Front, as_vector, front, inflight, key_file, request, vector_of
 from toutates.api.text.reading import LARGE_BYTES, MAX_BODY_BYTES, STEPPED_BYTES
 
 
@@ -41,7 +41,7 @@ def test_one_text_as_floats(api: Front) -> None:
     document = embed(api, "a short text")
     [entry] = document.pop("data")
     assert document == {"object": "list", "model": "minilm", "usage": {"prompt_tokens": 5, "total_tokens": 5}}
-    npt.assert_array_equal(np.float32(entry.pop("embedding")), vector_of("a short text"))
+    npt.assert_array_equal(as_vector(entry.pop("embedding")), vector_of("a short text"))
     assert entry == {"object": "embedding", "index": 0}
 
 
@@ -68,9 +68,9 @@ def test_dimensions_shorten_the_vector(api: Front) -> None:
 
 def test_a_prompt_is_named_by_a_member_or_by_the_model(api: Front) -> None:
     [entry] = embed(api, "a", prompt_name="query")["data"]
-    npt.assert_array_equal(np.float32(entry["embedding"]), vector_of("query: a"))
+    npt.assert_array_equal(as_vector(entry["embedding"]), vector_of("query: a"))
     answer = api.ask("/v1/embeddings", {"input": "a", "model": "minilm:query"})
-    npt.assert_array_equal(np.float32(answer.document["data"][0]["embedding"]), vector_of("query: a"))
+    npt.assert_array_equal(as_vector(answer.document["data"][0]["embedding"]), vector_of("query: a"))
 
 
 def test_members_that_are_null_are_as_if_left_out(api: Front) -> None:
@@ -142,7 +142,7 @@ def test_a_body_of_another_form_is_refused(api: Front, body: bytes) -> None:
 def test_a_large_text_is_read_beside_the_worker(api: Front, size: int) -> None:
     text = "é\n😀 " * (size // 20)
     [entry] = embed(api, [text])["data"]
-    npt.assert_array_equal(np.float32(entry["embedding"]), vector_of(text))
+    npt.assert_array_equal(as_vector(entry["embedding"]), vector_of(text))
     status, _ = refused(api, [text, ""])
     assert status == 400
     assert api.connection.kept_bytes == 0
@@ -265,7 +265,7 @@ def test_an_answer_is_in_one_write_after_the_head(api: Front) -> None:
         api.worker.soon.pop(0)()
     pieces = api.connection.take_output()
     assert len(pieces) == 3
-    assert json.loads(pieces[2])["object"] == "list"
+    assert json.loads(bytes(pieces[2]))["object"] == "list"
 
 
 def test_answers_are_counted_by_path_and_status() -> None:

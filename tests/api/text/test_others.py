@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import numpy.testing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.api.text.support import CLASSIFIER, RERANKER, Double, Front, front, key_file, vector_of
+from tests.api.text.support import CLASSIFIER, RERANKER, Double, Front, as_vector, front, key_file, vector_of
 from toutates.api.text import large_json
 from toutates.api.text.handler import TextSettings
 from toutates.api.text.keys import ApiKeys
@@ -80,7 +79,7 @@ def test_keys_are_asked_for(tmp_path: Path) -> None:
 def test_queries_become_embeddings() -> None:
     with front() as api:
         document = api.ask("/v1/embedding", [{"query": "a"}, {"query": "b"}]).document
-        npt.assert_array_equal(np.float32([entry["embedding"] for entry in document]), [vector_of("a"), vector_of("b")])
+        npt.assert_array_equal(as_vector([entry["embedding"] for entry in document]), [vector_of("a"), vector_of("b")])
         assert api.ask("/v1/embedding", []).document == []
         for body, status in ((b"{}", 400), (b"[", 400), (b'[{"query":""}]', 400), (b'[{"query":1}]', 400)):
             answer = api.ask("/v1/embedding", body)

@@ -17,8 +17,10 @@ from tests.api.text.support import (
     SPARSE,
     Double,
     Front,
+    as_vector,
     front,
     key_file,
+    request,
     vector_of,
 )
 from toutates.api.restrictions import RestrictedProtocol
@@ -51,8 +53,8 @@ def options_of(api: Front, model: str) -> Any:
 
 
 def test_embed_gives_a_vector_for_each_text(api: Front) -> None:
-    assert np.float32(ok(api, "/embed", inputs="a")).tolist() == [vector_of("a").tolist()]
-    npt.assert_array_equal(np.float32(ok(api, "/embed", inputs=["a", "b"])), [vector_of("a"), vector_of("b")])
+    assert as_vector(ok(api, "/embed", inputs="a")).tolist() == [vector_of("a").tolist()]
+    npt.assert_array_equal(as_vector(ok(api, "/embed", inputs=["a", "b"])), [vector_of("a"), vector_of("b")])
     assert len(ok(api, "/embed", inputs=[1, 2])) == 1
     assert len(ok(api, "/embed", inputs=[[1, 2], "b", [3]])) == 3
 
@@ -80,13 +82,13 @@ def test_options_of_embed_reach_the_model(api: Front) -> None:
 def test_embed_all_gives_a_vector_for_each_token(api: Front) -> None:
     document = ok(api, "/embed_all", inputs=["a b", "c"])
     assert [np.shape(text) for text in document] == [(4, 8), (3, 8)]
-    npt.assert_array_equal(np.float32(document[1][2]), vector_of("c 2"))
+    npt.assert_array_equal(as_vector(document[1][2]), vector_of("c 2"))
 
 
 def test_embed_sparse_gives_what_is_not_zero(api: Front) -> None:
     [entries] = ok(api, "/embed_sparse", inputs="a b")
     assert [entry["index"] for entry in entries] == [0, 1, 2, 3]
-    npt.assert_array_equal(np.float32([entry["value"] for entry in entries]), vector_of("a b", 4))
+    npt.assert_array_equal(as_vector([entry["value"] for entry in entries]), vector_of("a b", 4))
 
 
 def test_predict_sorts_labels_by_their_score(api: Front) -> None:
@@ -267,8 +269,6 @@ def test_a_caller_who_leaves_is_nobodys_problem() -> None:
     model = Double()
     with front({"minilm": model}) as api:
         model.held = []
-        from tests.api.text.support import request
-
         api.send(request("/embed", {"inputs": ["a"] * 2_000}))
         api.connection.connection_lost()
         [compute] = model.held
