@@ -338,3 +338,56 @@ def test_models_are_found_by_name_and_by_an_alias_with_a_prompt(folder: Path) ->
     with pytest.raises(UnknownModel):
         find_text_model(models, "other:query")
     version.servable.close()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_of_tokens_count_as_memory_under_way(tmp_path: Path) -> None:
+    path = make_folder(tmp_path / "narrow", modules=[POOLING])
+    (path / "config.yaml").write_text(f"{YAML}capacity_bytes: 1000\n")
+    with served(path) as model:
+        every = TextOptions(token_vectors=True)
+        assert compute(model, ["one two three"] * 5, every).error is None  # of 120 bytes each
+        error = compute(model, ["one two three"] * 20, every).error
+        assert isinstance(error, Overloaded)
+        assert "results under way" in str(error)
+        assert compute(model, ["one two three"] * 20).error is None
+        assert model.statistics().occupancy.in_flight_bytes == 0  # type: ignore[attr-defined]
+
+
+def test_no_more_than_a_million_characters_of_white_space_are_read(model: TextModel) -> None:
+    text = " " * 1_000_000 + "one"
+    assert compute(model, [text]).tokens == [2]
+    assert compute(model, [text], TextOptions(truncate_left=True)).tokens == [3]
+    error = refused(model, [text], TextOptions(truncate=False))
+    assert error.fault is Fault.TOO_LONG
+    assert "characters" in str(error)
+
+
+def test_what_a_caller_raises_hurts_nobody_else(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(result: TextResult) -> None:
+        raise RuntimeError("a caller's own")
+
+    with served(folder) as model:
+        model.compute(["one"], DEFAULT_OPTIONS, broken)
+        assert compute(model, ["two"]).error is None
+    assert "a caller's own" in caplog.text
+
+
+def test_ids_of_tokens_have_no_prompt_to_leave_out(tmp_path: Path) -> None:
+    path = make_folder(
+        tmp_path / "prompted",
+        modules=[("1_Pooling", "sentence_transformers.models.Pooling", {"include_prompt": False})],
+        files={
+            "config_sentence_transformers.json": {
+                "prompts": {"query": "query : "},
+                "default_prompt_name": "query",
+            }
+        },
+    )
+    ids = ids_of("one two")
+    with served(path) as model:
+        found: Any = compute(model, [ids, "six"]).vectors
+    npt.assert_allclose(found[0], hidden(ids).mean(0), rtol=1e-5)
+    npt.assert_allclose(found[1], hidden(ids_of("query : six"))[3:].mean(0), rtol=1e-5)

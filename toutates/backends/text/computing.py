@@ -59,7 +59,7 @@ class Computing:
         if self._folder.task is not Task.EMBED:
             return self._scores(rows, features)
         if self._wants_prompts:
-            prompts = np.array([row.request.settled.prompt_tokens for row in rows], np.int64)
+            prompts = np.array([row.request.settled.prompt_tokens if row.has_prompt else 0 for row in rows], np.int64)
             features.prompts = prompts if prompts.any() else None
         wants_tokens = [row.request.settled.options.token_vectors for row in rows]
         if self._folder.form is VectorForm.MULTI or all(wants_tokens):

@@ -285,6 +285,8 @@ def _check_settings(configuration: VersionConfiguration) -> list[str]:
     passed = []
     if settings.warmup:
         passed.append("warm-up samples (text models are warmed up with texts of their own)")
+    if settings.max_queue_size:
+        passed.append("max_queue_size (capacity bounds the texts that are under way)")
     if settings.max_queue_delay_us:
         passed.append("delays of batches (texts never wait while an executor is idle)")
     if not passed:

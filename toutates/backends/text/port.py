@@ -97,7 +97,14 @@ class TextPort:
         consumer, queue = self._consumer, self._queue
         if rows > queue.bounds.texts:
             raise InvalidRequest(f"a request may have at most {queue.bounds.texts} texts, and this one has {rows}")
-        queue.count(rows, held_bytes)
+        # What the answer takes counts too; that of a multi-vector model is counted when it is known.
+        result_bytes = 4 * rows * self._dimensions * self._is_fixed
+        size, most = held_bytes + result_bytes, queue.bounds.memory_bytes
+        if size > most:
+            raise InvalidRequest(
+                f"the texts and vectors of this request take {size} bytes, of {most} at most; send fewer texts at once"
+            )
+        queue.count(rows, size)
         try:
             texts = [_elements(piece) for piece in arrays]
             request = TextRequest(
@@ -108,9 +115,10 @@ class TextPort:
                 partial(consumer.is_wanted, context),
                 held_bytes,
                 time.monotonic_ns(),
+                result_bytes,
             )
         except BaseException:
-            queue.give_back(rows, held_bytes)
+            queue.give_back(rows, size)
             raise
         self._added.append(request)
         if not self._commit_asked:
@@ -141,8 +149,8 @@ class TextPort:
                 self._consumer.finish(BatchResult(one, None, _error(request.error, rows), timing))
                 continue
             if self._multi:  # of which each has as many rows as its longest text has vectors
-                outputs = self._multi_outputs(request)
-                self._consumer.finish(BatchResult([(context, 0, rows, None)], outputs, None, timing))
+                outputs, refusal = self._multi_outputs(request)
+                self._consumer.finish(BatchResult([(context, 0, rows, None)], outputs, refusal, timing))
                 continue
             pending.append((context, first, rows, None))
             answered.append(request)
@@ -163,16 +171,22 @@ class TextPort:
                 at += 1
         return Outputs((values.tobytes(),), (4 * size,), self._row_shapes, fixed=True)
 
-    def _multi_outputs(self, request: TextRequest) -> Outputs:
+    def _multi_outputs(self, request: TextRequest) -> tuple[Outputs | None, RequestError | None]:
         size, vectors = self._dimensions, request.vectors
         longest = max([len(vector) for vector in vectors if isinstance(vector, np.ndarray)], default=0)
+        if 4 * len(vectors) * longest * size > self._queue.bounds.memory_bytes:
+            return None, InvalidRequest(
+                f"the vectors of this request's {len(vectors)} texts, padded to the longest one of {longest} tokens, "
+                f"take more than {self._queue.bounds.memory_bytes} bytes; send fewer texts at once"
+            )
         values = np.zeros((len(vectors), longest, size), np.float32)
         counts = np.zeros(len(vectors), np.int32)
         for at, vector in enumerate(vectors):
             assert isinstance(vector, np.ndarray)
             values[at, : len(vector)] = vector
             counts[at] = len(vector)
-        return Outputs((values.tobytes(), counts.tobytes()), (4 * longest * size, 4), ((longest, size), ()))
+        shapes = ((longest, size), ())
+        return Outputs((values.tobytes(), counts.tobytes()), (4 * longest * size, 4), shapes), None
 
 
 def _elements(piece: Any) -> list[bytes]:

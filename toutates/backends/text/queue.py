@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
+from toutates.backends.text.interface import Float32, SparseVector
 from toutates.backends.text.reading import ReadTexts, Slice
 from toutates.backends.text.work import Row, Sink, TextRequest
 from toutates.engine.lengths import Buckets, WaitingRows
@@ -154,7 +155,7 @@ class TextQueue:
             Overloaded, ModelNotReady: see ``check``.
         """
         texts, size = len(request.texts), request.size
-        slices = ((request, 0, texts),) if texts <= _SLICE and size <= _SLICE_SIZE else _slices(request)
+        slices = ((request, 0, texts),) if texts <= _SLICE and request.text_size <= _SLICE_SIZE else _slices(request)
         with self._lock:
             self.check(texts, size)
             self.texts += texts
@@ -218,7 +219,7 @@ class TextQueue:
             if not request.is_over:
                 found.append(slice_)
                 texts += end - first
-                size += request.size * (end - first) // len(request.texts)
+                size += request.text_size * (end - first) // len(request.texts)
         return found
 
     def _take_batch(self, dropped: list[Row]) -> TextBatch:
@@ -301,7 +302,9 @@ class TextQueue:
             for row in rows:
                 request = row.request
                 request.left -= 1
-                if not request.left and not request.is_over:
+                if request.settled.counts and not request.is_over:
+                    self._count_result(request, row.index)
+                if not request.is_over and (not request.left or request.error is not None):
                     request.is_over = True
                     over.append(request)
             for request in over:
@@ -322,6 +325,19 @@ class TextQueue:
                 sink.finish(own, timing)
             except Exception:
                 logger.exception("handing out texts that were computed failed")
+
+    def _count_result(self, request: TextRequest, index: int) -> None:
+        """Count what was computed for a text as memory under way, or fail its request. With the lock held."""
+        size = _size_of(request.vectors[index])
+        if self.memory_bytes + size > self.bounds.memory_bytes:
+            request.error = Overloaded(
+                f"model '{self._model}' has {self.memory_bytes} of at most {self.bounds.memory_bytes} bytes of texts "
+                f"and results under way, and this request makes more; send fewer texts at once, or raise "
+                f"'capacity_bytes' in its {self.bounds.file}"
+            )
+            return
+        request.size += size
+        self.memory_bytes += size
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -350,8 +366,14 @@ class TextQueue:
             return sum(end - first for _, first, end in self._unread), self._waiting.rows, len(self._idle)
 
 
+def _size_of(result: Float32 | SparseVector | None) -> int:
+    if isinstance(result, SparseVector):
+        return result.indices.nbytes + result.values.nbytes
+    return result.nbytes if result is not None else 0
+
+
 def _slices(request: TextRequest) -> Iterable[Slice]:
     """A request's texts in parts that are read at once."""
     count = len(request.texts)
-    most = max(1, min(_SLICE, _SLICE_SIZE * count // max(request.size, 1)))
+    most = max(1, min(_SLICE, _SLICE_SIZE * count // max(request.text_size, 1)))
     return [(request, first, min(first + most, count)) for first in range(0, count, most)]

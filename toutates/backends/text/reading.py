@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from toutates.backends.text.interface import Fault, TextError
 from toutates.backends.text.tokenizing import WordTokenizer, check_unicode
 from toutates.backends.text.work import Row, Settled, TextRequest
 
 __all__ = ["ReadTexts", "Reader", "Slice"]
+
+#: A text is never read beyond so many characters, or so many for each token of the limit. Only white space, of which no
+#: token is made, can be so long and have its tokens further back.
+_MOST_CHARACTERS: Final = 1_000_000
+_CHARACTERS_PER_TOKEN: Final = 1_000
+#: Ids of more tokens are kept in an array.
+_FEW_TOKENS: Final = 64
 
 #: Some of a request's texts: from the first to before the last.
 Slice: TypeAlias = tuple[TextRequest, int, int]
@@ -60,12 +69,12 @@ class Reader:
                 text: Any = request.texts[index]
                 try:
                     if type(text) is str or type(text) is bytes or type(text) is tuple:
-                        prepared = self._prepared(text, settled.prompt)
+                        prepared = self._prepared(text, settled)
                         rows, texts = strings.setdefault((settled.special, settled.limit), ([], []))
                         rows.append(Row(request, index, ()))
                         texts.append(prepared)
                     else:
-                        self._take_ids(Row(request, index, text), done)
+                        self._take_ids(Row(request, index, text, has_prompt=False), done)
                 except TextError as error:
                     done.failed.append((request, _of(error, index)))
                     break
@@ -73,12 +82,13 @@ class Reader:
             self._encode(rows, texts, special, limit, done)
         return done
 
-    def _prepared(self, text: str | bytes | tuple[Any, Any], prompt: str) -> _String:
+    def _prepared(self, text: str | bytes | tuple[Any, Any], settled: Settled) -> _String:
         if isinstance(text, tuple):
-            return self._prepared_string(text[0], prompt), self._prepared_string(text[1], "")
-        return self._prepared_string(text, prompt)
+            first, second = text
+            return self._prepared_string(first, settled.prompt, settled), self._prepared_string(second, "", settled)
+        return self._prepared_string(text, settled.prompt, settled)
 
-    def _prepared_string(self, text: str | bytes, prompt: str) -> str:
+    def _prepared_string(self, text: str | bytes, prompt: str, settled: Settled) -> str:
         if isinstance(text, bytes):
             try:
                 own = text.decode()
@@ -87,8 +97,20 @@ class Reader:
                     f"the text is no valid UTF-8: {error.reason} at byte {error.start}", Fault.UNICODE
                 ) from None
         else:
-            check_unicode(text)
             own = text
+        most = max(_MOST_CHARACTERS, _CHARACTERS_PER_TOKEN * settled.limit)
+        if len(own) > most:
+            if not settled.cuts:
+                raise TextError(
+                    f"the text has {len(own)} characters, and at most {most} are read; shorten it, or ask for it to be "
+                    "truncated",
+                    Fault.TOO_LONG,
+                    tokens=settled.limit + 1,
+                    limit=settled.limit,
+                )
+            own = own[-most:] if settled.left else own[:most]
+        if not isinstance(text, bytes):
+            check_unicode(own)
         if prompt:
             own = prompt + own
         return own.lower() if self._lower else own
@@ -133,8 +155,10 @@ class Reader:
                 done.failed.append((row.request, _of(error, row.index)))
 
     def _add(self, row: Row, done: ReadTexts) -> None:
-        row.request.tokens[row.index] = len(row.ids)
-        if row.ids:
+        size = row.request.tokens[row.index] = len(row.ids)
+        if size:
+            if size > _FEW_TOKENS:
+                row.ids = np.array(row.ids, np.int32)  # a tenth of the memory of a list
             done.rows.append(row)
         elif self._takes_empty:
             done.empty.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ from toutates.protocol.signature import Signature
 from toutates.system.errors import ExecutionFailed, InvalidRequest, Overloaded, RequestError, TooLate
 
 __all__ = ["TextServable"]
+
+logger = logging.getLogger(__name__)
 
 #: Options whose consequences a model remembers.
 _MAX_SETTLED: Final = 256
@@ -187,6 +190,7 @@ class TextServable(TextModel):
             dimensions=options.dimensions if options.dimensions is not None else folder.dimensions,
             activation=self._activation(options.scores),
             skips=not is_query,
+            counts=options.token_vectors or info.form is not VectorForm.DENSE,
         )
 
     def _activation(self, scores: Scores) -> Activation:
@@ -211,7 +215,10 @@ class TextServable(TextModel):
                     _count_failed(counters, one.error, now_ns - one.arrived_ns)
         for one in requests:
             on_done: Callable[[TextResult], object] = one.context
-            on_done(_result(one, now_ns))
+            try:
+                on_done(_result(one, now_ns))
+            except Exception:  # and the next one hears
+                logger.exception("handing out texts that were computed failed")
 
     def _shared_counters(self) -> WorkerCounters:
         """Of all calls of ``compute``, written under the lock."""

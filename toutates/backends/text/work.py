@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from toutates.backends.text.interface import Float32, SparseVector, Text, TextOptions
 from toutates.engine.result import Timing
 from toutates.system.errors import RequestError
@@ -29,6 +32,7 @@ class Settled:
         dimensions: that vectors are cut to; None for all.
         activation: what becomes of logits.
         skips: whether the vectors of some tokens are left out, as they are of a document.
+        counts: whether what is computed for a text may be so large that it counts as memory under way.
     """
 
     options: TextOptions
@@ -42,6 +46,7 @@ class Settled:
     dimensions: int | None
     activation: Callable[[Float32], Float32]
     skips: bool
+    counts: bool = False
 
 
 class Sink(Protocol):
@@ -65,8 +70,9 @@ class TextRequest:
         settled: how they are computed.
         sink: takes it when it is over.
         context: the sink's own.
-        is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds.
-        size: bytes that it keeps.
+        is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds. Called with the lock held.
+        text_size: bytes of its texts, or characters.
+        size: bytes that it keeps, those of large results included.
         arrived_ns: when it came, monotonic.
         vectors, tokens: what has been computed, by text.
         left: texts that have not been.
@@ -87,6 +93,7 @@ class TextRequest:
         "settled",
         "sink",
         "size",
+        "text_size",
         "texts",
         "tokens",
         "vectors",
@@ -99,15 +106,17 @@ class TextRequest:
         sink: Sink,
         context: Any,
         is_wanted: Callable[[int], bool],
-        size: int,
+        text_size: int,
         arrived_ns: int,
+        result_size: int = 0,
     ) -> None:
         self.texts = texts
         self.settled = settled
         self.sink = sink
         self.context = context
         self.is_wanted = is_wanted
-        self.size = size
+        self.text_size = text_size
+        self.size = text_size + result_size
         self.arrived_ns = arrived_ns
         self.vectors: list[Float32 | SparseVector | None] = [None] * len(texts)
         self.tokens = [0] * len(texts)
@@ -126,9 +135,11 @@ class Row:
         index: of the text in it.
         ids: of the tokens.
         segments: which of a pair's texts each is of; None for all of the first.
+        has_prompt: whether a prompt was put before it.
     """
 
     request: TextRequest
     index: int
-    ids: Sequence[int]
+    ids: Sequence[int] | npt.NDArray[np.int32]
     segments: Sequence[int] | None = None
+    has_prompt: bool = True
