@@ -26,10 +26,14 @@ from toutates.engine.batched import BatchedServable
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.executor import Executor
 from toutates.engine.lane import Batch, GatheredLane, PackedLane, Piece, RowShapes
+from toutates.engine.padded.backend import PaddedBackend
+from toutates.engine.padded.padding import Padding
+from toutates.engine.padded.port import PaddedPort
 from toutates.engine.result import BatchResult, Outputs, Split
-from toutates.engine.servable import Consumer
+from toutates.engine.servable import Backend, Consumer
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
+from toutates.models.config.padding import with_made_mask
 from toutates.models.config.settings import ModelSettings
 from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import BY_NAME
@@ -126,6 +130,8 @@ class TestWorker:
     #: every result, in the order of arrival
     seen: list[BatchResult] = field(default_factory=list)
     submitter: Submitter = field(init=False)
+    #: in place of ``submitter`` where rows are padded
+    padded: PaddedPort = field(init=False)
     #: takes what others have run, in place of ``results``
     finish: Callable[[BatchResult], None] | None = None
 
@@ -147,6 +153,13 @@ class TestWorker:
             spans += (at, at + len(content))
             at += len(content)
         self.submitter.add_packed(self.submitter.writer(lane), rows, context, b"headers" + b"".join(contents), spans)
+
+    def add_padded(self, context: Any, *arrays: Array, inputs: Iterable[int] | None = None) -> None:
+        """Add one request's tensors where rows are padded, given by position."""
+        indices = inputs if inputs is not None else range(len(arrays))
+        shapes = tuple((index, array.shape[1:]) for index, array in zip(indices, arrays, strict=True))
+        contents = [array.tobytes() for array in arrays]
+        self.padded.add_contents(self.padded.way(shapes), len(arrays[0]), context, contents)
 
     def at_round_end(self, callback: Callable[[], None]) -> None:
         """See ``Submitter``."""
@@ -253,6 +266,7 @@ class Rig:
         delay_ns, enough_rows: see SuperTensor.
         settings: for shapes that config.yaml gives.
         profile: where each session writes its profile, and after how many batches.
+        padding: see SuperTensor; the mask is optional for requests.
     """
 
     def __init__(
@@ -271,6 +285,7 @@ class Rig:
         enough_rows: int = 1,
         settings: ModelSettings | None = None,
         profile: tuple[Path, int] | None = None,
+        padding: Padding | None = None,
     ) -> None:
         sessions = []
         for number in range(executors):
@@ -282,6 +297,7 @@ class Rig:
                 options.profile_file_prefix = f"{profile[0]}_{number}"
             sessions.append(onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
         self.signature = read_signature(sessions[0], settings or ModelSettings(), source=Path("config.yaml"))
+        self.signature = with_made_mask(self.signature, padding)
         self.sessions = [
             ModelSession(session, self.signature, "m", number, profile_batches=profile[1] if profile else None)
             for number, session in enumerate(sessions)
@@ -297,13 +313,15 @@ class Rig:
             lends=lends,
             delay_ns=delay_ns,
             enough_rows=enough_rows,
+            padding=padding,
         )
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
-            worker.submitter = Submitter(
-                self.supertensor,
-                Consumer(worker.deliver, worker.results.put, worker.at_round_end, self._is_wanted),
-            )
+            consumer = Consumer(worker.deliver, worker.results.put, worker.at_round_end, self._is_wanted)
+            if padding is None:
+                worker.submitter = Submitter(self.supertensor, consumer)
+            else:
+                worker.padded = PaddedPort(self.supertensor, padding, consumer)
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
         self.gate.set()
@@ -328,7 +346,11 @@ class Rig:
             self.ran_in.append(threading.current_thread())
             self.counters[number].add(rows, requests, timing)
 
-        return Executor(self.supertensor, self.sessions[number], on_batch=on_batch)
+        backend: Backend = self.sessions[number]
+        padding = self.supertensor.padding
+        if padding is not None:
+            backend = PaddedBackend(backend, padding, self.signature, "m", self.counters[number])
+        return Executor(self.supertensor, backend, on_batch=on_batch)
 
     def _is_wanted(self, context: Any, by_ns: int) -> bool:
         assert self.gate.wait(PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
 from toutates.engine.lane import Allocate, Pin
+from toutates.engine.padded.padding import Padding
 from toutates.engine.supertensor import QUICK_NS, SuperTensor
 from toutates.models.capacity import capacity_bytes
 from toutates.models.config.settings import ModelSettings
@@ -22,6 +23,7 @@ def batches_of(
     allocate: Allocate | None = None,
     lends: bool = False,
     quick_ns: int = QUICK_NS,
+    padding: Padding | None = None,
 ) -> SuperTensor:
     """Make a version's batches.
 
@@ -30,7 +32,7 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, lends, quick_ns: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns, padding: as of ``SuperTensor``.
     """
     return SuperTensor(
         model,
@@ -46,4 +48,5 @@ def batches_of(
         quick_ns=quick_ns,
         delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
+        padding=padding,
     )

@@ -275,6 +275,10 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
         size = min(batch[1] * settings.capacity, inspected.capacity_bytes)
         report.buffer_bytes += size
         shown = f"SuperTensor {_size(size)} ({size} bytes, {settings.capacity} batches of {batch[0]})"
+    if settings.padding is not None:
+        lengths = ", ".join(map(str, settings.padding.buckets)) or "four lengths to each doubling"
+        most = f"at most {settings.padding.max_batch_tokens} padded elements a batch"
+        shown = f"rows padded to {lengths}, {most} and {_size(inspected.capacity_bytes)} in all"
     report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")
     if inspected.advice:
         report.facts.append(f"{folder.name} {version.number}: {inspected.advice}")

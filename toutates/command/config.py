@@ -75,6 +75,7 @@ def effective_configuration(
     if form in ("pbtxt", "both"):
         parts.append(
             f"# {folder.name} version {chosen.number}: config.pbtxt, to lie beside the version's directory\n"
+            + ("# no field for padding, which only a config.yaml has\n" if settings.padding is not None else "")
             + write_pbtxt(config)
         )
     return "\n".join(parts)

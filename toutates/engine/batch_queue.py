@@ -135,6 +135,11 @@ class BatchQueue:
         due = (batch for batch in self.open.values() if not self._delay_ns or self._is_due(batch))
         return sum(batch.requests for batch in islice(chain(self.sealed, due), batches))
 
+    def waiting_requests(self) -> int:
+        """Requests that wait; one whose rows were split counts in each of its batches."""
+        # Workers may add more at this moment; a list's length can be read in any thread.
+        return sum(len(own) for batch in self.waiting() for own in batch.pending)
+
     def next_due_ns(self) -> int:
         """When the first open batch is due that no worker writes to; 0 if there is none.
 

@@ -11,7 +11,9 @@ from toutates.engine.counters import ExecutorCounters, VersionCounters
 from toutates.engine.executor import Executor
 from toutates.engine.executor_threads import ExecutorThreads
 from toutates.engine.lane import LaneState
-from toutates.engine.servable import Backend, Consumer, Host
+from toutates.engine.padded.backend import PaddedBackend
+from toutates.engine.padded.port import PaddedPort
+from toutates.engine.servable import Backend, Consumer, Host, Port
 from toutates.engine.statistics import VersionStatistics
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
@@ -45,7 +47,7 @@ class BatchedServable:
         self._pool_threads = pool_threads
         self._memory_kind = memory_kind
         executors = [
-            Executor(supertensor, backend, on_batch=counters.add)
+            Executor(supertensor, self._padded(backend, counters), on_batch=counters.add)
             for backend, counters in zip(backends, self.counters.executors, strict=True)
         ]
         # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
@@ -61,9 +63,18 @@ class BatchedServable:
         """See ``Servable``."""
         return self._threads.ready
 
-    def port(self, consumer: Consumer) -> Submitter:
+    def _padded(self, backend: Backend, counters: ExecutorCounters) -> Backend:
+        """The backend of an executor that may have to pad rows."""
+        supertensor = self.supertensor
+        if supertensor.padding is None:
+            return backend
+        return PaddedBackend(backend, supertensor.padding, supertensor.signature, supertensor.name, counters)
+
+    def port(self, consumer: Consumer) -> Port:
         """See ``Servable``."""
         self.counters.workers.append(consumer.counters)
+        if self.supertensor.padding is not None:
+            return PaddedPort(self.supertensor, self.supertensor.padding, consumer)
         return Submitter(self.supertensor, consumer)
 
     def statistics(self) -> VersionStatistics:

@@ -152,12 +152,21 @@ class WorkerCounters:
 
 @dataclass(slots=True)
 class BatchCounters:
-    """Batches of one size."""
+    """Batches of one size.
+
+    Attributes:
+        count: how many have run.
+        input_ns, infer_ns, output_ns: time before, in and after their computation.
+        real_elements: of versions with padding, elements of the rows along the dimension that is padded.
+        padded_elements: the same with the padding.
+    """
 
     count: int = 0
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    real_elements: int = 0
+    padded_elements: int = 0
 
 
 class ExecutorCounters:
@@ -180,9 +189,7 @@ class ExecutorCounters:
         """One batch has run, or ``times`` of them alike; called by the executor itself."""
         counters = self.by_rows.get(rows)
         if counters is None:
-            # Replaced as a whole, so that a reader in another thread never walks a dict that grows.
-            counters = BatchCounters()
-            self.by_rows = {**self.by_rows, rows: counters}
+            counters = self._new_size(rows)
         run_ns = timing.ended_ns - timing.started_ns
         counters.count += times
         counters.input_ns += times * (timing.started_ns - timing.taken_ns)
@@ -190,6 +197,18 @@ class ExecutorCounters:
         counters.output_ns += times * (timing.done_ns - timing.ended_ns)
         self.durations[((timing.done_ns - timing.taken_ns - 1) // BUCKET_NS).bit_length()] += times
         self.runs[((run_ns - 1) // BUCKET_NS).bit_length()] += times
+
+    def add_elements(self, rows: int, real: int, padded: int) -> None:
+        """The elements of a batch of padded rows, with and without the padding; called by the executor itself."""
+        counters = self.by_rows.get(rows) or self._new_size(rows)
+        counters.real_elements += real
+        counters.padded_elements += padded
+
+    def _new_size(self, rows: int) -> BatchCounters:
+        # Replaced as a whole, so that a reader in another thread never walks a dict that grows.
+        counters = BatchCounters()
+        self.by_rows = {**self.by_rows, rows: counters}
+        return counters
 
 
 @dataclass(slots=True)

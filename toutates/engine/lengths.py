@@ -20,7 +20,7 @@ __all__ = ["MAX_RATIO", "Buckets", "Chosen", "WaitingRows"]
 MAX_RATIO: Final = 1.25
 #: A run costs as much as so many elements more, as far as the choice of rows goes. Of a small text encoder on a CPU
 #: that is what reading its weights from memory comes to.
-RUN_COST: Final = 64
+RUN_COST: Final = 32
 #: Where there are no buckets of the operator's, there are so many to each doubling of the length.
 _PER_DOUBLING_BITS: Final = 2
 

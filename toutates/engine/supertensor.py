@@ -30,6 +30,9 @@ from toutates.engine.budget import YAML_KEYS, Bounds, Budget, Keys
 from toutates.engine.dispatcher import Dispatcher, ExecutorHandle, InlineRun
 from toutates.engine.lane import Allocate, Batch, Lane, LaneState, PackedLane, Pin, RowShapes
 from toutates.engine.lane_table import LaneTable
+from toutates.engine.padded.lanes import PaddedLanes
+from toutates.engine.padded.padding import Padding
+from toutates.engine.padded.queue import PaddedQueue
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
 from toutates.engine.statistics import Occupancy
@@ -61,11 +64,14 @@ class SuperTensor:
         quick_ns: batches whose runs take less may be run by workers; 0 leaves all to the executors' threads.
         delay_ns: how long an open batch may wait for more rows; 0 for not at all.
         enough_rows: a batch of so many rows does not wait.
+        padding: of a version whose rows may differ in length; None where those of one batch have one shape. Its ports
+            are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``.
 
     Attributes:
         lock: guards the parts.
         lanes, budget, queue, executors: the parts. Used with the lock held.
         ports: the consumers, by number of their port.
+        padding: as given.
     """
 
     def __init__(
@@ -84,21 +90,29 @@ class SuperTensor:
         quick_ns: int = QUICK_NS,
         delay_ns: int = 0,
         enough_rows: int = 1,
+        padding: Padding | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
         self.batch_size = batch_size
         self.capacity = capacity
+        self.padding = padding
         self.lock = threading.Lock()
         rows = (batch_size if signature.batched else 1) * capacity
         open_batches: dict[Lane, Batch] = {}
         self.budget = Budget(name, Bounds(rows, capacity_bytes, max_queue_size, keys), open_batches)
         # A full batch does not wait, so where batches wait there is room for all rows from the beginning.
         row_share_bytes = None if delay_ns else self.budget.share_bytes
-        self.lanes = LaneTable(
-            signature, batch_size, row_share_bytes=row_share_bytes, pin=pin, allocate=allocate, lends=lends
-        )
-        self.queue = BatchQueue(open_batches, self.budget, delay_ns=delay_ns, enough_rows=enough_rows)
+        self.lanes: LaneTable
+        self.queue: BatchQueue
+        if padding is None:
+            self.lanes = LaneTable(
+                signature, batch_size, row_share_bytes=row_share_bytes, pin=pin, allocate=allocate, lends=lends
+            )
+            self.queue = BatchQueue(open_batches, self.budget, delay_ns=delay_ns, enough_rows=enough_rows)
+        else:
+            self.lanes = PaddedLanes(signature, batch_size, padding)
+            self.queue = PaddedQueue(open_batches, self.budget, self.lanes, delay_ns=delay_ns, enough_rows=enough_rows)
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
         self.ports: list[Consumer] = []
         #: what a lane's runs must take less than, for workers to have batches of their own
@@ -385,8 +399,7 @@ class SuperTensor:
                 in_flight=len(in_flight),
                 running=len(self.queue.running),
                 capacity=self.capacity,
-                # Workers may add more at this moment; a list's length can be read in any thread.
-                waiting=sum(len(own) for batch in waiting for own in batch.pending),
+                waiting=self.queue.waiting_requests(),
                 rows=sum(batch.rows for batch in in_flight),
                 row_capacity=self.budget.bounds.rows,
                 in_flight_bytes=self.budget.memory_bytes,

@@ -40,7 +40,8 @@ def executor_session_options(
         parallel=None if own.execution_mode is None else own.execution_mode == "parallel",
         graph_level=own.graph_level,
         memory_arena=own.memory_arena,
-        memory_pattern=own.memory_pattern,
+        # A pattern is kept for every shape that has run.
+        memory_pattern=own.memory_pattern and settings.padding is None,
         config_entries=entries,
     )
 

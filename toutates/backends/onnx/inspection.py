@@ -64,15 +64,16 @@ def inspect_graph(
     with explained(folder.path):
         session = load_session(configuration.folder.model_path, on_cpu)
     served_by = [name for name, _ in prepared.options[0].providers]
-    signature = check_graph(session, prepared, served_by, folder.model_dir)
+    checked = check_graph(session, prepared, served_by, folder.model_dir)
+    signature, graph = checked.signature, checked.graph
     labels = read_labels(settings, signature, folder.model_dir, configuration.source)
-    warnings = (*prepared.warnings, *shortfalls(labels, signature, settings, configuration.source))
+    warnings = (*prepared.warnings, *checked.warnings, *shortfalls(labels, signature, settings, configuration.source))
     run_ns = 0
     if try_warmup and settings.warmup:
         once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-        run_ns = warm_up([ModelSession(session, signature, model)], once, signature, model, folder.model_dir)
+        run_ns = warm_up([ModelSession(session, graph, model)], once, graph, model, folder.model_dir)
     elif try_warmup and served_by[0] == CPU:
-        run_ns = time_row(ModelSession(session, signature, model), signature)
+        run_ns = time_row(ModelSession(session, graph, model), graph)
     advice = ""
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())

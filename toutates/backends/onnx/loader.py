@@ -11,7 +11,7 @@ from typing import Final
 from toutates.backends.batches import batches_of
 from toutates.backends.onnx.inspection import inspect_graph
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
-from toutates.backends.onnx.preparing import check_graph, explained, prepare
+from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.warming import warm_up
@@ -25,7 +25,6 @@ from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
-from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError
 from toutates.system.placement import Placement, Turns
 
@@ -73,8 +72,6 @@ class OnnxKind:
         options, version = prepared.options, configuration.folder
         if configuration.notice:
             logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
-        for warning in prepared.warnings:
-            logger.warning("model '%s' version %d: %s", model, version.number, warning)
         settings = configuration.settings
         model_path = configuration.folder.model_path
         profiling = settings.profiling
@@ -85,7 +82,10 @@ class OnnxKind:
         ]
         with explained(version.path):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
-        signature = check_graph(first, prepared, first.get_providers(), version.model_dir)
+        checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
+        signature = checked.signature
+        for warning in (*prepared.warnings, *checked.warnings):
+            logger.warning("model '%s' version %d: %s", model, version.number, warning)
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         for notice in shortfalls(labels, signature, settings, configuration.source):
             logger.warning("model '%s' version %d: %s", model, version.number, notice)
@@ -95,13 +95,22 @@ class OnnxKind:
         ]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         shrinkage = settings.session.arena_shrinkage
+        in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
         sessions = [
-            ModelSession(session, signature, model, number, profile_batches=profile_batches, arena_shrinkage=shrinkage)
+            ModelSession(
+                session,
+                signature,
+                model,
+                number,
+                profile_batches=profile_batches,
+                arena_shrinkage=shrinkage,
+                shrinks_in_time=in_time,
+            )
             for number, session in enumerate((first, *others))
         ]
-        served = self._describe(model, version.number, configuration, signature, sessions, first.get_providers())
+        served = self._describe(model, version.number, configuration, checked, sessions, first.get_providers())
         served = replace(served, labels=labels)
-        run_ns = warm_up(sessions, settings, signature, model, version.model_dir)
+        run_ns = warm_up(sessions, settings, checked.graph, model, version.model_dir)
         if all(session.on_cpu for session in sessions):
             cores = usable_cores(self._placement)
             advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)
@@ -123,10 +132,11 @@ class OnnxKind:
         model: str,
         number: int,
         configuration: VersionConfiguration,
-        signature: Signature,
+        checked: CheckedGraph,
         sessions: list[ModelSession],
         providers: list[str],
     ) -> ServedVersion:
+        signature = checked.signature
         settings, triton = configuration.settings, configuration.folder.triton
         pinned = settings.allocator == "cuda_pinned"
         supertensor = batches_of(
@@ -136,6 +146,7 @@ class OnnxKind:
             is_triton=configuration.source.name == PBTXT_NAME,
             pin=_pinned_memory(configuration.source).pin if pinned else None,
             lends=not pinned,
+            padding=checked.padding,
         )
         return ServedVersion(
             model=model,

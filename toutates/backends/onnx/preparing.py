@@ -22,13 +22,15 @@ from toutates.backends.onnx.executor_sessions import executor_session_options, w
 from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.onnx.signature_reader import read_signature
+from toutates.engine.padded.padding import Padding
 from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.padding import padding_of, padding_warnings, with_made_mask
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.warmup import check_warmup
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
 
-__all__ = ["PreparedVersion", "check_allocator", "check_graph", "explained", "prepare"]
+__all__ = ["CheckedGraph", "PreparedVersion", "check_allocator", "check_graph", "explained", "prepare"]
 
 #: How many files of a version are tried, to find one that may not be read.
 _MAX_FILES: Final = 1_000
@@ -48,6 +50,23 @@ class PreparedVersion:
     configuration: VersionConfiguration
     options: tuple[SessionOptions, ...]
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGraph:
+    """A version's graph together with its configuration.
+
+    Attributes:
+        graph: the tensors of a run.
+        signature: the tensors that clients see.
+        padding: how rows of different length share a batch; None where they do not.
+        warnings: what may be a mistake, one sentence each.
+    """
+
+    graph: Signature
+    signature: Signature
+    padding: Padding | None
+    warnings: tuple[str, ...]
 
 
 def prepare(model: str, configuration: VersionConfiguration, server: SessionOptions) -> PreparedVersion:
@@ -84,7 +103,7 @@ def prepare(model: str, configuration: VersionConfiguration, server: SessionOpti
 
 def check_graph(
     session: onnxruntime.InferenceSession, prepared: PreparedVersion, providers: Sequence[str], model_dir: Path
-) -> Signature:
+) -> CheckedGraph:
     """Compare a version's graph with its configuration.
 
     Args:
@@ -94,7 +113,7 @@ def check_graph(
         model_dir: the model's directory, which holds the files of warm-up samples.
 
     Returns:
-        The tensors that are served.
+        What they have come to.
 
     Raises:
         ConfigurationError: the configuration does not fit the graph; with a line for each problem.
@@ -108,7 +127,9 @@ def check_graph(
     datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
     if {"BF16", "BYTES"} <= datatypes:
         raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
-    return signature
+    padding = padding_of(settings.padding, signature, source)
+    warnings = padding_warnings(padding, signature, source)
+    return CheckedGraph(signature, with_made_mask(signature, padding), padding, tuple(warnings))
 
 
 def check_allocator(settings: ModelSettings, providers: Sequence[str], source: Path) -> None:

@@ -41,6 +41,8 @@ _BFLOAT16: Final = 16
 MAX_STRING_BINDINGS: Final = 16
 #: Bindings that each executor keeps per batch; beyond it the oldest goes. One is about 2 KiB.
 MAX_BINDINGS: Final = 64
+#: How long an arena keeps the memory of its largest run, where runs differ in size.
+_SHRINK_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,14 @@ _TINY_MODEL: Final = bytes.fromhex(
     "0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
 )
 
+
+def _shrinking(devices: str) -> onnxruntime.RunOptions:
+    """Options of a run after which the arenas of these devices give memory back."""
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", devices)
+    return options
+
+
 _MAX_REASON: Final = 1_000  # characters of what ONNX Runtime says
 _ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
 
@@ -180,6 +190,8 @@ class ModelSession:
         number: of the executor, among those of this version.
         profile_batches: after so many runs the profile is written; None where the session was loaded without one.
         arena_shrinkage: devices whose arenas give memory back after each run, such as ``cpu:0``; "" for none.
+        shrinks_in_time: whether the arena of the CPU gives memory back after a run once a second, for models whose
+            runs differ in size.
     """
 
     def __init__(
@@ -191,6 +203,7 @@ class ModelSession:
         *,
         profile_batches: int | None = None,
         arena_shrinkage: str = "",
+        shrinks_in_time: bool = False,
     ) -> None:
         self.session = session
         self.signature = signature
@@ -208,10 +221,9 @@ class ModelSession:
         self.one_thread = options.intra_op_num_threads == 1 and (
             options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         )
-        self._run_options: onnxruntime.RunOptions | None = None
-        if arena_shrinkage:
-            self._run_options = onnxruntime.RunOptions()
-            self._run_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
+        self._run_options = _shrinking(arena_shrinkage) if arena_shrinkage else None
+        self._sometimes = _shrinking("cpu:0") if shrinks_in_time else None
+        self._shrunk_ns = 0
         self._output_names = [tensor.name for tensor in signature.outputs]
         inputs = {tensor.name for tensor in signature.inputs}
         #: outputs that are inputs: ONNX Runtime returns the very memory that is bound
@@ -238,6 +250,8 @@ class ModelSession:
         """
         lane = batch.lane
         if not self.on_cpu or not isinstance(lane, PackedLane):
+            if self._sometimes is not None:
+                self._shrink_in_time()
             return self._packer.pack(self.run_arrays(lane.inputs(batch, first, rows)), rows)
         if rows != batch.rows:
             binding = self._bind(lane, batch, first, rows)
@@ -253,6 +267,14 @@ class ModelSession:
             return self._packer.pack(self.run_bound_dynamic(binding), rows)
         self.run_bound(binding)
         return lane.take_outputs(batch, first, rows)
+
+    def _shrink_in_time(self) -> None:
+        """Have the next run give memory back if none has for a while: after each run it would cost a tenth of it."""
+        now_ns = time.monotonic_ns()
+        is_due = now_ns - self._shrunk_ns >= _SHRINK_NS
+        self._run_options = self._sometimes if is_due else None
+        if is_due:
+            self._shrunk_ns = now_ns
 
     def _bind(self, lane: PackedLane, batch: Batch, first: int, rows: int) -> onnxruntime.IOBinding:
         return self.bind(lane.inputs(batch, first, rows), lane.outputs(batch, first, rows))

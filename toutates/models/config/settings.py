@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Final, Literal, cast
 
 from toutates.models.config.ensemble_yaml import ENSEMBLE, read_ensemble
+from toutates.models.config.padding import PaddingSettings, read_padding
 from toutates.models.config.problems import MAX_PROBLEMS, Problems
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section, Shapes
@@ -201,6 +202,7 @@ class ModelSettings:
         labels: files of class labels by output, relative to the model's directory.
         parameters: for the backend, by its own keys; of ONNX models, ``session`` has what they say.
         ensemble: tensors and steps of an ensemble that a config.yaml describes; None otherwise.
+        padding: how rows of different length share a batch; None where they do not.
     """
 
     backend: str = field(default="", compare=False)
@@ -229,6 +231,7 @@ class ModelSettings:
     labels: Mapping[str, str] = field(default_factory=_no_labels)
     parameters: Mapping[str, str] = field(default_factory=_no_parameters)
     ensemble: ModelConfig | None = None
+    padding: PaddingSettings | None = None
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -319,12 +322,15 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         ),
         labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
         parameters=_parameters(section.mapping("parameters", "parameters: {threads: 2}")),
+        padding=read_padding(section.mapping("padding", "padding: {inputs: {input_ids: {}}}")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:
             section.refuse(
                 "preferred_batch_sizes", "is above batch_size", size, f"write sizes of at most {settings.batch_size}"
             )
+    if settings.padding is not None and settings.backend not in ONNX_BACKENDS:
+        section.refuse("padding", "is for ONNX models only", None, "remove it")
     section.refuse_unknown_keys()
     return settings
 

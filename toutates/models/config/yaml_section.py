@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from math import isfinite
 from types import MappingProxyType
 from typing import Final, TypeGuard
 
@@ -68,6 +69,14 @@ class Section:
         if not isinstance(value, str) or not value:
             self.refuse(key, "is not a text", value, f"write a text, such as `{key}: {default}`")
         return str(value)
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number, or ``default`` where the key is absent."""
+        value = self._values[key] if self.has(key) else default
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            return value
+        self.refuse(key, "is not a number", value, f"write such as `{key}: {default}`")
+        return default
 
     # --- lists and mappings ------------------------------------------------------------------------------------------
 
@@ -155,6 +164,10 @@ class Section:
             else:
                 self.refuse(key, "is neither a text nor a whole number", value, f"write `{key}: '1'`")
         return words
+
+    def integer_values(self, highest: int, example: int) -> dict[str, int]:
+        """Every key of this section with its value, an integer from 1 to ``highest``."""
+        return {key: self.integer(key, highest, example) for key in self._values}
 
     def subsections(self, example: str) -> Iterator[tuple[str, Section]]:
         """Every key of this section with the mapping it holds."""

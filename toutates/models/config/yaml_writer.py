@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from toutates.models.config.padding import PaddingSettings
 from toutates.models.config.settings import (
     ONNX_BACKENDS,
     ModelSettings,
@@ -50,6 +51,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("warmup", [_warmup(sample) for sample in settings.warmup], "no samples"),
         _line("labels", dict(settings.labels), "none"),
         _line("parameters", dict(settings.parameters), "none"),
+        *_padding(settings.padding),
         *_profiling(settings),
     ]
     return "\n".join(lines) + "\n"
@@ -83,6 +85,26 @@ def _session(session: SessionSettings) -> list[str]:
                 _line("memory_pattern", session.memory_pattern),
                 _line("arena_shrinkage", session.arena_shrinkage, "never"),
                 _line("device_allocator_for_initializers", session.device_allocator_for_initializers),
+            )
+        ),
+    ]
+
+
+def _padding(padding: PaddingSettings | None) -> list[str]:
+    if padding is None:
+        return ["# padding: rows of different length do not share a batch"]
+    inputs = [_line(name, {"axis": own.axis, "value": own.value}) for name, own in padding.inputs.items()]
+    return [
+        "padding:",
+        *(
+            "  " + line
+            for line in (
+                "inputs:",
+                *("  " + line for line in inputs),
+                _line("mask", padding.mask, "clients send it"),
+                _line("outputs", dict(padding.outputs), "none is cut back"),
+                _line("buckets", list(padding.buckets), "four to each doubling of the length"),
+                _line("max_batch_tokens", padding.max_batch_tokens),
             )
         ),
     ]

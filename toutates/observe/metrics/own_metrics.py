@@ -184,6 +184,25 @@ OWN: Final = (
         "the "
         "rates of `inference_batch_items`.",
     ),
+    MetricSpec(
+        "toutates_real_elements_total",
+        Kind.COUNTER,
+        _VERSION,
+        "elements",
+        "Elements of all rows that have run, along the dimension that is padded (tokens, of a text model).",
+        "Its rate is the work that clients ask for.",
+        Presence.PADDED,
+    ),
+    MetricSpec(
+        "toutates_padded_elements_total",
+        Kind.COUNTER,
+        _VERSION,
+        "elements",
+        "The same with the padding, which is what was computed.",
+        "Its rate divided by that of `toutates_real_elements_total` is what padding costs; up to 1.25 with the default "
+        "buckets. Above: `buckets` are too few for these lengths.",
+        Presence.PADDED,
+    ),
     of_models(
         "toutates_batches_in_flight",
         Kind.GAUGE,

@@ -22,6 +22,7 @@ class Presence(Enum):
 
     ALWAYS = "always"
     MODELS = "as long as a model is loaded"
+    PADDED = "of versions with `padding`, once they have run"
     GPUS = "where NVML finds a GPU"
     PROCESSES = "with several processes (`--processes`)"
 

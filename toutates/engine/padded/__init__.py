@@ -1,0 +1,1 @@
+"""Rows of different length in one batch: padded to one length, and their outputs cut back."""
