@@ -236,6 +236,28 @@ def test_a_caller_who_does_not_read_stops_his_own_stream_alone(monkeypatch: pyte
         client.send(rst_stream(1))
 
 
+def test_a_caller_who_does_not_read_what_a_decoupled_model_sends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 200_000)
+    with serving() as (inferences, server), RawClient(server) as client:
+        client.send(opening() + asking("a"))
+        server.until(lambda: "a" in inferences.waiting)
+        received = inferences.waiting["a"]
+
+        def respond() -> bool:
+            received.responder.respond(received, (bytes(50_000),), 50_000, more=True)
+            server.worker.flush()
+            return received.open
+
+        server.call(lambda: received.responder.set_apart(received))
+        count = 0
+        while server.call(respond):
+            count += 1
+        assert count == 5  # 65,535 bytes were sent
+        assert server.worker.limit_hits["unread_responses"] == 1
+        assert b"8" in status(client)
+        assert inferences.budget == 0
+
+
 def test_a_reset_in_the_middle_leaves_nothing() -> None:
     with serving() as (inferences, server), RawClient(server) as client:
         client.send(opening() + asking("a", "b", "c"))

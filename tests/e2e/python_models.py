@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent, indent
 
-__all__ = ["IDENTITY", "add_model"]
+__all__ = ["HEAD", "IDENTITY", "add_model"]
 
 IDENTITY = """
 def execute(self, requests):
     return [answer(request, input_of(request)) for request in requests]
 """
 
-_HEAD = """\
+HEAD = """\
 import os, signal, sys, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -40,7 +40,7 @@ def add_model(
     rows: int = 8,
     more: str = "dynamic_batching {}",
     tensors: bool = True,
-    head: str = _HEAD,
+    head: str = HEAD,
     isolation: str = "process",
 ) -> Path:
     """A Python model with an input x and an output y; returns its directory.

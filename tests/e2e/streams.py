@@ -25,6 +25,7 @@ class Conversation:
     """
 
     def __init__(self, channel: Any, **options: Any) -> None:
+        self.channel = channel
         self._to_send: queue.Queue[Any] = queue.Queue()
         self.call = channel.stream_stream(STREAM)(self._requests(), **{"timeout": _SECONDS, **options})
 

@@ -104,7 +104,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("models")
     add_model(root, "good")
-    head = python_models._HEAD.replace("class TritonPythonModel:\n", "") + HEAD_MORE
+    head = python_models.HEAD.replace("class TritonPythonModel:\n", "") + HEAD_MORE
     add_model(root, "faulty", METHODS, head=head, more=_TIMEOUT % ("execute", 2))
     for name, (text, _) in LOADS.items():
         folder = add_model(root, name.replace(" ", "_"), more=_TIMEOUT % ("start", 1 if "hangs" in name else 60))

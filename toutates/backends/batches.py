@@ -24,6 +24,7 @@ def batches_of(
     lends: bool = False,
     quick_ns: int = QUICK_NS,
     padding: Padding | None = None,
+    keeps_whole: bool = False,
 ) -> SuperTensor:
     """Make a version's batches.
 
@@ -32,7 +33,7 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, lends, quick_ns, padding: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns, keeps_whole, padding: as of ``SuperTensor``.
     """
     return SuperTensor(
         model,
@@ -46,6 +47,7 @@ def batches_of(
         allocate=allocate,
         lends=lends,
         quick_ns=quick_ns,
+        keeps_whole=keeps_whole,
         delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
         padding=padding,

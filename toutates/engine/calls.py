@@ -52,6 +52,7 @@ class Outcome:
         timing: of its batch; of one whose rows were in several, the last.
         begun_ns: when it was submitted, monotonic nanoseconds.
         is_whole: whether ``outputs`` are of these rows alone, as bytes, because they were in several batches.
+        more: whether others may follow, of a decoupled version. Its last one may have neither outputs nor an error.
     """
 
     outputs: Outputs | None
@@ -61,6 +62,7 @@ class Outcome:
     timing: Timing
     begun_ns: int
     is_whole: bool = False
+    more: bool = False
 
     def content(self, index: int, *, batched: bool) -> Content:
         """The bytes of one output's rows."""
@@ -92,6 +94,7 @@ class ModelCall:
     Attributes:
         rows: how many in all.
         on_done: takes the outcome, in the thread that has run the rows. It may call other models, and must not block.
+            A decoupled version has any number of outcomes.
         outputs: indices of the outputs that are wanted, ascending; None for all.
         is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds. Called in any thread.
         requests: for how many requests the rows are, by the rows of each: (rows, how many requests); () for one.
@@ -309,7 +312,8 @@ class Calls:
                 outcome = self._outcome(request, result)
                 if outcome is not None:
                     call: ModelCall = request[0]
-                    self._count(call, outcome)
+                    if not outcome.more:
+                        self._count(call, outcome)
                     THREAD.put(call.on_done, outcome)
         finally:
             THREAD.leave(outermost=outermost)
@@ -319,7 +323,7 @@ class Calls:
         call, first, rows, part = request
         outputs = result.shared_outputs
         if part is None:
-            return Outcome(outputs, first, rows, result.error, result.timing, call.begun_ns)
+            return Outcome(outputs, first, rows, result.error, result.timing, call.begun_ns, more=result.more)
         split, index = part
         with self._lock:
             if outputs is not None:

@@ -59,6 +59,7 @@ class Outputs:
         row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
         row_shapes: shape of a row of each output, as the backend has it. The same object for every run of a lane whose
             output shapes are known beforehand, so that values derived from it can be found by identity.
+        missing: indices of outputs that a response of a decoupled version does not have.
         fixed: whether every run of the lane has outputs of these row shapes.
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
         parameters: that the model has given its response, for the client; None for none, as nearly always.
@@ -70,6 +71,7 @@ class Outputs:
     fixed: bool = False
     in_arrays: bool = False
     parameters: Parameters | None = None
+    missing: Sequence[int] = ()
 
     def with_views(self) -> Outputs:
         """A copy of these outputs with memoryviews in place of arrays of uint8.
@@ -78,7 +80,7 @@ class Outputs:
         the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
         """
         data = [content[:].data if isinstance(content, np.ndarray) else content for content in self.data]
-        return Outputs(tuple(data), self.row_bytes, self.row_shapes, parameters=self.parameters)
+        return Outputs(tuple(data), self.row_bytes, self.row_shapes, parameters=self.parameters, missing=self.missing)
 
     def rows(self, index: int, first: int, rows: int, *, batched: bool) -> Any:
         """The bytes of some rows of one output, as they are sent, or a view of them.
@@ -148,16 +150,26 @@ class StepTiming:
 
 
 class BatchResult:
-    """A batch's outcome for the requests of one port: ``outputs``, or the ``error`` that all of them get."""
+    """A batch's outcome for the requests of one port: ``outputs``, or the ``error`` that all of them get.
 
-    __slots__ = ("_outputs", "error", "pending", "timing")
+    A request of a decoupled version comes back any number of times (``open_request``): ``more`` says whether it does
+    again, and the last time it may have neither outputs nor an error.
+    """
+
+    __slots__ = ("_outputs", "error", "more", "pending", "timing")
 
     def __init__(
-        self, pending: list[PendingRequest], outputs: Outputs | None, error: RequestError | None, timing: Timing
+        self,
+        pending: list[PendingRequest],
+        outputs: Outputs | None,
+        error: RequestError | None,
+        timing: Timing,
+        more: bool = False,
     ) -> None:
         self.pending = pending
         self.error = error
         self.timing = timing
+        self.more = more
         self._outputs = outputs
 
     @property

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toutates.engine.counters import BatchCounters, WorkerCounters
 from toutates.engine.model_metrics import ModelSeries
+from toutates.engine.response_counters import ResponseStatistics
 
 __all__ = ["Occupancy", "VersionStatistics"]
 
@@ -59,6 +60,7 @@ class VersionStatistics:
         pool_threads: threads that its backends have beside those of the executors.
         memory_kind: where the buffers are, in Triton's words: CPU or CPU_PINNED.
         own_metrics: what the model's code counts by itself.
+        responses: of a decoupled version, by their place among those of their request.
     """
 
     requests: WorkerCounters
@@ -71,3 +73,4 @@ class VersionStatistics:
     pool_threads: int = 0
     memory_kind: str = "CPU"
     own_metrics: tuple[ModelSeries, ...] = ()
+    responses: Mapping[int, ResponseStatistics] = field(default_factory=dict)

@@ -37,7 +37,7 @@ from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
 from toutates.engine.statistics import Occupancy
 from toutates.protocol.signature import Signature
-from toutates.system.errors import ModelNotReady, Overloaded
+from toutates.system.errors import InvalidRequest, ModelNotReady, Overloaded
 
 __all__ = ["QUICK_NS", "SuperTensor"]
 
@@ -66,10 +66,12 @@ class SuperTensor:
         enough_rows: a batch of so many rows does not wait.
         padding: of a version whose rows may differ in length; None where those of one batch have one shape. Its ports
             are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``.
+        keeps_whole: whether the rows of a request are all in one batch, as decoupled models have to have them.
 
     Attributes:
         lock: guards the parts.
         lanes, budget, queue, executors: the parts. Used with the lock held.
+        keeps_whole: as given.
         ports: the consumers, by number of their port.
         padding: as given.
     """
@@ -91,8 +93,10 @@ class SuperTensor:
         delay_ns: int = 0,
         enough_rows: int = 1,
         padding: Padding | None = None,
+        keeps_whole: bool = False,
     ) -> None:
         self.name = name
+        self.keeps_whole = keeps_whole
         self.signature = signature
         self.batch_size = batch_size
         self.capacity = capacity
@@ -258,9 +262,14 @@ class SuperTensor:
             InvalidRequest: it is larger than the bounds.
             Overloaded: too much is under way now.
         """
+        if self.keeps_whole and rows > lane.batch_rows:
+            raise InvalidRequest(f"inference request batch-size must be <= {lane.batch_rows} for '{self.name}'")
         if self.budget.bounds.waiting:
             self._check_waiting()
         self.budget.check_fit(lane, rows, held_bytes)
+        batch = self.queue.open.get(lane)
+        if self.keeps_whole and batch is not None and batch.rows + rows > batch.room:
+            self.seal(batch)
 
     def note_request(self, first: Batch, last: Batch, held_bytes: int) -> None:
         """A request that ``check_fit`` let in has its rows reserved from the first to the last of these batches.

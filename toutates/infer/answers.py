@@ -176,8 +176,11 @@ class Answers:
         self._transport.end_connection(call, error)
 
     def _fail_one(self, context: RequestContext, error: RequestError) -> None:
-        call, _, _, arrival = context
         self._tell(context, error)
+        self._count_failed(context, error)
+
+    def _count_failed(self, context: RequestContext, error: RequestError) -> None:
+        call, _, _, arrival = context
         counters = self._counters
         counters.fail += 1
         counters.fail_ns += time.monotonic_ns() - arrival
@@ -288,7 +291,7 @@ def wire_output(plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]) -
         return tensor, raw
     batched = plan.version.signature.batched
     # Not -1 for the number of values: where there are no rows, NumPy cannot tell.
-    shape = (plan.rows, prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
+    shape = (tensor.shape[0], prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
     values = np.frombuffer(raw, spec.datatype.numpy).reshape(shape)
     classes = classify(values, count, plan.version.labels.get(index))
     return (

@@ -54,7 +54,8 @@ class Inflight:
         """A function that takes the requests of a batch off the count, and then calls ``finish``."""
 
         def leave_and_finish(result: BatchResult) -> None:
-            self.count -= _ended(result.pending)
+            if not result.more:
+                self.count -= _ended(result.pending)
             finish(result)
 
         return leave_and_finish

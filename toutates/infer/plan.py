@@ -69,7 +69,8 @@ class Plan:
         self.span_count = 2 * request.raw_count
         self.in_order = request.sources == tuple(range(request.raw_count))
         self.writer = self.way if self.way.packed else None
-        self.packed = self.writer if None not in request.sources else None
+        # Requests of decoupled versions take the longer way, on which they leave the order of their stream.
+        self.packed = self.writer if None not in request.sources and not version.decoupled else None
         self.layouts: dict[int, Layout] = {}
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None

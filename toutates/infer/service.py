@@ -30,7 +30,7 @@ from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, UnknownModel
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, UnknownModel, Unsupported
 
 __all__ = ["InferService"]
 
@@ -254,6 +254,7 @@ class InferService:
             read = read_request(call.buffer, call.start, call.end)
             request = read.message
             version = self._table.find(request.model_name, request.model_version)
+            self._admit(call, version)
             validated = validate(request, [len(raw) for raw in read.raws], version.signature, version.model)
             if request.parameters and not version.reads_parameters:
                 self._notices.note(version.model, request.parameters)
@@ -267,6 +268,15 @@ class InferService:
             self._cache.remember(key, plan)
         id_field = ModelInferRequest(id=request.id).SerializeToString()
         self._submit(call, plan, id_field, contents, request.id)
+
+    def _admit(self, call: Call, version: ServedVersion) -> None:
+        """Look at the version that a request is for, before the request is checked.
+
+        Raises:
+            Unsupported: it may answer any number of times.
+        """
+        if version.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
 
     def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str) -> None:
         """Put rows into a batch, given as the bytes of each input by its position in the lane."""
@@ -338,7 +348,7 @@ class InferService:
         port = self._ports.get(version)
         if port is None:
             counters = WorkerCounters()
-            finish: Callable[[BatchResult], None] = self._make_answers(counters).finish
+            finish: Callable[[BatchResult], None] = self._make_answers(counters, version).finish
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
@@ -354,8 +364,8 @@ class InferService:
         request = plan.request
         return RequestAbout(self._transport.request_id(id_field), request.outputs, request.parameters)
 
-    def _make_answers(self, counters: WorkerCounters) -> Answers:
-        """What answers the requests of one port."""
+    def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
+        """What answers the requests of one port, which is to ``version``."""
         return Answers(counters, self.observer, self._transport)
 
     def _finish_soon(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:

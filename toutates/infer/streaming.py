@@ -2,42 +2,79 @@
 
 A message of a stream is a call like any other (``call.Call``): the fast path copies its rows into the same batches, and
 its ``responder``, which is the stream, writes its answer. What a stream has beyond that is in ``StreamResponder``.
+
+Requests of decoupled versions are *apart*: they have any number of responses, which leave as they come, beside the
+order of the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from toutates.engine.counters import WorkerCounters
+from toutates.engine.result import Outputs
+from toutates.engine.servable import Buffer
 from toutates.infer.answers import Answers, RequestContext
 from toutates.infer.call import Responder
+from toutates.infer.decoupled import DecoupledAnswers, tensors_of
 from toutates.infer.plan import Plan
 from toutates.infer.service import InferService
+from toutates.models.table import ServedVersion
+from toutates.protocol.infer_response import write_response
 from toutates.system.errors import RequestError
 
-__all__ = ["StreamAnswers", "StreamInferService", "StreamResponder"]
+__all__ = ["StreamAnswers", "StreamInferService", "StreamResponder", "StreamResponses"]
 
 
 class StreamResponder(Responder, Protocol):
-    """Writes the answers of one stream, each in its turn."""
+    """Writes the answers of one stream, each in its turn.
+
+    In all of this ``message`` is the request, ``plan`` its plan, and ``id_field`` its id with tag and length, or b"".
+    """
 
     def fail(self, message: Any, plan: Plan, id_field: bytes, error: RequestError, /) -> None:
-        """Answer a request that was accepted with an error.
+        """Answer a request that was accepted with an error."""
+        ...
+
+    def set_apart(self, message: Any, /) -> None:
+        """Take a request out of the order of answers, because it has any number of responses."""
+        ...
+
+    def respond(self, message: Any, parts: Sequence[Buffer], length: int, /, *, more: bool) -> None:
+        """Send a response of a request that is apart.
 
         Args:
-            message: the request.
-            plan: its plan.
-            id_field: its id with tag and length, or b"".
-            error: what the caller is told.
+            parts, length: see ``Responder.reply``.
+            more: whether others may follow.
         """
+        ...
+
+    def respond_error(self, message: Any, plan: Plan, id_field: bytes, error: RequestError, /, *, more: bool) -> None:
+        """Send an error in place of a response of a request that is apart."""
+        ...
+
+    def end(self, message: Any, plan: Plan, id_field: bytes, /) -> None:
+        """A request that is apart has no further response; its caller is told if that was asked for."""
         ...
 
 
 class StreamInferService(InferService):
     """Serves the requests that come on streams of one worker. Its ports and plans are its own."""
 
-    def _make_answers(self, counters: WorkerCounters) -> Answers:
-        return StreamAnswers(counters, self.observer, self._transport)
+    def _admit(self, call: Any, version: ServedVersion) -> None:
+        """See ``InferService``: a stream takes requests of every version."""
+        if version.decoupled:
+            call.responder.set_apart(call)
+
+    def _gather(self, call: Any, plan: Plan, id_field: bytes, spans: list[int]) -> None:
+        """See ``InferService``."""
+        self._admit(call, plan.version)
+        super()._gather(call, plan, id_field, spans)
+
+    def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
+        answers = StreamResponses if version.decoupled else StreamAnswers
+        return answers(counters, self.observer, self._transport)
 
 
 class StreamAnswers(Answers):
@@ -47,3 +84,25 @@ class StreamAnswers(Answers):
         message, plan, id_field, _ = context
         responder: Any = message.responder
         responder.fail(message, plan, id_field, error)
+
+
+class StreamResponses(DecoupledAnswers):
+    """The same for a decoupled version."""
+
+    def _respond(self, context: RequestContext, outputs: Outputs, rows: int, *, more: bool) -> None:
+        message, plan, id_field, _ = context
+        version = plan.version
+        tensors, raws = tensors_of(plan, outputs, rows)
+        parts = write_response(version.model, str(version.number), id_field, tensors, raws, outputs.parameters)
+        responder: Any = message.responder
+        responder.respond(message, parts, sum(map(len, parts)), more=more)
+
+    def _respond_error(self, context: RequestContext, error: RequestError, *, more: bool) -> None:
+        message, plan, id_field, _ = context
+        responder: Any = message.responder
+        responder.respond_error(message, plan, id_field, error, more=more)
+
+    def _end(self, context: RequestContext) -> None:
+        message, plan, id_field, _ = context
+        responder: Any = message.responder
+        responder.end(message, plan, id_field)

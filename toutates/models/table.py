@@ -110,6 +110,7 @@ class ServedVersion:
         advice: what would make it use cores that have nothing to do; "" for nothing.
         dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
+        decoupled: whether a request to it may have any number of responses.
         takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
     """
@@ -125,8 +126,10 @@ class ServedVersion:
     has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
     calls: Calls = field(init=False)
+    decoupled: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "decoupled", self.config.model_transaction_policy.decoupled)
         object.__setattr__(self, "calls", Calls(self.model, self.number, self.servable))
 
     @property

@@ -195,6 +195,9 @@ def _add_statistics(total: pb.ModelStatistics, one: pb.ModelStatistics) -> None:
             memory[usage.type, usage.id].byte_size += usage.byte_size
         else:
             total.memory_usage.append(usage)
+    for place, responses in one.response_stats.items():
+        for field in responses.DESCRIPTOR.fields:
+            _add_duration(getattr(total.response_stats[place], field.name), getattr(responses, field.name))
 
 
 def _add_duration(total: pb.StatisticDuration, one: pb.StatisticDuration) -> None:

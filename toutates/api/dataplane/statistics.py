@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from toutates.engine.response_counters import ResponseStatistics
 from toutates.engine.statistics import VersionStatistics
 from toutates.models.table import ModelTable, ServedVersion, parse_version
 from toutates.protocol.grpc_service_pb2 import (
     InferBatchStatistics,
+    InferResponseStatistics,
     InferStatistics,
     MemoryUsage,
     ModelStatistics,
@@ -73,6 +75,20 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
             for rows, batch in batches.items()
         ],
         memory_usage=_memory(statistics),
+        response_stats={str(place): _responses(counters) for place, counters in statistics.responses.items()},
+    )
+
+
+def _responses(counters: ResponseStatistics) -> InferResponseStatistics:
+    # Responses of models come whole: nothing is computed of them afterwards.
+    computed = counters.success + counters.fail
+    return InferResponseStatistics(
+        compute_infer=StatisticDuration(count=computed, ns=counters.success_ns + counters.fail_ns),
+        compute_output=StatisticDuration(count=computed, ns=0),
+        success=StatisticDuration(count=counters.success, ns=counters.success_ns),
+        fail=StatisticDuration(count=counters.fail, ns=counters.fail_ns),
+        empty_response=StatisticDuration(count=counters.empty, ns=counters.empty_ns),
+        cancel=StatisticDuration(count=counters.cancel, ns=counters.cancel_ns),
     )
 
 

@@ -26,7 +26,7 @@ from toutates.infer.streaming import StreamInferService
 from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.net import Worker
-from toutates.protocol.stream_response import error_response, id_field_of, response_head
+from toutates.protocol.stream_response import bare_final, error_response, id_field_of, response_head
 from toutates.system.errors import MalformedMessage, RequestError
 
 __all__ = ["InferStreams", "model_stream_infer"]
@@ -37,6 +37,9 @@ _PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 MAX_UNDER_WAY: Final = 1_024
 #: Bytes of answers that may wait, for the caller's window or for those before them, while the stream takes messages.
 MAX_UNSENT_BYTES: Final = 1_048_576
+#: Bytes of responses of decoupled models that a caller may leave unread. The model cannot be stopped, because its
+#: instance works for others, too. So the call ends.
+MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
 #: How long messages that have waited are handled before the worker does something else, and how many of them between
 #: two looks at the clock.
 SLICE_NS: Final = 2_000_000
@@ -157,6 +160,7 @@ class InferStream:
     """
 
     __slots__ = (
+        "_apart",
         "_call",
         "_fails_as_a_whole",
         "_half_closed",
@@ -175,6 +179,8 @@ class InferStream:
         self._responder: Responder = call.responder
         #: requests without an answer, or whose answer waits for those before them, in their order
         self._order: deque[MessageReceived] = deque()
+        #: requests of decoupled versions that may have further responses
+        self._apart: dict[MessageReceived, None] = {}
         #: messages that were not taken yet
         self._waiting: deque[MessageReceived] = deque()
         #: bytes of answers that wait for those before them
@@ -210,7 +216,7 @@ class InferStream:
     def _is_full(self) -> bool:
         call = self._call
         return (
-            len(self._order) >= MAX_UNDER_WAY
+            len(self._order) + len(self._apart) >= MAX_UNDER_WAY
             or self._kept_bytes + call.outbox_bytes > MAX_UNSENT_BYTES
             or call.link.congested
         )
@@ -293,6 +299,10 @@ class InferStream:
         """Answer a request, in its turn."""
         if not message.open:
             return
+        if message in self._apart:
+            self._send(answer)
+            self._end_apart(message)
+            return
         message.open = False
         if self._order[0] is message:
             self._order.popleft()
@@ -331,10 +341,65 @@ class InferStream:
         else:
             self._end_if_done()
 
+    # --- requests of decoupled versions ------------------------------------------------------------------------------
+
+    def set_apart(self, message: MessageReceived) -> None:
+        """See ``infer.streaming.StreamResponder``, here and below."""
+        if message not in self._apart:
+            assert self._order[-1] is message  # it has just come
+            self._order.pop()
+            self._apart[message] = None
+
+    def respond(self, message: MessageReceived, parts: Sequence[Buffer], length: int, *, more: bool) -> None:
+        """Send a response as it comes."""
+        if not message.open:
+            return
+        head = response_head(length, final=not more)
+        self._responder.send(self._call, head, parts, length + len(head))
+        self._see_to(message, more=more)
+
+    def respond_error(
+        self, message: MessageReceived, plan: Plan, id_field: bytes, error: RequestError, *, more: bool
+    ) -> None:
+        """Send an error in place of a response."""
+        if not message.open:
+            return
+        if self._fails_as_a_whole:
+            self._call.fail(STATUSES[type(error)], str(error))
+            return
+        asked = plan.version.model, plan.request.asked_version
+        self._send(error_response(str(error), id_field, asked, final=not more))
+        self._see_to(message, more=more)
+
+    def end(self, message: MessageReceived, plan: Plan, id_field: bytes) -> None:
+        """There are no further responses."""
+        if not message.open:
+            return
+        if plan.request.parameters.get("triton_enable_empty_final_response"):
+            self._send(bare_final(id_field, plan.version.model, plan.request.asked_version))
+        self._end_apart(message)
+
+    def _see_to(self, message: MessageReceived, *, more: bool) -> None:
+        """After a response: the request may be over, and its caller may be too slow for what its model sends."""
+        call = self._call
+        if call.outbox_bytes > MAX_UNREAD_BYTES or (
+            call.link is not None and call.link.unsent_bytes > MAX_UNREAD_BYTES
+        ):
+            self._streams.worker.limit_hits["unread_responses"] += 1
+            call.fail(Status.RESOURCE_EXHAUSTED, "the caller leaves too many responses of this call unread")
+        elif not more:
+            self._end_apart(message)
+
+    def _end_apart(self, message: MessageReceived) -> None:
+        message.open = False
+        self._apart.pop(message, None)
+        if self._unusual:
+            self._go_through_order()
+
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _end_if_done(self) -> None:
-        if self._order or self._waiting or not self._call.open:
+        if self._order or self._apart or self._waiting or not self._call.open:
             return
         if self._half_closed:
             self._responder.finish(self._call)
@@ -348,7 +413,8 @@ class InferStream:
 
     def close(self) -> None:
         """The call is over: nobody waits for an answer any more."""
-        for message in self._order:
+        for message in (*self._order, *self._apart):
             message.open = False
         self._order.clear()
+        self._apart.clear()
         self._waiting.clear()

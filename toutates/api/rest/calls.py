@@ -19,6 +19,9 @@ __all__ = ["Purpose", "RestHttpCall"]
 #: Shorter answers are not compressed: they fit into one packet anyway.
 MIN_COMPRESSED: Final = 1_024
 
+#: Responses of decoupled models that a reader of ``generate_stream`` may leave unread, bytes.
+MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
+
 _JSON: Final = b"content-type: application/json\r\n"
 _EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\n"
 
@@ -63,6 +66,38 @@ class RestHttpCall(HttpCall):
         """Answer with an error. Does nothing once the request is no longer open."""
         write = self.head.purpose.refusal or refusal
         self.reply(*write(error))
+
+    def send_event(self, document: bytes, *, is_first: bool, status: int = 200) -> None:
+        """Send one of several responses of ``generate_stream``.
+
+        A reader who leaves too much unread has his connection ended: the model cannot be stopped.
+        """
+        if not self.open:
+            return
+        if is_first:
+            self.begin(status, _EVENTS)
+        self.send(server_sent_event(document))
+        link = self.link
+        if link is not None and link.unsent_bytes + self.responder.size > MAX_UNREAD_BYTES:
+            link.handle_all(link.connection.end("too many responses are left unread", "unread_responses"))
+
+    def send_error_event(self, error: RequestError, *, is_first: bool) -> None:
+        """The same, of an error. Its status is seen if it is the first response."""
+        answer = refusal(error)
+        self.send_event(answer.body, is_first=is_first, status=answer.status)
+
+    def end_events(self, *, is_first: bool) -> None:
+        """There are no further responses."""
+        if not self.open:
+            return
+        if is_first:
+            self.begin(200, _EVENTS)
+        self.end()
+        self.connection.leave_if_ended()
+
+    def reply_document(self, document: bytes) -> None:
+        """The answer of ``generate``."""
+        self.reply_in_chunks(200, _JSON, [document])
 
     def answer(self, response: InferResponse) -> None:
         """Answer an inference that succeeded. Does nothing once the request is no longer open."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -16,7 +17,7 @@ from toutates.models.held import hold_version
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError
 
-__all__ = ["MAX_CALLS", "CallError", "CallForm", "Pending", "is_ready"]
+__all__ = ["MAX_CALLS", "CallError", "CallForm", "ManyPending", "Pending", "Response", "is_ready"]
 
 #: Calls of one instance at the same time.
 MAX_CALLS: Final = 1_024
@@ -81,11 +82,7 @@ class Pending:
 
     def fail(self, error: RequestError) -> None:
         """It has failed."""
-        model = self.form.model
-        text = f"Model {model} - Error when running inference: {error}"
-        if isinstance(error, ModelNotReady):
-            text = f"Failed for execute the inference request. Model '{model}' is not ready."
-        self.error = CallError(code_of(error), text)
+        self.error = _call_error(self.form.model, error)
         self.is_done = True
         self.on_done(self)
 
@@ -102,6 +99,66 @@ class Pending:
             whole = (known.fitting.rows, *shape) if signature.batched else shape
             found.append((spec.name, Tensor(spec.datatype, whole, content)))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One of the responses of a call that takes many; attributes as of ``Pending``.
+
+    Attributes:
+        outputs: name and tensor of each that was wanted and that it has.
+        more: whether others may follow.
+    """
+
+    outputs: Sequence[tuple[str, Tensor]]
+    error: CallError | None
+    parameters: Parameters | None
+    more: bool
+
+
+@dataclass(slots=True, eq=False)
+class ManyPending(Pending):
+    """A call that takes any number of responses; ``on_done`` is called for each.
+
+    Attributes:
+        responses: those that have come and were not taken yet.
+        is_wanted: whether anybody still wants some.
+    """
+
+    responses: deque[Response] = field(default_factory=deque)
+    is_wanted: bool = True
+
+    def take(self, outcome: Outcome) -> None:
+        """There is a response, or the last one, or the news alone that there are no more."""
+        known = self.known
+        assert known is not None
+        found: list[tuple[str, Tensor]] = []
+        error, outputs = None, outcome.outputs
+        try:
+            if outcome.error is not None:
+                error = _call_error(self.form.model, outcome.error)
+            elif outputs is not None:
+                signature = known.served.signature
+                wanted = [index for index in known.wanted if index not in outputs.missing]
+                found = [(signature.outputs[index].name, outcome.tensor(index, signature)) for index in wanted]
+            parameters = None if outputs is None else outputs.parameters
+            self._put(Response(found, error, parameters, outcome.more))
+        finally:
+            if not outcome.more:
+                known.served.calls.let_go()
+
+    def fail(self, error: RequestError) -> None:
+        """It has failed before there was a response."""
+        self._put(Response((), _call_error(self.form.model, error), None, False))
+
+    def _put(self, response: Response) -> None:
+        self.responses.append(response)
+        self.is_done = not response.more
+        self.on_done(self)
+
+
+class _OneOnly(InvalidRequest):
+    """A call that takes one response is for a model that has any number of them."""
 
 
 class Known(NamedTuple):
@@ -152,6 +209,8 @@ class CallForm:
         on_done: Callable[[Pending], object],
         number: int = 0,
         about: RequestAbout | None = None,
+        *,
+        is_many: bool = False,
     ) -> Pending:
         """Put rows into the model's batches. What is wrong with the call is its outcome, and nothing raises.
 
@@ -160,15 +219,22 @@ class CallForm:
             contents: bytes of each input; their lengths fit the shapes.
             on_done, number: see ``Pending``.
             about: what the call says beside its inputs; None for nothing.
+            is_many: whether it takes any number of responses, as decoupled models have them: a ``ManyPending``.
         """
-        pending = Pending(self, on_done, number)
+        pending = ManyPending(self, on_done, number) if is_many else Pending(self, on_done, number)
         try:
             known = self._held(get_table)
         except RequestError as error:
             pending.fail(error)
             return pending
+        if known.served.decoupled and not is_many:
+            known.served.calls.let_go()
+            pending.fail(_one_only(self.model))
+            return pending
         pending.known = known
         call = ModelCall(known.fitting.rows, pending.take, known.wanted)
+        if isinstance(pending, ManyPending):
+            call.is_wanted = lambda by_ns: pending.is_wanted
         if about is not None:
             call.about = lambda: about
         try:
@@ -196,6 +262,24 @@ class CallForm:
             served.calls.let_go()
             raise
         return known
+
+
+def _call_error(model: str, error: RequestError) -> CallError:
+    """What a model hears of an error of the one that it calls."""
+    text = f"Model {model} - Error when running inference: {error}"
+    if isinstance(error, _OneOnly):
+        text = str(error)
+    elif isinstance(error, ModelNotReady):
+        text = f"Failed for execute the inference request. Model '{model}' is not ready."
+    return CallError(code_of(error), text)
+
+
+def _one_only(model: str) -> _OneOnly:
+    return _OneOnly(
+        f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the "
+        "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
+        "decoupled models.'"
+    )
 
 
 def _indices(served: ServedVersion, names: Sequence[str]) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
 from toutates.engine.lane import Batch, Lane, PackedLane
+from toutates.engine.response_counters import ResponseCounters
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.models.table import ModelTable
@@ -52,7 +53,7 @@ FORGET_S: Final = 60.0
 MAX_OUTPUT_BYTES: Final = 2**31
 _ALIGNMENT: Final = 64
 #: Questions about other models.
-_OF_CALLS: Final = frozenset(("block", "ready", "load", "unload"))
+_OF_CALLS: Final = frozenset(("block", "cancel", "ready", "load", "unload"))
 #: Under this key of ``Batch.bindings``, where its buffers are.
 _OFFSETS: Final = (-1, -1)
 
@@ -90,6 +91,7 @@ class PythonInstance:
 
     Attributes:
         ports: the consumers of the version; set once these are known.
+        responses: counts those of a decoupled model; set with ``ports``.
     """
 
     on_cpu = False  # no worker shall wait for another process
@@ -112,6 +114,7 @@ class PythonInstance:
         self._calls = ProcessCalls(arena, get_table, loads)
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
+        self.responses = ResponseCounters()
         self._name = name
         self._signature = signature
         self._arena = arena
@@ -173,6 +176,10 @@ class PythonInstance:
                 self._wake_starter()
         self.ended_ns = time.monotonic_ns()
         failure = ExecutionFailed(f"Failed to process the request(s) for model '{self._name}', message: {message}")
+        return self._failed(requests, failure)
+
+    def _failed(self, requests: list[Row], failure: RequestError) -> Separate:
+        """The outcome of a batch that came to nothing."""
         return Separate([(port, request, failure) for _, _, port, request in requests])
 
     def close(self) -> None:
@@ -208,8 +215,7 @@ class PythonInstance:
             try:
                 frame = self._packed_frame(process, batch, lane, requests)
             except ProcessEnded as error:  # which has not been told of the lane
-                with self._lock:
-                    self._note_death(error)
+                self._died(error)
                 raise
             kind, blocks = frames.EXECUTE, batch.arrays
         else:
@@ -220,26 +226,44 @@ class PythonInstance:
             frame, block = self._gathered_frame(lane, contents)
             kind, blocks = frames.GATHERED, [block]
         try:
-            self._calls.begin()
-            said = process.ask(
-                kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests), self._calls
-            )
+            said = self._ask(process, kind, frame, requests)
             self.ended_ns = time.monotonic_ns()
             if not said and isinstance(lane, PackedLane) and lane.known_outputs is not None:
-                return lane.take_outputs(batch, 0, batch.rows)
+                return self._all_in_place(batch, lane)
             outcome = process.parsed(said)
             self._keep(batch, blocks, outcome)
             if "requests" not in outcome and isinstance(lane, PackedLane) and lane.known_outputs is not None:
-                return lane.take_outputs(batch, 0, batch.rows)
-            outcomes = self._results.read(outcome, self._room, requests, self.ports)
+                return self._all_in_place(batch, lane)
+            outcomes = self._outcomes(outcome, requests)
         except ProcessEnded as error:
-            with self._lock:
-                self._note_death(error)
+            self._died(error)
             raise
         finally:
             if self._room is not None and self._room.nbytes > frames.KEPT_ROOM_BYTES:
                 self._room = None
         return Separate([*outcomes, *refused])
+
+    def _ask(self, process: ModelProcess, kind: int, frame: bytes, requests: list[Row]) -> bytes:
+        """Have the process run a batch; returns what it says then."""
+        self._calls.begin()
+        return process.ask(
+            kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests), self._calls
+        )
+
+    def _all_in_place(self, batch: Batch, lane: PackedLane) -> Outputs | Separate:
+        """The outcome of a batch whose outputs are all in its buffers."""
+        return lane.take_outputs(batch, 0, batch.rows)
+
+    def _outcomes(
+        self, said: Mapping[str, Any], requests: list[Row]
+    ) -> list[tuple[int, PendingRequest, Outputs | RequestError]]:
+        """The outcome of each request."""
+        return self._results.read(said, self._room, requests, self.ports)
+
+    def _died(self, error: ProcessEnded) -> None:
+        """The process has ended while a batch was run."""
+        with self._lock:
+            self._note_death(error)
 
     def _packed_frame(self, process: ModelProcess, batch: Batch, lane: PackedLane, requests: list[Row]) -> bytes:
         number = self._layouts.get(lane)

@@ -18,6 +18,7 @@ from toutates.backends.python.child.metrics import set_metric_table
 from toutates.backends.python.child.model import Model, describe
 from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import set_caller
+from toutates.backends.python.decoupled import DecoupledInstance, DecoupledThreadInstance
 from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.metrics import VersionMetrics
@@ -68,6 +69,7 @@ class Start:
         signature: the model's tensors.
         one_by_one: whether it sees each request alone.
         stacked: whether it sees a batch as one request.
+        decoupled: whether it answers a request any number of times.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Start:
     signature: Signature
     one_by_one: bool
     stacked: bool
+    decoupled: bool = False
 
 
 class Processes:
@@ -126,8 +129,9 @@ class Processes:
         for process, start in zip(self._started, starts, strict=True):
             self._initialize(process, start, configured=process is self._started[0])
             again = partial(self._start_again, start)
+            kind = DecoupledInstance if start.decoupled else PythonInstance
             found.append(
-                PythonInstance(
+                kind(
                     start.name,
                     start.signature,
                     self._code.model,
@@ -184,6 +188,7 @@ class Processes:
             "batched": signature.batched,
             "one_by_one": start.one_by_one,
             "stacked": start.stacked,
+            "decoupled": start.decoupled,
         }
         process.ask(frames.INITIALIZE, content, self._limits.start_s)
 
@@ -245,8 +250,9 @@ class Threads:
                 model.initialize(dict(start.args))
             except (Exception, SystemExit) as error:
                 raise Failed(describe(error)) from error
+            kind = DecoupledThreadInstance if start.decoupled else ThreadInstance
             found.append(
-                ThreadInstance(
+                kind(
                     start.name,
                     start.signature,
                     self._code.model,

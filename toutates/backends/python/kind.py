@@ -32,6 +32,7 @@ from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.batched import BatchedServable
+from toutates.engine.response_counters import ResponseCounters
 from toutates.engine.servable import Backend
 from toutates.engine.statistics import VersionStatistics
 from toutates.engine.supertensor import SuperTensor
@@ -118,6 +119,7 @@ class PythonServable(BatchedServable):
         version, supertensor, instances: see ``BatchedServable``.
         closing: read by the processes.
         metrics: that the model's code keeps.
+        responses: of a decoupled model.
     """
 
     def __init__(
@@ -127,14 +129,16 @@ class PythonServable(BatchedServable):
         instances: Sequence[Backend],
         closing: Closing,
         metrics: VersionMetrics,
+        responses: ResponseCounters,
     ) -> None:
         super().__init__(version, supertensor, instances)
+        self._responses = responses
         self._closing = closing
         self._metrics = metrics
 
     def statistics(self) -> VersionStatistics:
         """See ``Servable``."""
-        return replace(super().statistics(), own_metrics=self._metrics.series())
+        return replace(super().statistics(), own_metrics=self._metrics.series(), responses=self._responses.statistics())
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""
@@ -217,8 +221,9 @@ class _Loading:
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         # Triton batches where the configuration says so, and a model may count on it.
         one_by_one = configuration.given is not None and not config.HasField("dynamic_batching") and not self._stacked
+        decoupled = shown.model_transaction_policy.decoupled
         starts = [
-            Start(name, self._args(shown, name, kind, device), signature, one_by_one, self._stacked)
+            Start(name, self._args(shown, name, kind, device), signature, one_by_one, self._stacked, decoupled)
             for name, kind, device in instance_names(config)
         ]
         instances = self.isolation.instances(starts)
@@ -229,11 +234,14 @@ class _Loading:
             is_triton=configuration.given is not None,
             allocate=self.isolation.allocate,
             quick_ns=0,
+            keeps_whole=decoupled,
         )
+        responses = ResponseCounters()
         for instance in instances:
             instance.ports = supertensor.ports
+            instance.responses = responses
         servable = PythonServable(
-            version.number, supertensor, instances, self.isolation.closing, self.isolation.metrics
+            version.number, supertensor, instances, self.isolation.closing, self.isolation.metrics, responses
         )
         served = ServedVersion(
             model=model,
@@ -261,8 +269,14 @@ class _Loading:
         configuration = self._configuration
         completed = self.isolation.complete(instance_names(self._config)[0][0], as_dict(self._config))
         config = completed_config(self._config, completed, self._model)
-        if config.model_transaction_policy.decoupled:
-            raise ModelLoadError("decoupled models are not served: they answer a request with any number of responses")
+        if config.model_transaction_policy.decoupled and self._stacked:
+            raise ConfigurationError(
+                "a decoupled model answers each request by its own sender",
+                source=configuration.source,
+                key="parameters.toutates.stacked",
+                value="true",
+                remedy="remove it",
+            )
         signature, said = signature_of(config, self._model, configuration.source)
         return config, signature, with_defaults(configuration.settings, said, configuration)
 

@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -184,6 +185,7 @@ class ModelProcess:
         self._untouched, self._reset = True, False
         #: of the socket, and of outcomes of calls
         self._poll: select.poll | None = None
+        self._telling = threading.Lock()
         self.on_exit: Callable[[], None] = lambda: None
         reader.add(printed, self.output)
         reader.watch(self.pid, lambda: self.on_exit())
@@ -205,6 +207,11 @@ class ModelProcess:
     def alive(self) -> bool:
         """Whether it can be asked."""
         return not self._ended
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the server ends, and does not wait for it any more."""
+        return self._closing.at is not None and time.monotonic() >= self._closing.at
 
     def check(self) -> None:
         """See whether it still lives, where nobody has asked it anything.
@@ -268,14 +275,40 @@ class ModelProcess:
         """Send a frame that is not answered, or is later."""
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         left = memoryview(frames.HEAD.pack(len(data), kind) + data)
-        while left:
-            try:
-                left = left[self._socket.send(left) :]
-            except BlockingIOError:
-                self._look(deadline)
-            except OSError:
-                self._reset = True
-                self._gone()
+        with self._telling:
+            while left:
+                try:
+                    left = left[self._socket.send(left) :]
+                except BlockingIOError:
+                    self._look(deadline)
+                except OSError:
+                    self._reset = True
+                    self._gone()
+
+    def next_frame(self, calls: Calls) -> tuple[int, bytes]:
+        """The next frame of the process of a decoupled model, which may send at any time: kind and content.
+
+        Used by one thread, while others may ``tell``.
+
+        Args:
+            calls: makes its calls of other models.
+
+        Raises:
+            ProcessEnded: it has ended.
+        """
+        return self._receive(None, 0.0, calls)
+
+    def make_call(self, calls: Calls, data: bytes, deadline: float) -> None:
+        """Make a call of another model that it has asked for."""
+        self._call(calls, data, deadline)
+
+    def break_off(self, why: str) -> NoReturn:
+        """End a process that breaks the rules.
+
+        Raises:
+            ProcessEnded: always.
+        """
+        self._break(why)
 
     def parsed(self, data: bytes) -> dict[str, Any]:
         """JSON that it has sent.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
-from toutates.backends.python.calls import MAX_CALLS, CallForm, Pending, is_ready
+from toutates.backends.python.calls import MAX_CALLS, CallForm, ManyPending, Pending, Response, is_ready
 from toutates.backends.python.child import frames
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.parameters import checked_parameters
@@ -43,19 +43,22 @@ class _Form:
         calls: begins them.
         inputs: of each: where it is in the block, bytes, whether it is BYTES.
         used: bytes of the block that are inputs'.
+        is_many: whether the call takes any number of responses.
         outcome: row shapes and sizes of the outputs of the last one, and what was said of these.
     """
 
     calls: CallForm
     inputs: Sequence[tuple[int, int, bool]]
     used: int
+    is_many: bool = False
     outcome: tuple[object, Sequence[int], bytes] = (None, (), b"")
 
 
 class _Call(NamedTuple):
-    """A call that is under way: its outcome, its block and where that is, and its form."""
+    """A call that is under way: its outcome, its block, that one's number and place, and its form."""
 
     pending: Pending
+    block_number: int
     block: npt.NDArray[Any]
     offset: int
     form: _Form
@@ -89,8 +92,8 @@ class ProcessCalls:
         self._calls: dict[int, _Call] = {}
         #: numbers of calls whose outcome has come from another thread
         self._done: deque[int] = deque()
-        #: memory of outputs that did not fit into their block, until the next batch
-        self._large: list[npt.NDArray[Any]] = []
+        #: memory of outputs that did not fit into their block, by its number, until it has the next call
+        self._large: dict[int, npt.NDArray[Any]] = {}
         self._forms: dict[bytes, _Form] = {}
         self._thread = 0
 
@@ -102,7 +105,7 @@ class ProcessCalls:
         """A batch begins. Calls of the one before that nobody has waited for are nobody's any more."""
         self._thread = threading.get_ident()
         if self._calls:
-            self._calls.clear()
+            self._forget_calls()
         if self._large:
             self._large.clear()
         if self._blocks and sum(block.nbytes for block, _ in self._blocks) > frames.KEPT_ROOM_BYTES:
@@ -111,7 +114,7 @@ class ProcessCalls:
     def end(self) -> None:
         """The process is gone."""
         self._blocks.clear()
-        self._calls.clear()
+        self._forget_calls()
         self._large.clear()
 
     @property
@@ -130,6 +133,8 @@ class ProcessCalls:
             offset = self._arena.offset(block)
             self._blocks.append((block, offset))
             return len(self._blocks) - 1, offset, block.nbytes
+        if "cancel" in question:
+            return self._cancel(question["cancel"])
         if "ready" in question:
             return self._ready(question["ready"])
         return self._load(question)
@@ -179,9 +184,11 @@ class ProcessCalls:
             contents.append(part.tobytes() if is_bytes else part)
         if self._get_table is None:
             return _failed(number, _INTERNAL, "there are no other models")
-        pending = form.calls.begin(self._get_table, contents, self._note, number, about)
-        call = _Call(pending, block, offset, form)
-        if pending.is_done:
+        note = self._note_part if form.is_many else self._note
+        pending = form.calls.begin(self._get_table, contents, note, number, about, is_many=form.is_many)
+        self._large.pop(block_number, None)
+        call = _Call(pending, block_number, block, offset, form)
+        if pending.is_done and not form.is_many:
             return self._outcome(number, call)
         self._calls[number] = call
         return None
@@ -195,7 +202,9 @@ class ProcessCalls:
         while self._done:
             number = self._done.popleft()
             call = self._calls.get(number)
-            if call is not None and call.pending.is_done:
+            if call is not None and isinstance(call.pending, ManyPending):
+                yield from self._parts(number, call.pending)
+            elif call is not None and call.pending.is_done:
                 del self._calls[number]
                 yield self._outcome(number, call)
 
@@ -205,6 +214,30 @@ class ProcessCalls:
             return  # ``call`` sees it
         self._done.append(pending.number)
         os.eventfd_write(self.event, 1)
+
+    def _note_part(self, pending: Pending) -> None:
+        """There is a response of a call that takes any number of them. In any thread."""
+        self._done.append(pending.number)
+        os.eventfd_write(self.event, 1)
+
+    def _parts(self, number: int, pending: ManyPending) -> Iterator[bytes]:
+        """What RETURN has, of the responses that have come of a call that takes any number of them."""
+        while pending.responses:
+            response = pending.responses.popleft()
+            if not response.more:
+                del self._calls[number]
+            yield _part_of_many(number, response)
+
+    def _cancel(self, number: Any) -> None:
+        """The model wants no more responses of a call."""
+        call = self._calls.get(number) if isinstance(number, int) else None
+        if call is not None and isinstance(call.pending, ManyPending):
+            call.pending.is_wanted = False
+
+    def _forget_calls(self) -> None:
+        for number in self._calls:
+            self._cancel(number)
+        self._calls.clear()
 
     def _form(self, said: bytes) -> _Form:
         form = self._forms.get(said)
@@ -225,7 +258,8 @@ class ProcessCalls:
                 raise ValueError
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
-            form = _Form(CallForm(str(call["model"]), str(call["version"]), inputs, names), places, used)
+            calls = CallForm(str(call["model"]), str(call["version"]), inputs, names)
+            form = _Form(calls, places, used, bool(call.get("many")))
             if len(said) <= _MAX_FORM_BYTES:
                 self._forms[said] = form
         return form
@@ -243,7 +277,7 @@ class ProcessCalls:
             larger = self._room(needed)
             if larger is None:
                 return _failed(number, _INTERNAL, f"Failed to increase the shared memory pool size by {needed} bytes")
-            self._large.append(larger)
+            self._large[call.block_number] = larger
             memory, at = larger, 0
         start = (call.offset if memory is call.block else self._arena.offset(memory)) + at
         view = memory.data
@@ -311,6 +345,28 @@ def _about(said: bytes) -> RequestAbout:
 
 def _error(code: int, text: str) -> dict[str, Any]:
     return {"error": [code, text]}
+
+
+def _part_of_many(number: int, response: Response) -> bytes:
+    """What RETURN has of one of many responses, with the contents of its outputs."""
+    contents: list[memoryview] = []
+    told: dict[str, Any] = {"parameters": None if response.parameters is None else dict(response.parameters)}
+    if response.error is not None:
+        told["error"] = (response.error.code, response.error.text)
+    else:
+        places, at = [], 0
+        for name, tensor in response.outputs:
+            view = view_of(tensor.content)
+            places.append((name, tensor.datatype.name, tensor.shape, at, len(view)))
+            contents.append(view)
+            at += len(view)
+        told["outputs"] = places
+        if at > frames.MAX_RESPONSE_BYTES:
+            told["error"] = _INTERNAL, f"the response has {at} bytes, at most {frames.MAX_RESPONSE_BYTES} are passed on"
+            contents = []
+    said = json.dumps(told).encode()
+    what = frames.RETURNED_PART if response.more else frames.RETURNED_LAST
+    return b"".join((frames.RETURN_HEAD.pack(number, what, len(said)), said, *contents))
 
 
 def _failed(number: int, code: int, text: str) -> bytes:

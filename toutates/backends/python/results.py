@@ -251,17 +251,20 @@ class Results:
 
         Large ones are not copied: nobody may change them any more.
         """
+        if len(answer.outputs) < len(self._signature.outputs):
+            asked = port.about(request[0]).outputs
+            for index, tensor in enumerate(self._signature.outputs):
+                if index not in answer.outputs and (asked is None or index in asked):
+                    return self._wrong(f"no output '{tensor.name}'")
+        return self._outputs(answer, rows)
+
+    def _outputs(self, answer: Answer, rows: int) -> Outputs:
         batched = self._signature.batched
         found = answer.outputs
         data: list[bytes | Array | EncodedStrings] = []
         in_arrays = False
         row_bytes: list[int] = []
         row_shapes: list[tuple[int, ...]] = []
-        if len(found) < len(self._signature.outputs):
-            asked = port.about(request[0]).outputs
-            for index, tensor in enumerate(self._signature.outputs):
-                if index not in found and (asked is None or index in asked):
-                    return self._wrong(f"no output '{tensor.name}'")
         for index in range(len(self._signature.outputs)):
             content = found.get(index)
             shape = () if content is None else tuple(content.shape[1:] if batched else content.shape)
@@ -283,6 +286,46 @@ class Results:
                 self._forms.clear()
             self._forms[form] = form
         return Outputs(tuple(data), tuple(row_bytes), self._forms[form], False, in_arrays, answer.parameters)
+
+    def response(
+        self,
+        error: Sequence[Any] | None,
+        given: Mapping[int, tuple[str, Sequence[int], bytes | Array]],
+        parameters: dict[str, Any] | None,
+    ) -> tuple[Outputs | RequestError, int]:
+        """One response of a decoupled model, or its error, and its rows. See ``of_arrays``.
+
+        It may lack outputs, and its rows need not be as many as those of its request.
+        """
+        rows = 1
+        if self._signature.batched:
+            rows = next((shape[0] for _, shape, _ in given.values() if shape), 0)
+        answer = self.of_arrays(error, given, parameters, rows)
+        return (answer, 0) if isinstance(answer, RequestError) else (self._partial(answer, rows), rows)
+
+    def read_response(self, said: Any, memory: Array) -> tuple[Outputs | RequestError, int]:
+        """The same, as a process says it.
+
+        Args:
+            said: error, outputs and their places, parameters.
+            memory: that the outputs are in.
+        """
+        rows = 1
+        places = said.get("outputs") if isinstance(said, dict) else None
+        if self._signature.batched:
+            shapes = [place[1] for place in places.values()] if isinstance(places, dict) else []
+            rows = next((shape[0] for shape in shapes if isinstance(shape, list) and shape), 0)
+            if not isinstance(rows, int):
+                return self._wrong("an output in no known form"), 0
+        answer = self._read(said, memory, rows)
+        return (answer, 0) if isinstance(answer, RequestError) else (self._partial(answer, rows), rows)
+
+    def _partial(self, answer: Answer, rows: int) -> Outputs:
+        """Outputs of a response of which some may be missing."""
+        missing = [index for index in range(len(self._signature.outputs)) if index not in answer.outputs]
+        whole = self._outputs(answer, rows)
+        whole.missing = missing
+        return whole
 
     def _wrong(self, what: str) -> ExecutionFailed:
         return ExecutionFailed(f"model '{self._model}' returned {what}")

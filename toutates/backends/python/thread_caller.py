@@ -8,9 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from toutates.backends.python.calls import CallForm, Pending, is_ready
+from toutates.backends.python.calls import CallForm, ManyPending, Pending, Response, is_ready
 from toutates.backends.python.child.errors import TritonModelException
-from toutates.backends.python.child.requests import Caller, InferenceRequest, InferenceResponse, TritonError
+from toutates.backends.python.child.requests import (
+    Caller,
+    InferenceRequest,
+    InferenceResponse,
+    Responses,
+    TritonError,
+)
 from toutates.backends.python.child.tensors import Tensor
 from toutates.backends.python.loads import LoadsModels
 from toutates.engine.servable import Content, RequestAbout
@@ -30,6 +36,39 @@ def note_loading(*, is_loading: bool) -> None:
     _whose.is_loading = is_loading
 
 
+def _response(said: Response) -> InferenceResponse:
+    """What has come, as models know it."""
+    if said.error is not None:
+        return InferenceResponse([], TritonError(said.error.text, said.error.code))
+    return InferenceResponse(
+        [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in said.outputs],
+        None,
+        None if said.parameters is None else dict(said.parameters),
+    )
+
+
+class _ThreadResponses(Responses):
+    """The responses of a call as they come.
+
+    Args:
+        pending: the call.
+        come: is released for each.
+    """
+
+    def __init__(self, pending: ManyPending, come: threading.Semaphore) -> None:
+        self._pending, self._come = pending, come
+
+    def next(self) -> tuple[InferenceResponse, bool]:
+        """See ``Responses``."""
+        self._come.acquire()
+        said = self._pending.responses.popleft()
+        return _response(said), said.more
+
+    def cancel(self) -> None:
+        """See ``Responses``."""
+        self._pending.is_wanted = False
+
+
 class ThreadCaller(Caller):
     """Makes calls on the calling thread, which may run them itself.
 
@@ -45,6 +84,18 @@ class ThreadCaller(Caller):
 
     def begin(self, request: InferenceRequest) -> tuple[Pending, threading.Lock]:
         """See ``Caller``."""
+        done = threading.Lock()
+        done.acquire()
+        return self._begin(request, lambda _: done.release(), is_many=False), done
+
+    def begin_many(self, request: InferenceRequest) -> Responses:
+        """See ``Caller``."""
+        come = threading.Semaphore(0)
+        pending = self._begin(request, lambda _: come.release(), is_many=True)
+        assert isinstance(pending, ManyPending)
+        return _ThreadResponses(pending, come)
+
+    def _begin(self, request: InferenceRequest, on_done: Callable[[Pending], object], *, is_many: bool) -> Pending:
         inputs: list[tuple[str, str, tuple[int, ...]]] = []
         contents: list[Content] = []
         for tensor in request.inputs():
@@ -64,21 +115,13 @@ class ThreadCaller(Caller):
             form = self._forms[key] = CallForm(request.model_name, version, inputs, names)
         said = request.said()
         about = RequestAbout(said.get("id", ""), None, said.get("parameters", {})) if said else None
-        done = threading.Lock()
-        done.acquire()
-        return form.begin(self._get_table, contents, lambda _: done.release(), 0, about), done
+        return form.begin(self._get_table, contents, on_done, 0, about, is_many=is_many)
 
     def result(self, call: tuple[Pending, threading.Lock]) -> InferenceResponse:
         """See ``Caller``."""
         pending, done = call
         done.acquire()
-        if pending.error is not None:
-            return InferenceResponse([], TritonError(pending.error.text, pending.error.code))
-        return InferenceResponse(
-            [Tensor.received(name, tensor.datatype.name, tensor.array().copy()) for name, tensor in pending.outputs()],
-            None,
-            None if pending.parameters is None else dict(pending.parameters),
-        )
+        return _response(Response(pending.outputs(), pending.error, pending.parameters, False))
 
     def is_ready(self, model_name: str, model_version: str) -> bool:
         """See ``Caller``."""

@@ -32,6 +32,7 @@ from toutates.backends.python.results import Results
 from toutates.backends.python.thread_caller import note_loading
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
+from toutates.engine.response_counters import ResponseCounters
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature
@@ -69,6 +70,7 @@ class ThreadInstance:
 
     Attributes:
         ports: the consumers of the version; set once these are known.
+        responses: counts those of a decoupled model; set with ``ports``.
     """
 
     on_cpu = False  # no worker shall run code of the model's
@@ -90,6 +92,7 @@ class ThreadInstance:
     ) -> None:
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
+        self.responses = ResponseCounters()
         self._name = name
         self._signature = signature
         self._model = model
@@ -107,6 +110,10 @@ class ThreadInstance:
     def enter(self) -> None:
         """Note that the model's code runs in this thread from now on."""
         self._thread = threading.get_ident()
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Have what this thread does be the model's."""
         set_model_dir(self._version_dir)
         set_sink(self._output.log)
         set_metric_table(self._metrics)
@@ -193,13 +200,13 @@ class ThreadInstance:
         return tensors
 
     def _request(self, tensors: Callable[[], list[Tensor]], row: Row) -> ReceivedRequest:
-        def said() -> dict[str, Any]:
-            return {} if self._stacked else about(row, self.ports, self._signature)
-
         def wanted() -> bool:
             return self.ports[row[2]].is_wanted(row[3][0], time.monotonic_ns())
 
-        return ReceivedRequest(tensors, said, wanted)
+        return ReceivedRequest(tensors, self._said(row), wanted)
+
+    def _said(self, row: Row) -> Callable[[], dict[str, Any]]:
+        return lambda: {} if self._stacked else about(row, self.ports, self._signature)
 
     def _separate(
         self,

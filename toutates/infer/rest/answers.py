@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.result import Outputs, Parameters
 from toutates.infer.answers import Answers, RequestContext, wire_output
 from toutates.infer.call import Transport
+from toutates.infer.decoupled import DecoupledAnswers, tensors_of
 from toutates.infer.observing import Observer
 from toutates.infer.rest.body import body_response
-from toutates.infer.rest.call import RestCall, request_id
+from toutates.infer.rest.call import Asks, RestCall, request_id
 from toutates.infer.rest.plan import LARGE_CONTENTS, RestPlan
 from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.generate import write_generate_response
 from toutates.protocol.rest.response import InferResponse
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, Overloaded, RequestError
+from toutates.system.errors import Cancelled, InvalidRequest, Overloaded, RequestError
 
-__all__ = ["RestAnswers"]
+__all__ = ["GenerateResponses", "RestAnswers"]
+
+_NOT_ONE: Final = (
+    b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
+    b'various number of responses"}'
+)
 
 Buffer = bytes | memoryview
 
@@ -145,6 +151,69 @@ class RestAnswers(Answers):
             self._observer.answered_late(observed)
         except Exception as error:
             self._transport.end_connection(call, error)
+
+
+class GenerateResponses(DecoupledAnswers):
+    """Answers requests of the generate extension to a decoupled version: ``generate`` takes one response, and
+    ``generate_stream`` all of them, each as an event.
+
+    Args:
+        counters, observer, transport: see ``Answers``.
+    """
+
+    def __init__(self, counters: WorkerCounters, observer: Observer, transport: Transport) -> None:
+        super().__init__(counters, observer, transport)
+        #: of requests that have had a response: their responses so far, and the only one of ``generate``
+        self._had: dict[Any, tuple[int, bytes]] = {}
+
+    def _respond(self, context: RequestContext, outputs: Outputs, rows: int, *, more: bool) -> None:
+        call: Any = context[0]
+        plan = context[1]
+        tensors, raws = tensors_of(plan, outputs, rows)
+        size = sum(map(len, raws))
+        if size > LARGE_CONTENTS:
+            raise InvalidRequest(
+                f"the response has {size} bytes of outputs, and {LARGE_CONTENTS} is the most of each response here; "
+                "use ModelStreamInfer"
+            )
+        version, parameters = plan.version, outputs.parameters
+        document = write_generate_response(
+            version.model, str(version.number), request_id(context[2]), tensors, raws, parameters
+        )
+        if call.head.purpose.asks is Asks.STREAM:
+            count = self._had.get(call, (0, b""))[0]
+            call.send_event(document, is_first=not count)
+            self._had[call] = count + 1, b""
+        else:
+            count, _ = self._had.get(call, (0, b""))
+            self._had[call] = count + 1, document
+        if not more:
+            self._end(context)
+
+    def _respond_error(self, context: RequestContext, error: RequestError, *, more: bool) -> None:
+        call: Any = context[0]
+        if call.head.purpose.asks is not Asks.STREAM:
+            self._had.pop(call, None)
+            self._transport.fail(call, error)
+            return
+        count = self._had.get(call, (0, b""))[0]
+        call.send_error_event(error, is_first=not count)
+        self._had[call] = count + 1, b""
+        if not more:
+            self._end(context)
+
+    def _end(self, context: RequestContext) -> None:
+        call: Any = context[0]
+        count, document = self._had.pop(call, (0, b""))
+        if call.head.purpose.asks is Asks.STREAM:
+            call.end_events(is_first=not count)
+        elif count == 1:
+            call.reply_document(document)
+        else:
+            call.reply_document(_NOT_ONE)
+
+    def _forget(self, context: RequestContext) -> None:
+        self._had.pop(context[0], None)
 
 
 def _write_flat(

@@ -11,11 +11,12 @@ import msgspec
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.servable import Buffer
+from toutates.infer.answers import Answers
 from toutates.infer.call import Transport
 from toutates.infer.inflight import Inflight
 from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.reading import MAX_ID_BYTES, id_too_long
-from toutates.infer.rest.answers import RestAnswers
+from toutates.infer.rest.answers import GenerateResponses, RestAnswers
 from toutates.infer.rest.body import body_message
 from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall
 from toutates.infer.rest.plan import RestPlan
@@ -33,7 +34,7 @@ from toutates.protocol.rest.raw_request import RAW_OUTPUTS, read_raw_request
 from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest, OutputForms, read_request
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError, Unsupported
 
 __all__ = ["RestInferService"]
 
@@ -245,6 +246,8 @@ class RestInferService(InferService):
         try:
             if len(message.id.encode()) > MAX_ID_BYTES:
                 raise id_too_long(message.id)
+            if version.decoupled and (outputs is not None or call.head.purpose.tensors is not None):
+                raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
             validated = validate(message, [len(content) for content in given], version.signature, version.model)
             if message.parameters and not version.reads_parameters:
                 self._notices.note(version.model, message.parameters)
@@ -325,7 +328,9 @@ class RestInferService(InferService):
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    def _make_answers(self, counters: WorkerCounters) -> RestAnswers:
+    def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
+        if version.decoupled:
+            return GenerateResponses(counters, self.observer, self._transport)
         return RestAnswers(counters, self.observer, self._transport, self._side)
 
 

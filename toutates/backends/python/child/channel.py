@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from toutates.backends.python.child import frames
@@ -20,13 +22,15 @@ class Expected:
     Attributes:
         content: of its frame; None until it is there.
         given_up: whether it will not come any more.
+        parts: what has come and was not taken, of a call that takes any number of responses; None of others.
     """
 
-    __slots__ = ("content", "given_up")
+    __slots__ = ("content", "given_up", "parts")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_many: bool = False) -> None:
         self.content: bytes | None = None
         self.given_up = False
+        self.parts: deque[bytes] | None = deque() if is_many else None
 
 
 class Channel:
@@ -51,6 +55,9 @@ class Channel:
         self._answer = Expected()
         self._calls: dict[int, Expected] = {}
         self._number = 0
+        #: frames that are no answers, where ``receive_order`` is used
+        self._orders: deque[tuple[int, bytes]] = deque()
+        self._takes_orders = False
         # What the model forks shall not answer in its place, nor keep the socket open after its end.
         os.register_at_fork(after_in_child=control.close)
 
@@ -104,20 +111,24 @@ class Channel:
             self.send(frames.QUERY, json.dumps(question).encode())
             return json.loads(self.wait(self._answer))
 
-    def call(self, block: int, said: bytes, form: bytes) -> Expected:
+    def call(self, block: int, said: bytes, form: bytes, *, is_many: bool = False) -> tuple[int, Expected]:
         """Begin a call of another model.
 
         Args:
             block: number of the block with its inputs.
             said: what it says beside its tensors, JSON; b"" for nothing.
             form: the rest of the frame.
+            is_many: whether it takes any number of responses.
+
+        Returns:
+            Its number, and what is expected of it.
         """
         with self._state:
             self._check()
             self._number = number = (self._number + 1) % 2**32
-            call = self._calls[number] = Expected()
+            call = self._calls[number] = Expected(is_many=is_many)
         self.send(frames.CALL, frames.CALL_HEAD.pack(number, block, len(said)) + said + form)
-        return call
+        return number, call
 
     def _check(self) -> None:
         if not self._may_ask:
@@ -125,13 +136,42 @@ class Channel:
 
     def wait(self, expected: Expected) -> bytes:
         """Wait for what the server sends."""
+
+        def is_there() -> bool:
+            if expected.given_up and expected.content is None:
+                raise TritonModelException("BLS is only supported during the 'execute' function.")
+            return expected.content is not None
+
+        self._read_until(is_there)
+        assert expected.content is not None
+        return expected.content
+
+    def wait_part(self, expected: Expected) -> bytes:
+        """Wait for the next response of a call that takes any number of them."""
+        parts = expected.parts
+        assert parts is not None
+
+        def is_there() -> bool:
+            if expected.given_up and not parts:
+                raise TritonModelException("BLS is only supported during the 'execute' function.")
+            return bool(parts)
+
+        self._read_until(is_there)
+        return parts.popleft()
+
+    def receive_order(self) -> tuple[int, bytes]:
+        """The next frame that is no answer, while other threads may wait for answers: of decoupled models."""
+        self._takes_orders = True
+        self._read_until(lambda: bool(self._orders))
+        return self._orders.popleft()
+
+    def _read_until(self, is_there: Callable[[], bool]) -> None:
+        """Read, or wait for what others read, until something is there."""
         state = self._state
         with state:
             self._users += 1
             try:
-                while expected.content is None:
-                    if expected.given_up:
-                        raise TritonModelException("BLS is only supported during the 'execute' function.")
+                while not is_there():
                     if self._is_read:
                         self._sleepers += 1
                         state.wait()
@@ -145,7 +185,6 @@ class Channel:
                         state.acquire()
                         self._is_read = False
                     self._hand_out(kind, content)
-                return expected.content
             finally:
                 self._users -= 1
                 if self._sleepers:
@@ -155,9 +194,14 @@ class Channel:
         if kind == frames.ANSWER:
             self._answer.content = content
         elif kind == frames.RETURN:
-            call = self._calls.pop(frames.RETURN_HEAD.unpack_from(content)[0], None)
-            if call is not None:
+            number, what, _ = frames.RETURN_HEAD.unpack_from(content)
+            call = self._calls.get(number) if what == frames.RETURNED_PART else self._calls.pop(number, None)
+            if call is not None and call.parts is not None:
+                call.parts.append(content)
+            elif call is not None:
                 call.content = content
+        elif self._takes_orders:
+            self._orders.append((kind, content))
         else:
             os._exit(70)
         if self._sleepers:

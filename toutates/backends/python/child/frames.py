@@ -4,6 +4,9 @@ The server asks, and the process answers. While it runs ``execute`` the process 
 ``ANSWER`` for each question before it asks the next. Calls of other models (``CALL``) may be under way in any number,
 and come back (``RETURN``) in any order. Tensors are in shared memory, and frames say where.
 
+The process of a decoupled model may ask, call and send responses at any time, also between two batches. Its responses
+have their tensors in the frame.
+
 | kind | from | content |
 |---|---|---|
 | CONFIGURE | server | JSON: where model.py is, the configuration, whether it may complete it |
@@ -17,6 +20,7 @@ and come back (``RETURN``) in any order. Tensors are in shared memory, and frame
 | FAILED | process | JSON: the text of an error |
 | QUERY | process | JSON: what is asked for |
 | CALL | process | CALL_HEAD, JSON: id and parameters, if any, JSON: model, version, outputs, inputs and their places |
+| RESPONSE | process | RESPONSE_HEAD, JSON: error, or outputs and their places; their contents. Of decoupled models |
 | RETURN | server | RETURN_HEAD, JSON: code and text of an error, or outputs and their places; these and parameters |
 """
 
@@ -43,15 +47,22 @@ __all__ = [
     "MAX_LAYOUTS",
     "MAX_METRICS",
     "MAX_METRIC_LINE",
+    "MAX_RESPONSE_BYTES",
     "METRICS_BYTES",
     "METRICS_HEAD",
     "METRICS_NUMBERS_AT",
     "QUERY",
     "RECEIVE_BYTES",
+    "RESPONSE",
+    "RESPONSE_CONTENT",
+    "RESPONSE_FINAL",
+    "RESPONSE_HEAD",
     "RETURN",
     "RETURNED",
     "RETURNED_ERROR",
+    "RETURNED_LAST",
     "RETURNED_PARAMETERS",
+    "RETURNED_PART",
     "RETURN_HEAD",
 ]
 
@@ -64,13 +75,21 @@ EXECUTE_HEAD = struct.Struct("<?IIII")
 CALL_HEAD = struct.Struct("<III")
 #: number of the call, what follows (RETURNED...), where the outputs are
 RETURN_HEAD = struct.Struct("<IBQ")
-RETURNED, RETURNED_ERROR, RETURNED_PARAMETERS = range(3)
+#: number of the request, counted from the start of the process; RESPONSE_... flags; bytes of JSON
+RESPONSE_HEAD = struct.Struct("<IBI")
+RESPONSE_FINAL, RESPONSE_CONTENT = 1, 2
+#: The last two are of calls that take any number of responses: JSON of so many bytes as the head says in place of an
+#: offset, and the contents.
+RETURNED, RETURNED_ERROR, RETURNED_PARAMETERS, RETURNED_PART, RETURNED_LAST = range(5)
 
 CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY, CALL, RETURN = range(1, 13)
+RESPONSE = 13
 
 #: What is read of a socket at once. More would be memory that the system maps and takes back for every read.
 RECEIVE_BYTES = 65_536
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+#: The tensors of one response of a decoupled model.
+MAX_RESPONSE_BYTES = MAX_FRAME_BYTES - 1024 * 1024
 #: Layouts that both sides remember; then both forget all of them.
 MAX_LAYOUTS = 1024
 #: Memory for outputs, and for calls, up to this size stays with an instance from one batch to the next.

@@ -7,8 +7,9 @@ import importlib.util
 import inspect
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toutates.backends.python.child import pb_utils
@@ -35,6 +36,9 @@ class Model:
         self._class: Any = None
         self._model: Any = None
         self._loop: Any = None
+        #: runs what ``execute`` of a decoupled model leaves to be awaited
+        self._tasks: Any = None
+        self._enter: Callable[[], None] = lambda: None
 
     def load(self, version: int, directories: Sequence[str]) -> None:
         """Import model.py.
@@ -77,6 +81,8 @@ class Model:
 
     def finalize(self) -> None:
         """Have it finalize itself."""
+        if self._tasks is not None:
+            self._tasks.end()
         finalize = getattr(self._model, "finalize", None)
         if finalize is not None:
             finalize()
@@ -91,6 +97,56 @@ class Model:
         if not one_by_one or len(requests) == 1:
             return self._call(requests)
         return [outcome for request in requests for outcome in self._call([request])]
+
+    def begin(self, requests: list[ReceivedRequest], *, one_by_one: bool, enter: Callable[[], None]) -> None:
+        """Have a decoupled model begin requests, which it answers through their senders.
+
+        Args:
+            requests: of a batch; each has its sender.
+            one_by_one: whether ``execute`` is called for each of them.
+            enter: called by each thread that is made here to run the model's code.
+        """
+        self._enter = enter
+        for some in [[request] for request in requests] if one_by_one else [requests]:
+            senders = [request.sender for request in some]
+            try:
+                execute = getattr(self._model, "execute", None)
+                if execute is None:
+                    raise TritonModelException(f"Python model {self._path} does not implement `execute` method.")
+                returned = execute(some)
+                if inspect.isawaitable(returned):
+                    self._await(returned, senders)
+                elif returned is not None:
+                    raise _Wrong(
+                        f"Python model '{self._name}' is using the decoupled mode and the execute function must return "
+                        "None."
+                    )
+            except Exception as error:
+                self._fail(senders, error)
+
+    def _fail(self, senders: Sequence[Any], error: BaseException) -> None:
+        """End what the model has not ended."""
+        text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
+        for sender in senders:
+            sender.fail(text)
+
+    def _await(self, coroutine: Any, senders: Sequence[Any]) -> None:
+        """Run a coroutine beside those of other batches. What it raises ends its requests."""
+        if self._tasks is None:
+            self._tasks = _Tasks(self._name, self._enter)
+
+        async def run() -> None:
+            try:
+                returned = await coroutine
+                if returned is not None:
+                    raise _Wrong(
+                        f"Python model '{self._name}' is using the decoupled mode and the execute function must return "
+                        "None."
+                    )
+            except Exception as error:
+                self._fail(senders, error)
+
+        self._tasks.begin(run())
 
     def _call(self, requests: list[ReceivedRequest]) -> list[Any]:
         try:
@@ -129,6 +185,41 @@ class Model:
                 for response, sender in zip(responses, senders)
             ]
         return list(responses)
+
+
+class _Tasks:
+    """An event loop in a thread of its own.
+
+    Args:
+        name: of the instance.
+        enter: called by the thread.
+    """
+
+    def __init__(self, name: str, enter: Callable[[], None]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._enter = enter
+        self._thread = threading.Thread(target=self._run, name=f"{name} tasks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._enter()
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+            try:
+                self._loop.run_until_complete(task)
+            except asyncio.CancelledError:
+                pass
+        self._loop.close()
+
+    def begin(self, coroutine: Any) -> None:
+        """Run a coroutine, which raises nothing."""
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def end(self) -> None:
+        """Stop: what has not come to its end is cancelled."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 class _Wrong(Exception):

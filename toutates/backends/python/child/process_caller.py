@@ -13,7 +13,13 @@ import numpy as np
 from toutates.backends.python.child import frames
 from toutates.backends.python.child.channel import Channel, Expected
 from toutates.backends.python.child.errors import TritonModelException
-from toutates.backends.python.child.requests import Caller, InferenceRequest, InferenceResponse, TritonError
+from toutates.backends.python.child.requests import (
+    Caller,
+    InferenceRequest,
+    InferenceResponse,
+    Responses,
+    TritonError,
+)
 from toutates.backends.python.child.tensors import NUMPY_OF_NAME, Tensor
 
 __all__ = ["ProcessCaller"]
@@ -29,10 +35,56 @@ _Block = tuple[int, int, int]
 class _Call:
     """A call that is under way."""
 
-    __slots__ = ("block", "expected")
+    __slots__ = ("block", "expected", "number")
 
-    def __init__(self, expected: Expected, block: _Block) -> None:
-        self.expected, self.block = expected, block
+    def __init__(self, number: int, expected: Expected, block: _Block) -> None:
+        self.number, self.expected, self.block = number, expected, block
+
+
+class _ProcessResponses(Responses):
+    """The responses of a call as the server tells them.
+
+    Args:
+        caller: has the blocks.
+        channel: to the server.
+        call: it; a response where it could not be begun.
+    """
+
+    def __init__(self, caller: ProcessCaller, channel: Channel, call: Any) -> None:
+        self._caller, self._channel, self._call = caller, channel, call
+
+    def next(self) -> tuple[InferenceResponse, bool]:
+        """See ``Responses``."""
+        call = self._call
+        if not isinstance(call, _Call):
+            return call, False
+        said = self._channel.wait_part(call.expected)
+        _, what, size = frames.RETURN_HEAD.unpack_from(said)
+        is_last = what != frames.RETURNED_PART
+        if is_last:
+            self._caller.free(call.block)
+        at = frames.RETURN_HEAD.size
+        if what == frames.RETURNED_ERROR:
+            code, text = json.loads(said[at:])
+            return InferenceResponse([], TritonError(text, code)), False
+        told = json.loads(said[at : at + size])
+        if "error" in told:
+            code, text = told["error"]
+            return InferenceResponse([], TritonError(text, code)), not is_last
+        outputs = []
+        for name, datatype, shape, offset, length in told["outputs"]:
+            content = said[at + size + offset : at + size + offset + length]
+            if datatype == "BYTES":
+                outputs.append(Tensor.received_strings(name, content, shape))
+            else:
+                array = np.frombuffer(content, NUMPY_OF_NAME[datatype]).reshape(shape)
+                outputs.append(Tensor.received(name, datatype, array))
+        return InferenceResponse(outputs, None, told["parameters"]), not is_last
+
+    def cancel(self) -> None:
+        """See ``Responses``."""
+        if isinstance(self._call, _Call):
+            self._channel.ask(cancel=self._call.number)
 
 
 class ProcessCaller(Caller):
@@ -57,6 +109,18 @@ class ProcessCaller(Caller):
 
     def begin(self, request: InferenceRequest) -> Any:
         """See ``Caller``."""
+        return self._begin(request, is_many=False)
+
+    def begin_many(self, request: InferenceRequest) -> Responses:
+        """See ``Caller``."""
+        return _ProcessResponses(self, self._channel, self._begin(request, is_many=True))
+
+    def free(self, block: _Block) -> None:
+        """A block may be used by another call."""
+        with self._lock:
+            self._free.append(block)
+
+    def _begin(self, request: InferenceRequest, *, is_many: bool) -> Any:
         inputs: list[Any] = []
         contents: list[Any] = []
         at = 0
@@ -68,7 +132,7 @@ class ProcessCaller(Caller):
             inputs.append((tensor.name(), datatype, tuple(tensor.shape()), at, size))
             contents.append(content)
             at += -(-size // 64) * 64
-        form = self._form(request, tuple(inputs), at)
+        form = self._form(request, tuple(inputs), at, is_many)
         block = self._take_block(2 * at)
         if not block[2]:
             text = f"Failed to increase the shared memory pool size by {at} bytes"
@@ -80,7 +144,9 @@ class ProcessCaller(Caller):
             elif size:
                 np.ndarray(content.shape, content.dtype, self._shared, begin)[...] = content
         said = request.said()
-        return _Call(self._channel.call(block[0], json.dumps(said).encode() if said else b"", form), block)
+        said_bytes = json.dumps(said).encode() if said else b""
+        number, expected = self._channel.call(block[0], said_bytes, form, is_many=is_many)
+        return _Call(number, expected, block)
 
     def result(self, call: Any) -> InferenceResponse:
         """See ``Caller``."""
@@ -125,16 +191,18 @@ class ProcessCaller(Caller):
             self._blocks = []  # as the server has it
         self._free = list(self._blocks)
 
-    def _form(self, request: InferenceRequest, inputs: Sequence[Any], used: int) -> bytes:
+    def _form(self, request: InferenceRequest, inputs: Sequence[Any], used: int, is_many: bool) -> bytes:
         """What a call says beside its numbers; the same bytes for the same."""
         version = "" if request.model_version in (-1, "") else str(request.model_version)
         outputs = tuple(sorted(request.requested_output_names()))
-        key = request.model_name, version, outputs, inputs
+        key = request.model_name, version, outputs, inputs, is_many
         form = self._forms.get(key)
         if form is None:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             call = {"model": key[0], "version": version, "outputs": outputs, "inputs": inputs, "used": used}
+            if is_many:
+                call["many"] = True
             form = self._forms[key] = json.dumps(call).encode()
         return form
 

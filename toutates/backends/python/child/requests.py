@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toutates.backends.python.child.errors import TritonModelException
-from toutates.backends.python.child.senders import ResponseSender
+from toutates.backends.python.child.senders import DecoupledSender, ResponseSender
 from toutates.backends.python.child.tensors import Tensor
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PreferredMemory",
     "ReceivedRequest",
     "ResponseIterator",
+    "Responses",
     "TritonError",
     "get_input_tensor_by_name",
     "get_output_tensor_by_name",
@@ -131,6 +132,10 @@ class Caller:
         """Begin a call, and wait for its outcome."""
         return self.result(self.begin(request))
 
+    def begin_many(self, request: InferenceRequest) -> Responses:
+        """Begin a call that takes any number of responses."""
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+
     def is_ready(self, model_name: str, model_version: str) -> bool:
         """Whether a model answers now."""
         raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -201,29 +206,50 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
         raise TritonModelException(f"Failed to unload model: {error}") from None
 
 
+class Responses:
+    """The responses of a call as they come; each form of isolation has its own."""
+
+    def next(self) -> tuple[InferenceResponse, bool]:
+        """Wait for the next response; returns it, and whether others may follow."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Want no more of them. The last one still comes."""
+        raise NotImplementedError
+
+
 class ResponseIterator:
-    """The responses of a call that may have any number of them.
+    """The responses of a call that may have any number of them, each when it has come.
+
+    Iterating again begins with the first one. The last one has no tensors where the model has said by itself that there
+    are no more.
 
     Args:
-        responses: all of them.
+        responses: of the call.
     """
 
-    def __init__(self, responses: Sequence[InferenceResponse]) -> None:
+    def __init__(self, responses: Responses) -> None:
         self._responses = responses
+        self._got: list[InferenceResponse] = []
         self._at = 0
+        self._has_more = True
 
     def __iter__(self) -> ResponseIterator:
         self._at = 0
         return self
 
     def __next__(self) -> InferenceResponse:
-        if self._at >= len(self._responses):
-            raise StopIteration
+        if self._at == len(self._got):
+            if not self._has_more:
+                raise StopIteration
+            response, self._has_more = self._responses.next()
+            self._got.append(response)
         self._at += 1
-        return self._responses[self._at - 1]
+        return self._got[self._at - 1]
 
     def cancel(self) -> None:
-        """Ask for no more responses: there is one, which has come."""
+        """Have the model that was called see that nobody waits for more."""
+        self._responses.cancel()
 
 
 class InferenceTrace:
@@ -338,16 +364,18 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> Any:
         """Have another model answer; an InferenceResponse, which says whether it failed. In ``execute`` only."""
-        response = _callers[0].call(self)
-        return ResponseIterator([response]) if decoupled else response
+        if decoupled:
+            return ResponseIterator(_callers[0].begin_many(self))
+        return _callers[0].call(self)
 
     async def async_exec(self, decoupled: bool = False) -> Any:
         """The same. Calls that are awaited together are under way together."""
         caller = _callers[0]
+        if decoupled:
+            return ResponseIterator(caller.begin_many(self))
         call = caller.begin(self)
         await asyncio.sleep(0)  # others begin theirs
-        response = await asyncio.get_running_loop().run_in_executor(None, caller.result, call)
-        return ResponseIterator([response]) if decoupled else response
+        return await asyncio.get_running_loop().run_in_executor(None, caller.result, call)
 
     def trace(self) -> InferenceTrace:
         """Its trace."""
@@ -361,18 +389,23 @@ class ReceivedRequest(InferenceRequest):
         tensors: makes its input tensors.
         about: tells what the server knows of it.
         wanted: whether its caller still waits.
+        sender: sends its responses, where the model is decoupled.
     """
 
     __slots__ = ("_ask", "_make", "_wanted", "sender")
 
     def __init__(
-        self, tensors: Callable[[], Sequence[Tensor]], about: Callable[[], dict[str, Any]], wanted: Callable[[], bool]
+        self,
+        tensors: Callable[[], Sequence[Tensor]],
+        about: Callable[[], dict[str, Any]],
+        wanted: Callable[[], bool],
+        sender: DecoupledSender | None = None,
     ) -> None:
         self._make: Any = tensors
         self._ask, self._wanted = about, wanted
         self._inputs: Any = None
         self._about: dict[str, Any] | None = None
-        self.sender: ResponseSender | None = None
+        self.sender: Any = sender
 
     def inputs(self) -> Sequence[Tensor]:
         """Its tensors."""
@@ -420,8 +453,8 @@ class ReceivedRequest(InferenceRequest):
         """Whether nobody waits for the answer any more."""
         return not self._wanted()
 
-    def get_response_sender(self) -> ResponseSender:
-        """What sends the response, where ``execute`` returns None in its place."""
+    def get_response_sender(self) -> Any:
+        """What sends the response, where ``execute`` returns None in its place; all of them of a decoupled model."""
         if self.sender is None:
             self.sender = ResponseSender(self._wanted)
         return self.sender

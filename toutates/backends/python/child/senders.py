@@ -1,4 +1,4 @@
-"""``InferenceResponseSender`` of ``triton_python_backend_utils``: an answer that ``execute`` does not return."""
+"""``InferenceResponseSender`` of ``triton_python_backend_utils``: answers that ``execute`` does not return."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from toutates.backends.python.child.errors import TritonModelException
 
-__all__ = ["ResponseSender"]
+__all__ = ["DecoupledSender", "ResponseSender"]
 
 _FINAL = 1
 
@@ -33,12 +33,7 @@ class ResponseSender:
             response: an InferenceResponse; None for none.
             flags: TRITONSERVER_RESPONSE_COMPLETE_FINAL, or 0 if more follows.
         """
-        if flags not in (0, _FINAL):
-            raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        if response is None and not flags:
-            raise TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
+        _check(response, flags)
         with self._lock:
             if self._closed.is_set():
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
@@ -69,3 +64,52 @@ class ResponseSender:
         """Wait until there will be nothing more; returns the response that was sent, or None."""
         self._closed.wait()
         return self._response
+
+
+class DecoupledSender:
+    """Sends any number of responses of one request. Any thread may use it, also after ``execute`` has returned.
+
+    Args:
+        put: takes a response, or the text of an error, or None; and whether it is the last one.
+        wanted: whether somebody still waits for responses.
+    """
+
+    def __init__(self, put: Callable[[Any, bool], None], wanted: Callable[[], bool]) -> None:
+        self._put = put
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        """Send a response, or say that there is no further one, or both.
+
+        Args:
+            response: an InferenceResponse; None for none.
+            flags: TRITONSERVER_RESPONSE_COMPLETE_FINAL, or 0 if more may follow.
+        """
+        _check(response, flags)
+        if response is not None and not hasattr(response, "output_tensors"):
+            raise TritonModelException(f"Expected an 'InferenceResponse' object, found type '{type(response)}'.")
+        with self._lock:
+            if self._is_closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._put(response, bool(flags))
+            self._is_closed = bool(flags)
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for responses any more."""
+        return not self._wanted()
+
+    def fail(self, text: str) -> None:
+        """End the request with an error, unless the model has ended it."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._put(text, True)
+
+
+def _check(response: Any, flags: int) -> None:
+    if flags not in (0, _FINAL):
+        raise TritonModelException("Unable to send response. Unsupported flag provided.")
+    if response is None and not flags:
+        raise TritonModelException("Inference Response object must be provided when the response flags is set to zero.")

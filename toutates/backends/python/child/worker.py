@@ -20,6 +20,7 @@ from toutates.backends.python.child.metrics import set_metric_table
 from toutates.backends.python.child.model import Model, OutputForms, describe
 from toutates.backends.python.child.process_caller import ProcessCaller
 from toutates.backends.python.child.requests import ReceivedRequest, set_caller
+from toutates.backends.python.child.senders import DecoupledSender
 from toutates.backends.python.child.tensors import NUMPY_OF_NAME, Tensor
 
 __all__ = ["serve"]
@@ -73,7 +74,9 @@ class _Instance:
         self._model = Model("", "")
         self._inputs: list[tuple[str, str]] = []
         self._outputs = OutputForms([], [])
-        self._batched = self._one_by_one = self._stacked = False
+        self._batched = self._one_by_one = self._stacked = self._decoupled = False
+        #: requests of a decoupled model so far
+        self._numbered = 0
         #: where outputs go that have no place of their own: offset and bytes
         self._room: tuple[int, int] = (0, 0)
         #: arrays of earlier batches that the model has kept, by offset
@@ -89,7 +92,7 @@ class _Instance:
             frames.GATHERED: self._execute_gathered,
         }
         while True:
-            kind, content = channel.receive()
+            kind, content = channel.receive_order() if self._decoupled else channel.receive()
             if kind == frames.RETURN:
                 continue  # of a call that nobody has waited for
             if kind == frames.LAYOUT:
@@ -126,6 +129,9 @@ class _Instance:
         self._outputs = OutputForms([name for name, _ in given["outputs"]], [kind for _, kind in given["outputs"]])
         self._batched, self._one_by_one, self._stacked = given["batched"], given["one_by_one"], given["stacked"]
         self._model.initialize(given["args"])
+        self._decoupled = given["decoupled"]
+        if self._decoupled:
+            self._channel.allow(True)  # for good
         return b"null"
 
     def _finalize(self) -> None:
@@ -216,7 +222,42 @@ class _Instance:
         def wanted() -> bool:
             return bool(self._channel.ask(wanted=position))
 
-        return ReceivedRequest(tensors, about, wanted)
+        return self._open_request(position, tensors) if self._decoupled else ReceivedRequest(tensors, about, wanted)
+
+    def _open_request(self, position: int, tensors: Any) -> ReceivedRequest:
+        """A request of a decoupled model, which it may use after the batch."""
+        number = self._numbered
+        self._numbered = (number + 1) % 2**32
+        said = self._about[position] if self._about is not None else {}
+
+        def wanted() -> bool:
+            return bool(self._channel.ask(open=number))
+
+        def put(response: Any, final: bool) -> None:
+            self._respond(number, response, final)
+
+        return ReceivedRequest(tensors, lambda: said, wanted, DecoupledSender(put, wanted))
+
+    def _respond(self, number: int, response: Any, final: bool) -> None:
+        """Send a response, the text of an error, or None with ``final``."""
+        flags = frames.RESPONSE_FINAL if final else 0
+        if response is None:
+            self._channel.send(frames.RESPONSE, frames.RESPONSE_HEAD.pack(number, flags, 0))
+            return
+        answer = self._answer(response)
+        contents: list[bytes] = []
+        at = 0
+        for entry in answer.get("outputs", {}).values():
+            content = entry.pop()
+            contents.append(content if isinstance(content, bytes) else content.tobytes())
+            entry += (at, len(contents[-1]))
+            at += len(contents[-1])
+        if at > frames.MAX_RESPONSE_BYTES:
+            answer = {"error": [1, f"Failed to send a response of {at} bytes, at most {frames.MAX_RESPONSE_BYTES}"]}
+            contents = []
+        said = json.dumps(answer).encode()
+        head = frames.RESPONSE_HEAD.pack(number, flags | frames.RESPONSE_CONTENT, len(said))
+        self._channel.send(frames.RESPONSE, b"".join((head, said, *contents)))
 
     def _run(
         self,
@@ -228,13 +269,18 @@ class _Instance:
         offsets: Sequence[int],
     ) -> bytes:
         """Call ``execute``, write what it returns, and say where; nothing to say means that all is in its place."""
-        self._caller.begin_batch()
-        self._channel.allow(True)
-        outcomes = self._model.answers(requests, one_by_one=self._one_by_one)
-        requests.clear()
-        said = self._write(outcomes, firsts, sizes, places)
-        self._channel.allow(False)
-        outcomes.clear()
+        said: dict[str, Any] = {}
+        if self._decoupled:
+            self._model.begin(requests, one_by_one=self._one_by_one, enter=lambda: None)
+            requests.clear()
+        else:
+            self._caller.begin_batch()
+            self._channel.allow(True)
+            outcomes = self._model.answers(requests, one_by_one=self._one_by_one)
+            requests.clear()
+            said = self._write(outcomes, firsts, sizes, places)
+            self._channel.allow(False)
+            outcomes.clear()
         self._about = None
         kept = []
         for base in bases:
