@@ -20,6 +20,7 @@ from fuzz.attacks import (
     rest_floods,
     rest_peers,
     slow_peers,
+    stream_floods,
 )
 from fuzz.attacks.attack import Attack
 
@@ -64,6 +65,9 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     bombs.ManyDimensions,
     dear_answers.StatisticsFlood,
     dear_answers.ReflectionFlood,
+    stream_floods.MessageFlood,
+    stream_floods.UnreadAnswers,
+    stream_floods.StreamResets,
     dear_contents.SurplusStrings,
     dear_contents.ManyStrings,
     dear_contents.TypedStrings,

@@ -26,6 +26,7 @@ from fuzz.soak.account import Entry
 from fuzz.soak.python_clients import run_python
 from fuzz.soak.questions import Question
 from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
+from fuzz.soak.stream_clients import run_streams
 from tests.e2e.http import peer_of, post
 
 __all__ = ["clients"]
@@ -204,6 +205,7 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "tritonclient, one call at a time": run_sync,
         "tritonclient, asyncio": run_aio,
         "raw HTTP/2": run_raw,
+        "tritonclient, streams": run_streams,
         "Python models, a process of which dies": run_python,
         "REST: tritonclient.http, JSON, binary, compressed": rest_clients.run_tritonclient,
         "REST: pipelined bytes": rest_clients.run_pipelined,

@@ -23,6 +23,7 @@ from tests.h2grpc.support import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    FLOW,
     GOAWAY,
     HEADERS,
     OPENING,
@@ -142,7 +143,7 @@ class _Peer:
 
     def _block(self) -> bytes:
         rng = self._rng
-        fields = list(request(rng.choice((UNARY, UNARY, UNARY, STREAM, STREAM, "/nowhere", ""))))
+        fields = list(request(rng.choice((UNARY, UNARY, UNARY, STREAM, STREAM, FLOW, FLOW, "/nowhere", ""))))
         if rng.random() < 0.3:
             extra = rng.choice(
                 (
@@ -373,7 +374,7 @@ class _Handlers:
             elif isinstance(event, MessageReceived):
                 self._messages.append(event)
             elif isinstance(event, CallCancelled):
-                assert event.call in self._streams, "a unary call is cancelled in silence"
+                assert event.call.is_streaming, "a unary call is cancelled in silence"
                 assert event.call not in self._cancelled, "cancelled twice"
                 self._cancelled.add(event.call)
 
@@ -394,8 +395,14 @@ class _Handlers:
             elif answer == 4:
                 connection.responder.finish(call)
         for event in self._messages:
+            call = event.call
             if chance.random() < 0.5:
-                connection.message_read(event.call, len(event.message))
+                connection.message_read(call, len(event.message))
+            if call.open and call.head.method is not None and call.head.method.half_close is not None:
+                if chance.random() < 0.3:
+                    connection.keep(call, chance.choice((0, 1_000, 100_000)))
+                part = bytes(chance.choice((0, 10, 70_000)))
+                connection.responder.send(call, b"head", (part,), 4 + len(part))
         self._messages.clear()
         late = chance.random()
         if late < 0.2:

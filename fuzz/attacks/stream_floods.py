@@ -1,0 +1,95 @@
+"""ModelStreamInfer: messages without end, answers that nobody reads, and streams that are reset in the middle."""
+
+from __future__ import annotations
+
+import struct
+from functools import cached_property
+from itertools import count
+from typing import Final
+
+from fuzz.attacks.attack import Attack
+from fuzz.attacks.peer import Peer
+from fuzz.attacks.wire import END_HEADERS, END_STREAM, Code, Kind, frame, framed, greeting, infer_message, request_block
+
+__all__ = ["MessageFlood", "StreamResets", "UnreadAnswers"]
+
+_PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+_BLOCK: Final = request_block(_PATH)
+_FRAME: Final = 16_384
+#: Of one call: less than the window that a stream has.
+_CALL_BYTES: Final = 2_000_000
+#: Asks another model than honest clients do.
+_MESSAGE: Final = framed(infer_message("shapes", [1, 4], bytes(16), "FP32"))
+
+
+def _call(stream_id: int, bodies: bytes, *, ends: bool) -> bytes:
+    """A call whose messages come in frames of _FRAME bytes."""
+    parts = [frame(Kind.HEADERS, END_HEADERS, stream_id, _BLOCK)]
+    for at in range(0, len(bodies), _FRAME):
+        flags = END_STREAM if ends and at + _FRAME >= len(bodies) else 0
+        parts.append(frame(Kind.DATA, flags, stream_id, bodies[at : at + _FRAME]))
+    return b"".join(parts)
+
+
+class MessageFlood(Attack):
+    """Messages of 12 bytes without a break, which ask models that are not there."""
+
+    name = "message-flood"
+    summary = "messages of 12 bytes on a stream, 160,000 in a call, each refused"
+    limit = "a connection's turn ends after 4 ms; a stream has 1,024 requests under way; such requests are answered"
+    stops = ()
+    connections = 2
+
+    @cached_property
+    def _bodies(self) -> bytes:
+        message = framed(infer_message("x", [], b""))
+        return message * (_CALL_BYTES // len(message))
+
+    def prepare(self) -> None:
+        """See ``Attack``."""
+        assert self._bodies
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        await peer.send(greeting())
+        for stream_id in count(1, 2):
+            await peer.send(_call(stream_id, self._bodies, ends=True), 1)
+            while peer.answered <= stream_id // 2:
+                await peer.wait_answer()
+
+
+class UnreadAnswers(Attack):
+    """Streams whose answers get no window, and more messages than the server takes."""
+
+    name = "unread-streams"
+    summary = "4 streams of 2 MB of messages each, whose answers get no window"
+    limit = "a stream begins no request while a MiB of its answers waits, and its window is not given back; "
+    limit += "`--limit stall_timeout` (60 s)"
+    stops = ()
+    connections = 2
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        await peer.send(greeting(stream_window=0))
+        bodies = _MESSAGE * (_CALL_BYTES // len(_MESSAGE))
+        for stream_id in (1, 3, 5, 7):
+            await peer.send(_call(stream_id, bodies, ends=False), 1)
+        await peer.wait_over()
+
+
+class StreamResets(Attack):
+    """Streams that are reset when some of their requests are under way."""
+
+    name = "stream-resets"
+    summary = "streams of 20 requests, each reset at once"
+    limit = "`--limit resets` (200 beyond one of two calls)"
+    stops = ("GOAWAY ENHANCE_YOUR_CALM",)
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        cancel = struct.pack(">I", Code.CANCEL)
+        await peer.send(greeting())
+        for begin in count(1, 100):
+            streams = range(begin, begin + 100, 2)
+            calls = [_call(one, _MESSAGE * 20, ends=False) + frame(Kind.RST_STREAM, 0, one, cancel) for one in streams]
+            await peer.send(b"".join(calls), len(streams))
