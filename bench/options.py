@@ -27,6 +27,7 @@ __all__ = [
     "h2load_shape",
     "perf_analyzer_shape",
     "run_parser",
+    "stream_shape",
 ]
 
 #: What every server's CPU is compared with, and over REST.
@@ -39,6 +40,7 @@ SERVERS = (
 #: perf_analyzer's as pa and the requests under way at once, -own where each client object has a connection to itself.
 LOADS = (
     *("1x64", "16x1", "64x1", "16x8", "1x1", "pa1", "pa16", "pa16-own", "pa64", "pa64-own"),
+    "stream16x8",
     *("binary1x1", "binary16x1", "binary64x1", "json1x1", "json16x1", "json64x1"),
 )
 #: For the models that take longer than a request.
@@ -53,6 +55,7 @@ _PLACES = ("python314t", "environments", "results")
 _QUICK_SERVERS = ("toutates", BASELINE, "nghttpd")
 _QUICK_LOADS = ("1x64", "16x1")
 _H2LOAD_NAME = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})|(binary|json)([1-9]\d{0,3})x1")
+_STREAM_NAME = re.compile(r"stream([1-9]\d{0,3})x([1-9]\d{0,3})")
 _PERF_ANALYZER_NAME = re.compile(r"pa([1-9]\d{0,3})(-own)?")
 
 
@@ -156,6 +159,12 @@ def h2load_shape(load: str) -> tuple[int, int, str] | None:
     return (int(match[1]), int(match[2]), GRPC) if match[1] else (int(match[4]), 1, match[3])
 
 
+def stream_shape(load: str) -> tuple[int, int] | None:
+    """Streams, and messages under way on each, of a load of streams; None for another's."""
+    match = _STREAM_NAME.fullmatch(load)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def perf_analyzer_shape(load: str) -> tuple[int, bool] | None:
     """Concurrency of a load of perf_analyzer, and whether clients have connections of their own; None for another's."""
     match = _PERF_ANALYZER_NAME.fullmatch(load)
@@ -237,6 +246,8 @@ def _names(known: Sequence[str] | dict[str, Any]) -> Any:
 def _loads(text: str) -> list[str]:
     given = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in given:
-        if h2load_shape(name) is None and perf_analyzer_shape(name) is None:
-            raise argparse.ArgumentTypeError(f"{name!r} is neither like 16x1 or json16x1 nor like pa16 or pa16-own")
+        if not any((h2load_shape(name), perf_analyzer_shape(name), stream_shape(name))):
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is neither like 16x1 or json16x1 nor like pa16 or pa16-own nor like stream16x8"
+            )
     return given

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from bench.errors import NoFigure
 from bench.models import Model, Rows
-from bench.protocols import GRPC
+from bench.protocols import GRPC, STREAM
 from bench.rest_question import RestRequest, ask, ask_for_rows
 
 __all__ = ["METHOD", "Question", "framed"]
@@ -87,7 +87,7 @@ class Question:
         Raises:
             NoFigure: an answer is wrong, or there is none.
         """
-        if protocol == GRPC:
+        if protocol in (GRPC, STREAM):
             return self._check_grpc(address)
         answer, size = ask(address, self.rest(protocol), self.model.output)
         self._compare(answer, self._expected(self._row))

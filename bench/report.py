@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench.options import BASELINE, REST_BASELINE, h2load_shape
+from bench.options import BASELINE, REST_BASELINE, h2load_shape, stream_shape
 from bench.page import replace_between
 from bench.protocols import BINARY, GRPC
 from bench.results import Cell, Figure, Results
@@ -79,6 +79,8 @@ def label_of_load(load: str) -> str:
         count = load.removeprefix("pa").removesuffix("-own")
         own = ", a connection each" if load.endswith("-own") else ""
         return f"perf_analyzer, {count} under way{own}"
+    if streams := stream_shape(load):
+        return f"ModelStreamInfer, {streams[0]} streams x {streams[1]} messages under way"
     shape = h2load_shape(load)
     assert shape is not None
     connections, streams, protocol = shape

@@ -19,7 +19,7 @@ import tritonclient.grpc as triton
 
 from bench.errors import NoFigure, Unavailable
 from bench.models import ROOT, Model
-from bench.protocols import GRPC
+from bench.protocols import GRPC, STREAM
 from bench.question import METHOD, Question
 from bench.raw_server import model_argument
 
@@ -77,6 +77,7 @@ class Kind:
         counts: whether ModelStatistics tells its rows and runs.
         reads_config: whether it reads config.yaml.
         grpc, rest: whether it speaks that.
+        streams: whether it has ModelStreamInfer.
         own_http_port: whether it has a port of its own for REST; otherwise that is spoken on the only one.
         not_for_perf_analyzer: why perf_analyzer cannot load it; empty if it can.
     """
@@ -90,6 +91,7 @@ class Kind:
     reads_config: bool = False
     grpc: bool = True
     rest: bool = False
+    streams: bool = False
     own_http_port: bool = False
     not_for_perf_analyzer: str = ""
 
@@ -130,11 +132,13 @@ class Server:
 
     def speaks(self, protocol: str) -> bool:
         """Whether it can be asked over a protocol."""
+        if protocol == STREAM:
+            return self.kind.streams
         return self.kind.grpc if protocol == GRPC else self.kind.rest
 
     def address_of(self, protocol: str) -> str:
         """host:port of a protocol."""
-        return self.address if protocol == GRPC else self.http_address
+        return self.address if protocol in (GRPC, STREAM) else self.http_address
 
     def check_alive(self) -> None:
         """Raises ``NoFigure`` once the process has ended."""
@@ -150,7 +154,7 @@ def toutates(name: str, title: str, python: str, flags: Sequence[str]) -> Kind:
         address = ("--grpc-addr", f"127.0.0.1:{site.port}", "--metrics-addr", "127.0.0.1:0", "--http-addr", "off")
         return [python, "-m", "toutates", "--model-repository", str(site.repository), *address, *flags]
 
-    return Kind(name, title, command, counts=True, reads_config=True, rest=True)
+    return Kind(name, title, command, counts=True, reads_config=True, rest=True, streams=True)
 
 
 def grpc_baseline(name: str, title: str, module: str) -> Kind:
@@ -251,7 +255,7 @@ def triton_server(python: Path) -> Kind:
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
     }
     title = "Triton Inference Server (from nvidia-pytriton), its Python backend running ONNX Runtime, dynamic batching"
-    return Kind("triton", title, command, environment, counts=True, rest=True, own_http_port=True)
+    return Kind("triton", title, command, environment, counts=True, rest=True, streams=True, own_http_port=True)
 
 
 def nghttpd(program: str) -> Kind:

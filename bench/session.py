@@ -16,13 +16,14 @@ from bench.errors import Unavailable
 from bench.h2load import H2load
 from bench.measure import Measurer
 from bench.models import MODELS
-from bench.options import BASELINE, REST_BASELINE, Options, h2load_shape, perf_analyzer_shape
+from bench.options import BASELINE, REST_BASELINE, Options, h2load_shape, perf_analyzer_shape, stream_shape
 from bench.perf_analyzer import PerfAnalyzer
 from bench.protocols import BINARY, GRPC
 from bench.question import Question
 from bench.results import Cell, Results
 from bench.servers import Kind
 from bench.start import Starter, in_turn
+from bench.stream_load import StreamLoad
 
 __all__ = ["Session"]
 
@@ -124,6 +125,8 @@ class Session:
             if shape := h2load_shape(name):
                 if self._h2load:
                     loads.append(H2load(self._h2load, *shape))
+            elif streams := stream_shape(name):
+                loads.append(StreamLoad(*streams))
             elif (analysis := perf_analyzer_shape(name)) and self._perf_analyzer:
                 tool = self._perf_analyzer
                 loads.append(PerfAnalyzer(tool.program, tool.libraries, *analysis, self._options.seconds))

@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.client import Outcome, percentile
 from bench.errors import NoFigure
-from bench.protocols import GRPC
+from bench.protocols import STREAM
 from bench.question import Question
 
 __all__ = ["StreamLoad"]
@@ -52,7 +52,7 @@ class StreamLoad:
     @property
     def protocol(self) -> str:
         """Of the server's port."""
-        return GRPC
+        return STREAM
 
     @property
     def timed(self) -> bool:

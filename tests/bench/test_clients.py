@@ -11,7 +11,7 @@ pytest.importorskip("tritonclient.grpc")
 from bench import h2load, perf_analyzer
 from bench.client import percentile, run_client
 from bench.errors import NoFigure
-from bench.options import h2load_shape, perf_analyzer_shape
+from bench.options import h2load_shape, perf_analyzer_shape, stream_shape
 
 DATA = Path(__file__).parent / "data"
 REPORT = (DATA / "h2load.txt").read_text()
@@ -97,3 +97,5 @@ def test_names_of_loads_tell_their_shape() -> None:
     assert h2load_shape("pa1") is None
     assert h2load_shape("0x8") is None
     assert perf_analyzer_shape("16x8") is None
+    assert stream_shape("stream16x8") == (16, 8)
+    assert stream_shape("16x8") is None

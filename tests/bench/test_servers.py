@@ -27,6 +27,7 @@ from bench.results import Results
 from bench.round_robin import RoundRobin
 from bench.servers import Server, running
 from bench.start import Starter
+from bench.stream_load import StreamLoad
 from bench.sweeps import sweep_connections
 
 #: Of the environment that the benchmark makes on first use.
@@ -64,6 +65,15 @@ def test_right_answers_over_rest_are_accepted_and_loads_find_them_to_be_as_long(
     if shutil.which("h2load"):
         outcome = H2load("h2load", 4, 1, form).run(address, question, 40, size)
         assert (outcome.requests, outcome.p50_us > 0) == (40, True)
+
+
+def test_streams_count_every_answer(toutates: Server, mlps: list[models.Model]) -> None:
+    question = Question(mlps[0])
+    size = question.check(toutates.address)
+    outcome = StreamLoad(2, 3).run(toutates.address, question, 40, size)
+    assert (outcome.requests, outcome.p50_us > 0) == (40, True)
+    with pytest.raises(NoFigure, match="an answer has"):
+        StreamLoad(1, 1).run(toutates.address, question, 1, size + 100)
 
 
 @pytest.mark.parametrize("form", FORMS)
