@@ -48,8 +48,11 @@ class OpenRequest:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody still waits for responses."""
-        return not self._is_over and self._consumer.is_wanted(self._request[0], time.monotonic_ns())
+        """Whether somebody still waits for responses, as far as anybody knows."""
+        context, consumer = self._request[0], self._consumer
+        if self._is_over or consumer.may_have_left(context):
+            return False
+        return consumer.is_wanted(context, time.monotonic_ns())
 
     def respond(self, response: Outputs | RequestError | None, rows: int = 0, *, final: bool) -> None:
         """Send a response. Does nothing once the last one was sent.

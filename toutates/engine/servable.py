@@ -57,9 +57,11 @@ class Consumer:
         at_round_end: asks for a callback once the consumer has handed out the requests it has read.
         is_wanted: whether the request of a context still has a caller at a time, monotonic nanoseconds. Called in any
             thread.
+        counters: what the consumer counts of its requests.
         about: what the request of a context says beside its tensors. Called in any thread, by backends whose models
             ask for it.
-        counters: what the consumer counts of its requests.
+        may_have_left: whether the caller of a request may have left, although nobody can tell: what a model is told
+            that has begun to answer it and may stop. Called in any thread.
     """
 
     finish: Callable[[BatchResult], None]
@@ -68,6 +70,7 @@ class Consumer:
     is_wanted: Callable[[Any, int], bool] = lambda context, by_ns: True
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     about: Callable[[Any], RequestAbout] = lambda context: RequestAbout()
+    may_have_left: Callable[[Any], bool] = lambda context: False
 
 
 class Way(Protocol):

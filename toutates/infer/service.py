@@ -353,7 +353,9 @@ class InferService:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
             port = version.servable.port(
-                Consumer(finish_soon, finish, self.worker.at_round_end, is_wanted, counters, self._about)
+                Consumer(
+                    finish_soon, finish, self.worker.at_round_end, is_wanted, counters, self._about, self._may_have_left
+                )
             )
             self._ports[version] = port
         return port
@@ -363,6 +365,10 @@ class InferService:
         _, plan, id_field, _ = context
         request = plan.request
         return RequestAbout(self._transport.request_id(id_field), request.outputs, request.parameters)
+
+    def _may_have_left(self, context: RequestContext) -> bool:
+        """See ``Consumer``."""
+        return False
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         """What answers the requests of one port, which is to ``version``."""

@@ -11,7 +11,7 @@ import msgspec
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.servable import Buffer
-from toutates.infer.answers import Answers
+from toutates.infer.answers import Answers, RequestContext
 from toutates.infer.call import Transport
 from toutates.infer.inflight import Inflight
 from toutates.infer.parameter_notices import ParameterNotices
@@ -327,6 +327,12 @@ class RestInferService(InferService):
         self._transport.fail(call, error)
 
     # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _may_have_left(self, context: RequestContext) -> bool:
+        """See ``Consumer``: a peer of HTTP that sends no more may wait for the answer, or be gone."""
+        call: Any = context[0]
+        link = call.link
+        return link is None or bool(link.peer_ended)
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         if version.decoupled:
