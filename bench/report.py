@@ -79,8 +79,8 @@ def label_of_load(load: str) -> str:
         count = load.removeprefix("pa").removesuffix("-own")
         own = ", a connection each" if load.endswith("-own") else ""
         return f"perf_analyzer, {count} under way{own}"
-    if streams := stream_shape(load):
-        return f"ModelStreamInfer, {streams[0]} streams x {streams[1]} messages under way"
+    if of_streams := stream_shape(load):
+        return f"ModelStreamInfer, {of_streams[0]} streams x {of_streams[1]} messages under way"
     shape = h2load_shape(load)
     assert shape is not None
     connections, streams, protocol = shape

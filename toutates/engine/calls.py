@@ -315,6 +315,8 @@ class Calls:
                     if not outcome.more:
                         self._count(call, outcome)
                     THREAD.put(call.on_done, outcome)
+            if result.taken is not None:
+                result.taken()
         finally:
             THREAD.leave(outermost=outermost)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +153,11 @@ class BatchResult:
     """A batch's outcome for the requests of one port: ``outputs``, or the ``error`` that all of them get.
 
     A request of a decoupled version comes back any number of times (``open_request``): ``more`` says whether it does
-    again, and the last time it may have neither outputs nor an error.
+    again, and the last time it may have neither outputs nor an error. ``taken`` is to be called when such a result is
+    dealt with; None for other results.
     """
 
-    __slots__ = ("_outputs", "error", "more", "pending", "timing")
+    __slots__ = ("_outputs", "error", "more", "pending", "taken", "timing")
 
     def __init__(
         self,
@@ -164,12 +165,12 @@ class BatchResult:
         outputs: Outputs | None,
         error: RequestError | None,
         timing: Timing,
-        more: bool = False,
     ) -> None:
         self.pending = pending
         self.error = error
         self.timing = timing
-        self.more = more
+        self.more = False
+        self.taken: Callable[[], object] | None = None
         self._outputs = outputs
 
     @property

@@ -67,6 +67,8 @@ class DecoupledAnswers(Answers):
             except Exception as error:
                 logger.error("answering a call failed", exc_info=error)
                 self._transport.end_connection(context[0], error)
+        if result.taken is not None:
+            result.taken()
         if observed:
             observer.are_over(observed, result.timing, sum([rows for _, _, rows, _ in result.pending]))
         if not result.more:

@@ -21,6 +21,8 @@ __all__ = ["MAX_CALLS", "CallError", "CallForm", "ManyPending", "Pending", "Resp
 
 #: Calls of one instance at the same time.
 MAX_CALLS: Final = 1_024
+#: A code of ``TritonError``.
+_INTERNAL: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,11 @@ class Pending:
 
     def fail(self, error: RequestError) -> None:
         """It has failed."""
-        self.error = _call_error(self.form.model, error)
+        self.refuse(_call_error(self.form.model, error))
+
+    def refuse(self, error: CallError) -> None:
+        """It is not begun."""
+        self.error = error
         self.is_done = True
         self.on_done(self)
 
@@ -157,10 +163,6 @@ class ManyPending(Pending):
         self.on_done(self)
 
 
-class _OneOnly(InvalidRequest):
-    """A call that takes one response is for a model that has any number of them."""
-
-
 class Known(NamedTuple):
     """What was found for a form of calls: it holds as long as the model table is the same.
 
@@ -229,7 +231,7 @@ class CallForm:
             return pending
         if known.served.decoupled and not is_many:
             known.served.calls.let_go()
-            pending.fail(_one_only(self.model))
+            pending.refuse(_one_only(self.model))
             return pending
         pending.known = known
         call = ModelCall(known.fitting.rows, pending.take, known.wanted)
@@ -267,18 +269,18 @@ class CallForm:
 def _call_error(model: str, error: RequestError) -> CallError:
     """What a model hears of an error of the one that it calls."""
     text = f"Model {model} - Error when running inference: {error}"
-    if isinstance(error, _OneOnly):
-        text = str(error)
-    elif isinstance(error, ModelNotReady):
+    if isinstance(error, ModelNotReady):
         text = f"Failed for execute the inference request. Model '{model}' is not ready."
     return CallError(code_of(error), text)
 
 
-def _one_only(model: str) -> _OneOnly:
-    return _OneOnly(
+def _one_only(model: str) -> CallError:
+    """What a model hears that takes one response, of a model that has any number of them."""
+    return CallError(
+        _INTERNAL,
         f"Model {model} is using the decoupled. The current BLS request call doesn't support models using the "
         "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
-        "decoupled models.'"
+        "decoupled models.'",
     )
 
 

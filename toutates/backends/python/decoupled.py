@@ -29,12 +29,14 @@ from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import OpenRequest
 from toutates.engine.result import Outputs, PendingRequest, Separate
-from toutates.system.errors import ExecutionFailed, RequestError
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
 __all__ = ["DecoupledInstance", "DecoupledThreadInstance"]
 
 logger = logging.getLogger(__name__)
 
+#: Requests of one instance that are not answered fully, at most.
+MAX_OPEN: Final = 65_536
 #: How long an instance that is closed waits for the responses of open requests, and how often it looks.
 DRAIN_S: Final = 30.0
 _LOOK_S: Final = 0.02
@@ -76,6 +78,16 @@ class _OpenRequests:
         for request in requests:
             request.respond(error, final=True)
 
+    def refuse_above_limit(self, batch: Batch) -> Separate | None:
+        """The outcome of a batch that does not begin, because too many requests are open; None for one that may."""
+        rows = rows_of(batch)
+        if len(self._open) + len(rows) <= MAX_OPEN:
+            return None
+        error = Overloaded(
+            f"{len(self._open)} requests of this instance are not answered fully, and {MAX_OPEN} is the most"
+        )
+        return Separate([(port, request, error) for _, _, port, request in rows])
+
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait until all of them are answered, or there is nothing to wait for any more."""
         while self._open and not until():
@@ -88,6 +100,10 @@ class DecoupledThreadInstance(ThreadInstance):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._open = _OpenRequests()
+
+    def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
+        """See ``Backend``."""
+        return self._open.refuse_above_limit(batch) or super().run(batch, first, rows)
 
     def close(self) -> None:
         """Wait for the responses of open requests, and have the model finalize itself."""
@@ -147,6 +163,10 @@ class DecoupledInstance(PythonInstance):
         self._done: SimpleQueue[tuple[int, bytes] | ProcessEnded] = SimpleQueue()
         #: the requests of the batch that is being run
         self._current: list[OpenRequest] = []
+
+    def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
+        """See ``Backend``."""
+        return self._open.refuse_above_limit(batch) or super().run(batch, first, rows)
 
     def close(self) -> None:
         """Wait for the responses of open requests, have the model finalize itself, and end its process."""

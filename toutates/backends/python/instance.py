@@ -33,7 +33,7 @@ from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
 from toutates.engine.lane import Batch, Lane, PackedLane
-from toutates.engine.response_counters import ResponseCounters
+from toutates.engine.open_request import Responses
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.models.table import ModelTable
@@ -91,7 +91,7 @@ class PythonInstance:
 
     Attributes:
         ports: the consumers of the version; set once these are known.
-        responses: counts those of a decoupled model; set with ``ports``.
+        responses: those of a decoupled model; set with ``ports``.
     """
 
     on_cpu = False  # no worker shall wait for another process
@@ -114,7 +114,7 @@ class PythonInstance:
         self._calls = ProcessCalls(arena, get_table, loads)
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
-        self.responses = ResponseCounters()
+        self.responses = Responses()
         self._name = name
         self._signature = signature
         self._arena = arena

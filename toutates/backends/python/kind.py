@@ -32,7 +32,7 @@ from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.batched import BatchedServable
-from toutates.engine.response_counters import ResponseCounters
+from toutates.engine.open_request import Responses
 from toutates.engine.servable import Backend
 from toutates.engine.statistics import VersionStatistics
 from toutates.engine.supertensor import SuperTensor
@@ -129,7 +129,7 @@ class PythonServable(BatchedServable):
         instances: Sequence[Backend],
         closing: Closing,
         metrics: VersionMetrics,
-        responses: ResponseCounters,
+        responses: Responses,
     ) -> None:
         super().__init__(version, supertensor, instances)
         self._responses = responses
@@ -138,7 +138,8 @@ class PythonServable(BatchedServable):
 
     def statistics(self) -> VersionStatistics:
         """See ``Servable``."""
-        return replace(super().statistics(), own_metrics=self._metrics.series(), responses=self._responses.statistics())
+        responses = self._responses.counters.statistics()
+        return replace(super().statistics(), own_metrics=self._metrics.series(), responses=responses)
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""
@@ -236,7 +237,7 @@ class _Loading:
             quick_ns=0,
             keeps_whole=decoupled,
         )
-        responses = ResponseCounters()
+        responses = Responses()
         for instance in instances:
             instance.ports = supertensor.ports
             instance.responses = responses

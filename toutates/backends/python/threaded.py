@@ -31,8 +31,8 @@ from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
 from toutates.backends.python.thread_caller import note_loading
 from toutates.engine.lane import Batch, PackedLane
+from toutates.engine.open_request import Responses
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
-from toutates.engine.response_counters import ResponseCounters
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature
@@ -70,7 +70,7 @@ class ThreadInstance:
 
     Attributes:
         ports: the consumers of the version; set once these are known.
-        responses: counts those of a decoupled model; set with ``ports``.
+        responses: those of a decoupled model; set with ``ports``.
     """
 
     on_cpu = False  # no worker shall run code of the model's
@@ -92,7 +92,7 @@ class ThreadInstance:
     ) -> None:
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
-        self.responses = ResponseCounters()
+        self.responses = Responses()
         self._name = name
         self._signature = signature
         self._model = model

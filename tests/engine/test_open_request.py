@@ -1,0 +1,123 @@
+"""Requests of decoupled versions: what is sent arrives in order and once, is counted by place, and is bounded."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.waiting import wait_until
+from toutates.engine import open_request as module
+from toutates.engine.open_request import OpenRequest, Responses
+from toutates.engine.response_counters import MAX_PLACES, ResponseCounters
+from toutates.engine.result import BatchResult, Outputs
+from toutates.engine.servable import Consumer
+from toutates.system.errors import ExecutionFailed
+
+
+@dataclass
+class Taking:
+    """Takes results, and keeps them until the test says that they were taken."""
+
+    results: list[BatchResult] = field(default_factory=list)
+    wanted: bool = True
+    left: bool = False
+
+    def consumer(self) -> Consumer:
+        return Consumer(
+            self.results.append,
+            self.results.append,
+            lambda callback: None,
+            lambda context, by_ns: self.wanted,
+            may_have_left=lambda context: self.left,
+        )
+
+    def open(self, responses: Responses | None = None) -> OpenRequest:
+        return OpenRequest(self.consumer(), ("context", 0, 3, None), 0, responses or Responses())
+
+
+def outputs(size: int) -> Outputs:
+    return Outputs((np.zeros(size, np.uint8),), (size,), ((size,),), in_arrays=True)
+
+
+def seen(result: BatchResult) -> tuple[Any, ...]:
+    kind = "outputs" if result.outputs else type(result.error).__name__ if result.error else "end"
+    return (*result.pending[0][::2], kind, result.more)
+
+
+def test_responses_come_in_order_and_nothing_after_the_last() -> None:
+    taking = Taking()
+    responses = Responses()
+    request = taking.open(responses)
+    request.respond(outputs(4), 1, final=False)
+    request.respond(ExecutionFailed("x"), final=False)
+    request.respond(None, final=True)
+    request.respond(outputs(4), 1, final=True)
+    assert [seen(result) for result in taking.results] == [
+        ("context", 1, "outputs", True),
+        ("context", 0, "ExecutionFailed", True),
+        ("context", 0, "end", False),
+    ]
+    assert request.is_over
+    assert not request.is_wanted
+    counted = responses.counters.statistics()
+    assert [(one.success, one.fail, one.empty, one.cancel) for one in counted.values()] == [
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+        (0, 0, 1, 0),
+    ]
+
+
+def test_nobody_waits_for_a_request_whose_caller_has_left_or_may_have() -> None:
+    taking = Taking()
+    request = taking.open()
+    assert request.is_wanted
+    taking.left = True
+    assert not request.is_wanted
+    taking.left, taking.wanted = False, False
+    assert not request.is_wanted
+
+
+def test_a_model_that_sends_faster_than_is_taken_waits() -> None:
+    taking = Taking()
+    responses = Responses()
+    first, second = taking.open(responses), taking.open(responses)
+    first.respond(outputs(module.MAX_HANDED_OVER - 100), 1, final=False)
+    sender = threading.Thread(target=lambda: second.respond(outputs(10_000), 1, final=True))
+    sender.start()
+    wait_until(lambda: second._lock.locked())
+    assert len(taking.results) == 1
+    taken = taking.results[0].taken
+    assert taken is not None
+    taken()
+    sender.join()
+    assert len(taking.results) == 2
+    # Where nobody waits any more, it does not wait either.
+    taking.wanted = False
+    first.respond(outputs(module.MAX_HANDED_OVER), 1, final=True)
+    assert len(taking.results) == 3
+
+
+def test_a_response_that_cannot_be_handed_over_ends_its_request() -> None:
+    taken: list[BatchResult] = []
+
+    def finish(result: BatchResult) -> None:
+        if result.outputs is not None:
+            raise MemoryError
+        taken.append(result)
+
+    request = OpenRequest(Consumer(finish, finish, lambda callback: None), ("c", 0, 1, None), 0, Responses())
+    request.respond(outputs(4), 1, final=False)
+    assert [seen(result) for result in taken] == [("c", 0, "ExecutionFailed", False)]
+    assert request.is_over
+
+
+def test_places_beyond_the_last_are_counted_together() -> None:
+    counters = ResponseCounters()
+    for place in (0, MAX_PLACES - 1, MAX_PLACES, 10**9):
+        counters.add(place, "success", 5)
+    statistics = counters.statistics()
+    assert len(statistics) == MAX_PLACES
+    assert (statistics[MAX_PLACES - 1].success, statistics[MAX_PLACES - 1].success_ns) == (3, 15)
