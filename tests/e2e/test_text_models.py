@@ -166,7 +166,7 @@ def test_statistics_and_metrics_count_texts_and_tokens(server: ServerProcess, cl
 
     before = counted()
     client.infer("declared", [strings("text", [b"one two", b"six"])])
-    assert counted() == (before[0] + 1, before[1] + 2)
+    wait_until(lambda: counted() == (before[0] + 1, before[1] + 2))
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=20) as answer:
         metrics = answer.read().decode()
     assert 'text_tokens_total{model="declared",version="1"}' in metrics
