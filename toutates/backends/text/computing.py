@@ -45,6 +45,11 @@ class Computing:
         """Whether what a text costs grows with the longest one of its batch."""
         return self._encoder.pads
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all of a run is on the CPU."""
+        return self._encoder.on_cpu
+
     def run(self, rows: Sequence[Row], length: int) -> list[Float32 | SparseVector | TextError]:
         """Compute a batch; returns what each text gets.
 

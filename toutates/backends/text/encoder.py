@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from toutates.backends.onnx.provider_names import CPU
 from toutates.backends.onnx.session import execution_failure
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import Float32, Task, VectorForm
@@ -39,6 +40,7 @@ class Encoder(Protocol):
         tokens: how many tokens it has vectors for; 0 if that is not known.
         pads: whether what it computes for a text grows with the longest one of its batch.
         datatype: of the weights, as far as it is known.
+        on_cpu: whether all of a run is on the CPU.
     """
 
     @property
@@ -47,6 +49,8 @@ class Encoder(Protocol):
     def pads(self) -> bool: ...
     @property
     def datatype(self) -> str: ...
+    @property
+    def on_cpu(self) -> bool: ...
 
     def run(self, rows: Sequence[Row], length: int) -> Features:
         """Compute a batch.
@@ -77,6 +81,7 @@ class Graph:
 
     def __init__(self, session: onnxruntime.InferenceSession, folder: TextFolder) -> None:
         self._session = session
+        self.on_cpu = session.get_providers()[0] == CPU
         self._pad_id, self._pad_left = folder.pad_id, folder.pad_left
         self._inputs: dict[str, np.dtype[Any]] = {}
         self._past: dict[str, npt.NDArray[Any]] = {}
@@ -208,6 +213,7 @@ class Table:
     """
 
     pads = False
+    on_cpu = True
     datatype = "float32"
 
     def __init__(self, directory: Path) -> None:

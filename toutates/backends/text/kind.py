@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,6 +30,8 @@ from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.labels import Labels, read_labels
 from toutates.models.config.problems import Problems
 from toutates.models.config.signature_of import signature_of
+from toutates.models.config.triton_fields import check_fields
+from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
@@ -54,7 +57,6 @@ _TABLE_ROWS: Final = 256
 #: Texts that may be under way at least: clients send 2,048 in one request.
 _LEAST_TEXTS: Final = 4_096
 _MEMORY_BYTES: Final = 256 * 1024 * 1024
-_MAX_TOKENS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class _Loaded:
         bounds: how much may be under way.
         buckets: what lengths are rounded up to.
         warnings: for the operator.
+        run_ns: how long a run of a short text and of a longer one took.
     """
 
     folder: TextFolder
@@ -80,6 +83,7 @@ class _Loaded:
     bounds: Bounds
     buckets: Buckets
     warnings: tuple[str, ...]
+    run_ns: int
 
 
 class TextKind:
@@ -92,7 +96,8 @@ class TextKind:
 
     def __init__(self, sessions: SessionOptions, placement: Placement | None = None) -> None:
         self._sessions = sessions
-        self._intra_op_turns = Turns((placement or Placement()).intra_op)
+        self._placement = placement or Placement()
+        self._intra_op_turns = Turns(self._placement.intra_op)
 
     @property
     def backends(self) -> Sequence[str]:
@@ -120,6 +125,12 @@ class TextKind:
             labels[0] = Labels("\n".join(names).encode())
         triton = configuration.folder.triton
         intra_threads = settings.session.intra_threads or self._sessions.intra_threads
+        advice = ""
+        if loaded.computing.on_cpu:
+            cores = usable_cores(self._placement)
+            advice = idle_cores_advice(loaded.run_ns, settings, intra_threads, cores, configuration.source.name)
+        if advice:
+            logger.info("model '%s' version %d: %s", model, number, advice)
         servable = TextServable(
             model,
             number,
@@ -146,6 +157,7 @@ class TextKind:
             ),
             servable=servable,
             labels=labels,
+            advice=advice,
             takes_parameters=lambda: True,
         )
 
@@ -172,7 +184,7 @@ class TextKind:
         skip_ids = [found for word in folder.skip_tokens if (found := tokenizer.id_of(word)) is not None]
         computing = Computing(folder, encoder, skip_ids)
         reader = Reader(tokenizer, vocabulary, lower=folder.lower, takes_empty=not encoder.pads)
-        limit = min(folder.max_tokens, source.integer("max_tokens", folder.max_tokens, 1, _MAX_TOKENS))
+        limit = source.integer("max_tokens", folder.max_tokens, 1, folder.max_tokens)
         default_tokens = _SPARSE_TOKENS if folder.form is VectorForm.SPARSE else _BATCH_TOKENS
         batch_tokens = source.integer("max_batch_tokens", default_tokens, 1, 2**24)
         rows = settings.batch_size if encoder.pads else max(settings.batch_size, _TABLE_ROWS)
@@ -205,7 +217,8 @@ class TextKind:
         )
         if source.left_over:
             raise source.refused(source.left_over[0], "is no parameter of text models", f"one of {', '.join(_KEYS)}")
-        info = replace(info, dimensions=_try(folder, reader, computing, info))
+        dimensions, run_ns = _try(folder, reader, computing, info)
+        info = replace(info, dimensions=dimensions)
         signature = signature_of(
             *_tensors(info), settings, source=configuration.source, declared=configuration.declared
         )
@@ -220,7 +233,18 @@ class TextKind:
         if info.task is Task.CLASSIFY and _PAIR not in settings.required_inputs:
             inputs = [replace(tensor, optional=tensor.name == _PAIR) for tensor in signature.inputs]
             signature = replace(signature, inputs=tuple(inputs))
-        return _Loaded(folder, info, signature, tokenizer, reader, computing, bounds, Buckets(lengths), tuple(warnings))
+        return _Loaded(
+            folder,
+            info,
+            signature,
+            tokenizer,
+            reader,
+            computing,
+            bounds,
+            Buckets(lengths),
+            tuple(warnings),
+            run_ns,
+        )
 
     def _encoder(self, model: str, configuration: VersionConfiguration, folder: TextFolder, *, on_cpu: bool) -> Encoder:
         if folder.graph is None:
@@ -277,12 +301,12 @@ def _check_settings(configuration: VersionConfiguration) -> list[str]:
     """Refuse what text models do not have; returns warnings of what is passed over."""
     settings, source = configuration.settings, configuration.source
     problems = Problems(source)
+    passed = check_fields(configuration.given, problems) if configuration.given is not None else []
     if settings.allocator != "cpu":
         problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
     if settings.profiling is not None:
         problems.add("profiling", "is for ONNX models only", None, "remove it")
     problems.raise_all()
-    passed = []
     if settings.warmup:
         passed.append("warm-up samples (text models are warmed up with texts of their own)")
     if settings.max_queue_size:
@@ -314,8 +338,11 @@ def _described(folder: TextFolder) -> BackendName:
 # --- the first run ---------------------------------------------------------------------------------------------------
 
 
-def _try(folder: TextFolder, reader: Reader, computing: Computing, info: TextInfo) -> int:
-    """Compute a text, a short and a long one together; returns the dimensions of what the model makes.
+def _try(folder: TextFolder, reader: Reader, computing: Computing, info: TextInfo) -> tuple[int, int]:
+    """Compute a short text and a longer one together, twice, because the first run also allocates memory.
+
+    Returns:
+        The dimensions of what the model makes, and how long the second run took, nanoseconds.
 
     Raises:
         ModelLoadError: it cannot be computed.
@@ -340,16 +367,20 @@ def _try(folder: TextFolder, reader: Reader, computing: Computing, info: TextInf
     if read.failed:
         raise ModelLoadError(f"the tokenizer cannot read a text: {read.failed[0][1]}")
     rows: list[Row] = read.rows
+    length = max(len(row.ids) for row in rows)
     try:
-        found = computing.run(rows, max(len(row.ids) for row in rows))
+        computing.run(rows, length)
+        began_ns = time.monotonic_ns()
+        found = computing.run(rows, length)
+        run_ns = time.monotonic_ns() - began_ns
     except Exception as error:
         raise ModelLoadError(f"the model cannot compute a text: {error}") from error
     first = found[0]
     if isinstance(first, TextError):
         raise ModelLoadError(f"the model cannot compute a text: {first}")
     if not isinstance(first, SparseVector):
-        return int(first.shape[-1])
-    return first.size
+        return int(first.shape[-1]), run_ns
+    return first.size, run_ns
 
 
 class _Nobody:

@@ -146,7 +146,11 @@ class TextQueue:
 
     def give_back(self, texts: int, size: int) -> None:
         """A request that was let in does not come."""
-        self.finish((), (), Timing(0, 0, 0, 0), texts=texts, size=size)
+        with self._lock:
+            self.texts -= texts
+            self.memory_bytes -= size
+            idle = self._take_idle_at_end()
+        _wake(idle)
 
     def submit(self, request: TextRequest) -> None:
         """``count`` and ``add`` for one request with texts.
@@ -178,8 +182,9 @@ class TextQueue:
         if inbox is not None:
             inbox.put(None)
         for request in empty:
+            self.give_back(0, request.size)
             now_ns = request.arrived_ns
-            self.finish((), (), Timing(now_ns, now_ns, now_ns, now_ns), empty=request)
+            _hand_out([request], Timing(now_ns, now_ns, now_ns, now_ns))
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -275,9 +280,6 @@ class TextQueue:
         timing: Timing,
         *,
         ran: bool = False,
-        texts: int = 0,
-        size: int = 0,
-        empty: TextRequest | None = None,
     ) -> None:
         """Texts are computed, and requests have failed. Those that are over go to their sinks.
 
@@ -286,14 +288,10 @@ class TextQueue:
             failed: requests and why; what is left of them is not computed.
             timing: of the batch.
             ran: whether it was a batch of ``take``.
-            texts, size: of requests that do not come after all.
-            empty: a request without a text.
         """
-        over: list[TextRequest] = [] if empty is None else [empty]
+        over: list[TextRequest] = []
         with self._lock:
             self.running -= ran
-            self.texts -= texts
-            self.memory_bytes -= size
             for request, error in failed:
                 if not request.is_over:
                     request.error = error
@@ -310,21 +308,10 @@ class TextQueue:
             for request in over:
                 self.texts -= len(request.texts)
                 self.memory_bytes -= request.size
-            idle: list[Inbox] = []
-            if self._is_finished():
-                idle, self._idle = self._idle, []
-        for inbox in idle:
-            inbox.put(None)
-        if not over:
-            return
-        by_sink: dict[Sink, list[TextRequest]] = {}
-        for request in over:
-            by_sink.setdefault(request.sink, []).append(request)
-        for sink, own in by_sink.items():
-            try:
-                sink.finish(own, timing)
-            except Exception:
-                logger.exception("handing out texts that were computed failed")
+            idle = self._take_idle_at_end()
+        _wake(idle)
+        if over:
+            _hand_out(over, timing)
 
     def _count_result(self, request: TextRequest, index: int) -> None:
         """Count what was computed for a text as memory under way, or fail its request. With the lock held."""
@@ -351,8 +338,14 @@ class TextQueue:
             self._closed = True
             self._abandoned |= abandoned
             idle, self._idle = self._idle, []
-        for inbox in idle:
-            inbox.put(None)
+        _wake(idle)
+
+    def _take_idle_at_end(self) -> Sequence[Inbox]:
+        """The idle executors, to be told that there will be no more; none as long as there may be. With the lock."""
+        if not self._is_finished():
+            return ()
+        idle, self._idle = self._idle, []
+        return idle
 
     def _is_finished(self) -> bool:
         """Whether nothing is left, with the lock held. Of a worker that is gone, nobody puts the texts in."""
@@ -364,6 +357,23 @@ class TextQueue:
         """Texts that are not read yet, texts that wait for a batch, and idle executors."""
         with self._lock:
             return sum(end - first for _, first, end in self._unread), self._waiting.rows, len(self._idle)
+
+
+def _wake(idle: Iterable[Inbox]) -> None:
+    for inbox in idle:
+        inbox.put(None)
+
+
+def _hand_out(over: Iterable[TextRequest], timing: Timing) -> None:
+    """Give requests that are over to their sinks, those of one sink together."""
+    by_sink: dict[Sink, list[TextRequest]] = {}
+    for request in over:
+        by_sink.setdefault(request.sink, []).append(request)
+    for sink, own in by_sink.items():
+        try:
+            sink.finish(own, timing)
+        except Exception:
+            logger.exception("handing out texts that were computed failed")
 
 
 def _size_of(result: Float32 | SparseVector | None) -> int:
