@@ -7,6 +7,7 @@ from typing import Final
 
 from fuzz.attacks import (
     bombs,
+    composed,
     control_floods,
     dear_answers,
     dear_contents,
@@ -81,6 +82,10 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     long_turns.ExpiringCalls,
     long_turns.ManyFields,
     long_turns.HugeUpload,
+    composed.EnsembleFan,
+    composed.EnsembleFailures,
+    composed.EnsembleReloads,
+    composed.PythonBulk,
     floods_of_connections.HoldConnections,
     floods_of_connections.ConnectionChurn,
     floods_of_connections.PortScan,

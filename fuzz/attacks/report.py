@@ -16,7 +16,7 @@ from bench.page import replace_between
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.experiment import Outcome, run_experiment
 from fuzz.attacks.honest import HonestError
-from fuzz.attacks.models import build_repository
+from fuzz.attacks.models import build_composed, build_repository
 from fuzz.attacks.registry import ATTACKS
 from tests.e2e.process import FRESH, PYTHON, running
 
@@ -76,6 +76,7 @@ def _run(attack: Attack, seconds: float) -> Outcome:
         folder = Path(scratch)
         (folder / "models").mkdir()
         build_repository(folder / "models")
+        build_composed(folder / "models")
         flags = (*FLAGS, "--metrics-addr", "127.0.0.1:0") if attack.on_http else FLAGS
         with running(folder / "models", folder, flags, FRESH) as server:
             return run_experiment(

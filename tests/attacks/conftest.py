@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.attacks.models import build_repository
+from fuzz.attacks.models import build_composed, build_repository
 from tests.attacks.support import FLAGS
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.process import ServerProcess, running
@@ -18,6 +18,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is attacked."""
     root = tmp_path_factory.mktemp("models")
     build_repository(root)
+    build_composed(root)
     return root
 
 

@@ -27,7 +27,7 @@ from tests.e2e.process import ServerProcess, running
 from tests.waiting import wait_until
 
 #: These need a server with other limits, below.
-_ELSEWHERE: Final = {"hold-connections", "vanished-peer"}
+_ELSEWHERE: Final = {"hold-connections", "vanished-peer", "ensemble-reloads"}
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
     "silent-connections",
@@ -60,6 +60,8 @@ _KEPT_MIB: Final = {
     "rest-left-behind": 256.0,
     "rest-gzip": 256.0,
     "rest-deaf-streams": 256.0,
+    "python-bulk": 256.0,
+    "ensemble-fan": 384.0,
 }
 #: Of all of them together 200 to 290 MiB stay with the allocators and ONNX Runtime, however often they come.
 _KEPT_BY_SLOW_MIB: Final = 384.0
@@ -95,6 +97,19 @@ def test_connections_of_a_peer_that_vanished_are_closed(models: Path, tmp_path: 
         endings = outcome.report.endings
         assert endings.get("closed", 0) + endings.get("reset", 0) >= attack.connections, outcome.report
         assert process.stop() == 0
+
+
+def test_members_of_ensembles_that_come_and_go_keep_nothing(models: Path, tmp_path: Path) -> None:
+    attack = ATTACKS["ensemble-reloads"]
+    flags = ["--model-control-mode", "explicit", "--load-models", "victim,flow", "--metrics-addr", "127.0.0.1:0"]
+    with running(models, tmp_path, flags) as process:
+        outcome = attacked(process, attack, SECONDS)
+        assert_survived(outcome)
+        assert_stopped(outcome.report, attack)
+        assert outcome.report.answers["grpc-status 0"], outcome.report  # by members that were there
+        _wait_answered(process)
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
 
 
 # --- too many connections
