@@ -100,7 +100,7 @@ class PythonBulk(Attack):
 
     name = "python-bulk"
     summary = "requests to a Python model for 1 MiB, and for 20 ms whose callers leave at once, 60 at a time"
-    limit = "they wait for the model's process, and nobody else does; what nobody waits for is not run; answers count as any"
+    limit = "only they wait for the model's process; what nobody waits for is not run; answers count as any"
     stops = ()
     connections: ClassVar = 2
 
