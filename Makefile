@@ -13,7 +13,7 @@ VENV314T = .venv-314t
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular models test lint pytest fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings models test lint pytest fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -65,6 +65,14 @@ $(VENV)/.tabular: $(VENV)/.serve
 serve-tabular: $(VENV)/.tabular  ## Serve the LightGBM model of examples/tabular
 	$(BIN)/python examples/tabular/make_repository.py $(MODELS)-tabular
 	$(BIN)/python -m toutates --model-repository $(MODELS)-tabular $(ARGS)
+
+$(VENV)/.embeddings: $(VENV)/.serve
+	$(PIP) -e '.[cpu,convert,text]'
+	@touch $@
+
+serve-embeddings: $(VENV)/.embeddings  ## Fetch all-MiniLM-L6-v2 (80 MB, once), convert it, and serve its vectors (examples/search)
+	$(BIN)/python examples/search/make_repository.py $(MODELS)-embeddings
+	$(BIN)/python -m toutates --model-repository $(MODELS)-embeddings $(ARGS)
 
 # --- checking ---------------------------------------------------------------------------------------------------
 

@@ -255,7 +255,7 @@ def test_a_snapshot_of_hugging_faces_cache_has_the_models_name(tmp_path: Path) -
 def test_other_architectures_need_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = embedder(tmp_path / "model", BERT | {"model_type": "deberta-v2"} | {"num_hidden_layers": 2})
     monkeypatch.setitem(sys.modules, "optimum", None)
-    with pytest.raises(ConfigurationError, match=r"'deberta-v2' is none of bert, .*; run 'pip install optimum"):
+    with pytest.raises(ConfigurationError, match=r"'deberta-v2' is none of bert, .*; run 'pip install optimum-onnx'"):
         imported(folder, tmp_path / "models")
 
 

@@ -40,7 +40,7 @@ def export(folder: Path, output: Output, target: Path, reason: str) -> None:
         raise ConfigurationError(
             f"{reason}, and optimum, which could convert it, cannot be imported: {one_line(error, 300)}",
             source=folder / "config.json",
-            remedy="run 'pip install optimum[exporters]', which brings PyTorch, or put a model.onnx into the folder",
+            remedy="run 'pip install optimum-onnx', which brings PyTorch, or put a model.onnx into the folder",
         ) from None
     try:
         main_export(
