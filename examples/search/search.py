@@ -38,7 +38,7 @@ def passages_of(page: Path) -> list[tuple[str, str]]:
         body = " ".join(body.split())
         if heading.startswith("#") and body:
             title = heading.lstrip("# ")
-            found.append((f"{page.relative_to(ROOT)}: {title}", f"{title}. {body}"[:MOST_CHARACTERS]))
+            found.append((f"{page.name}: {title}", f"{title}. {body}"[:MOST_CHARACTERS]))
     return found
 
 
@@ -72,9 +72,11 @@ def main() -> int:
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many sections are shown")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()), help="folder of kept vectors")
+    parser.add_argument("--pages", type=Path, nargs="+", metavar="FILE", help="pages of Markdown (default: docs)")
     given = parser.parse_args()
     client = openai.OpenAI(base_url=given.url, api_key="none")
-    passages = [passage for page in sorted((ROOT / "docs").glob("*.md")) for passage in passages_of(page)]
+    pages = given.pages or sorted((ROOT / "docs").glob("*.md"))
+    passages = [passage for page in pages for passage in passages_of(page)]
     try:
         vectors = vectors_of(client, given.model, [text for _, text in passages], given.cache)
         question = embed(client, given.model, [" ".join(given.question)])[0]

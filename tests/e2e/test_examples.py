@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tests.e2e.process import ROOT, ServerProcess, environment, running
+from tests.minilm import REPOSITORY
+from tests.repositories.sentence_transformers.made_up import BERT, write_model
 
 pytest.importorskip("tritonclient.grpc")
 
@@ -140,3 +142,29 @@ def test_rents_are_estimated_by_a_lightgbm_model(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         near, far, small = [float(line.split(": ")[1].split()[0]) for line in done.stdout.splitlines()]
         assert near > far > small > 0
+
+
+@pytest.mark.skipif(not REPOSITORY.exists(), reason="the model is brought by: python tests/minilm.py")
+def test_documentation_is_searched_by_a_sentence_encoder_with_openais_client(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Baking\nKnead the dough and let it rest.\n## Ovens\nHeat it to 220 degrees.\n# Sailing\nHoist the jib.\n"
+    )
+    with running(REPOSITORY, tmp_path, ["--http-addr", "127.0.0.1:0"]) as process:
+        url = f"http://127.0.0.1:{process.rest_port}/v1"
+        script = EXAMPLES / "search" / "search.py"
+        places = ["--url", url, "--model", "minilm", "--cache", str(tmp_path), "--top", "1", "--pages", str(page)]
+        done = run(script, "a boat on the sea", *places)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith("  page.md: Sailing\n")
+
+
+def test_a_fetched_sentence_encoder_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_model(tmp_path / "toutates" / "all-MiniLM-L6-v2", BERT)  # as if it had been fetched
+    for _ in range(2):
+        made = run(EXAMPLES / "search" / "make_repository.py", str(tmp_path / "models"))
+        assert made.returncode == 0, made.stderr
+    assert (tmp_path / "models" / "all-MiniLM-L6-v2" / "1" / "model.onnx").is_file()

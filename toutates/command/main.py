@@ -355,6 +355,7 @@ def _import_archive(parsed: argparse.Namespace) -> int:
 
 def _import_folder(parsed: argparse.Namespace) -> int:
     prepare_onnxruntime()
+    from toutates.backends.text.folder import read_folder
     from toutates.repositories.sentence_transformers.importing import WantedModel, import_model
 
     wanted = WantedModel(
@@ -366,6 +367,10 @@ def _import_folder(parsed: argparse.Namespace) -> int:
     print(f"model '{imported.model}' version {imported.version}: {imported.path}")
     if imported.loss is not None:
         print(f"int8: {imported.loss}")
+    try:
+        read_folder(imported.path)
+    except (ConfigurationError, ModelLoadError) as error:
+        print(f"note: it cannot be served as it is: {error}")
     return EXIT_OK
 
 

@@ -287,6 +287,10 @@ def test_the_command_imports_a_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert said.out.startswith(f"model 'small' version 1: {models}/small/1\nint8: cosine distance: ")
     assert said.err.startswith("writing the graph of a bert model\n")
+    assert "note:" not in said.out  # the server takes it
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**POOLING, "pooling_mode_attention": True}))
+    assert main(["import", str(folder), "--out", str(models), "--model-name", "odd"]) == 0
+    assert "note: it cannot be served as it is" in capsys.readouterr().out
     (folder / "config.json").write_text(json.dumps({**BERT, "use_alibi": True}))
     assert main(["import", str(folder), "--output", str(models)]) == 1
     assert "config.json: use_alibi: is not known for this architecture" in capsys.readouterr().err
