@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fetch import NAME, fetch
+from examples.search.fetch import NAME, fetch
 
 
 def main() -> int:
