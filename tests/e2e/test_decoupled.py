@@ -38,6 +38,7 @@ def initialize(self, args):
     self.said, self.threads, self.gate = [], [], threading.Event()
 
 def finalize(self):
+    self.gate.set()
     for thread in self.threads:
         thread.join()
 
@@ -184,7 +185,9 @@ def decoupled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
         for name, methods in (("repeat", REPEAT), ("sleepers", SLEEPERS)):
             add_model(root, f"{name}_{isolation}", methods, rows=0, more=DECOUPLED, head=head, isolation=isolation)
         add_model(root, f"rows_{isolation}", REPEAT, rows=4, more=DECOUPLED, head=head, isolation=isolation)
-    with running(root, tmp_path_factory.mktemp("server"), ["--http-addr", "127.0.0.1:0"]) as process:
+    names = ",".join(sorted(path.name for path in root.iterdir()))
+    flags = ["--http-addr", "127.0.0.1:0", "--model-control-mode", "explicit", "--load-models", names]
+    with running(root, tmp_path_factory.mktemp("server"), flags) as process:
         yield process
         assert process.stop() == 0
         assert "Traceback" not in process.log
@@ -475,6 +478,22 @@ def test_a_process_that_dies_ends_its_open_requests_and_is_started_again(stream:
     assert all("is not healthy" in answer.error_message and "farewell" in answer.error_message for answer in errors)
     assert all(final_of(answer) for answer in errors)
     wait_until(lambda: not stream.ask(asking("repeat_process", LATER, 1, 1.0)).error_message)
+
+
+def test_an_unload_waits_for_what_is_wanted_and_for_nothing_else(
+    decoupled: ServerProcess, channel: Any, repeat: str
+) -> None:
+    with triton.InferenceServerClient(decoupled.address) as client, conversation(channel) as stream:
+        stream.send(asking(repeat, IN_EXECUTE, 1, 1.0), asking(repeat, HOLD, 1, 2.0))
+        assert value_of(stream.read()[0]) == 1.0
+        client.unload_model(repeat)
+        with conversation(channel) as other:
+            assert "has no available versions" in other.ask(asking(repeat, IN_EXECUTE)).error_message
+        stream.call.cancel()
+        client.load_model(repeat)  # it loads once the one before has ended, which has nobody to wait for
+        wait_until(lambda: client.is_model_ready(repeat))
+        with conversation(channel) as other:
+            assert value_of(other.ask(asking(repeat, LATER, 1, 3.0))) == 3.0
 
 
 def test_a_repository_may_not_stack_a_decoupled_model(tmp_path: Path) -> None:

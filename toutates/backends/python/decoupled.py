@@ -89,8 +89,12 @@ class _OpenRequests:
         return Separate([(port, request, error) for _, _, port, request in rows])
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Wait until all of them are answered, or there is nothing to wait for any more."""
-        while self._open and not until():
+        """Wait until all of them are answered, or nobody wants the rest, or there is no time left."""
+        while not until():
+            with self._lock:
+                requests = list(self._open.values())
+            if not any(request.is_wanted for request in requests):
+                break
             time.sleep(_LOOK_S)
 
 
