@@ -34,7 +34,7 @@ def messages_of(server: Server, octets: bytes) -> list[MessageReceived]:
 
 
 def read(server: Server, received: MessageReceived) -> None:
-    server.connection.message_read(received.call, received.end - received.start)
+    server.connection.take_message(received)
 
 
 def call_of(server: Server) -> Call:
@@ -78,6 +78,8 @@ def test_the_window_of_messages_comes_back_when_they_are_read_and_not_before() -
     server.receive(OPEN)
     server.sent()
     received = [one for _ in range(6) for one in messages_of(server, data(1, message(bytes(9_995))))]
+    for one in received:
+        server.connection.keep_message(one)
     assert [frame for frame in server.frames() if frame.type == WINDOW_UPDATE and frame.stream_id] == []
     for one in received[:3]:
         read(server, one)
@@ -90,11 +92,24 @@ def test_the_window_of_messages_comes_back_when_they_are_read_and_not_before() -
     assert Frame(RST_STREAM, 0, 1, struct.pack(">I", FLOW_CONTROL_ERROR)) in server.frames()
 
 
+def test_messages_that_are_handled_with_their_read_give_their_window_back_once_half_of_it_is_gone() -> None:
+    server = Server.opened(Limits(stream_window=65_535))
+    server.receive(OPEN)
+    server.sent()
+    for _ in range(4):
+        assert not server.frames()
+        [received] = messages_of(server, data(1, message(bytes(9_995))))
+        read(server, received)
+    assert server.frames() == [Frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 40_000))]
+
+
 def test_messages_that_are_not_taken_and_answers_that_are_kept_count() -> None:
     server = Server.opened()
     one, two, three = messages_of(server, OPEN + b"".join(data(1, message(bytes(95))) for _ in range(3)))
     assert server.budget.used == 0  # nobody keeps them for longer than their read, as yet
     read(server, one)
+    for later in (two, three):
+        server.connection.keep_message(later)
     call = call_of(server)
     server.connection.keep(call, 1_000)
     assert server.budget.used == 1_000 + 2 * (100 + MESSAGE_BYTES)

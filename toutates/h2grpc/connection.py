@@ -25,11 +25,12 @@ from typing import Any
 from toutates.h2grpc.budget import CALL_BYTES
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.direct_receive import DirectReceive
-from toutates.h2grpc.events import ConnectionTerminated, Event, LargeRequest, tell_handler
+from toutates.h2grpc.events import ConnectionTerminated, Event, LargeRequest, MessageReceived, tell_handler
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frame_loop import DIRECTLY, FrameLoop
 from toutates.h2grpc.frames import PING, PREFACE, ErrorCodes, pack_frame
 from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.parts import Parts
 from toutates.h2grpc.preface import REFUSALS, Opening, recognise
@@ -274,6 +275,25 @@ class ServerConnection:
         low = call.receive_window <= self._limits.stream_window >> 1
         if low and call.stream_id in self.streams and call.state is OPEN:
             self.windows.refill_stream(call)
+
+    def take_message(self, message: MessageReceived) -> None:
+        """The handler of a stream has taken a message: give its window back.
+
+        For a message that is not counted nothing is to be done as long as the stream has half of its window.
+        """
+        if message.is_counted:
+            self.message_read(message.call, message.end - message.start)
+        elif message.call.stream_id in self.streams and message.call.state is OPEN:
+            self.windows.refill_stream(message.call)
+
+    def keep_message(self, message: MessageReceived) -> None:
+        """The handler of a stream keeps a message for later, in memory of its own: it counts as unread until then."""
+        call = message.call
+        if not message.is_counted:
+            message.is_counted = True
+            call.unread_bytes += message.end - message.start + PREFIX_SIZE
+            call.messages += 1
+        self.keep(call, call.kept_bytes)
 
     def keep(self, call: Call, size: int) -> None:
         """Count ``size`` bytes of answers that a streaming call's handler keeps, and the messages it has not taken.

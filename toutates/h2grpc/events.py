@@ -43,11 +43,14 @@ class MessageReceived:
         open: whether an answer to this message can still reach the client; its handler keeps it.
         deadline_ns: when nobody waits for that answer any more.
         context, responder, answer: for the handler's own use.
+        is_counted: whether it counts as unread (``Stream.unread_bytes``). The ``FrameLoop`` makes messages that do not,
+            because nearly all are handled with their read; whoever keeps one calls ``ServerConnection.keep_message``.
     """
 
     context: Any = None
     responder: Any = None
     answer: Any = None
+    is_counted: bool = False
     open: bool = True
     deadline_ns: int = NEVER
 

@@ -200,8 +200,6 @@ class FrameLoop:
                     ):
                         # One whole message of a stream, as nearly all of them come.
                         call.receive_window -= length
-                        call.unread_bytes += length
-                        call.messages += 1
                         windows.receive -= length
                         if windows.receive < windows.low:
                             windows.refill()

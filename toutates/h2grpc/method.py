@@ -40,7 +40,7 @@ class Method:
         variant: the method that answers in its place, by the headers; None for no other.
         message: the handler of the messages of a streaming call, one by one. Such a call needs no task.
         half_close: given with ``message`` by a handler that does the flow control itself. A message is then unread
-            until it calls ``ServerConnection.message_read``, which gives the window back, and it ends the call itself.
+            until it calls ``ServerConnection.take_message``, which gives the window back, and it ends the call itself.
             Without it a message counts as read at once, and one of a caller who leaves too many answers unread ends
             the call.
         max_message_size: the largest message of a streaming call, bytes, if it is less than the connection's limits. A

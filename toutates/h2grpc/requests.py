@@ -60,7 +60,9 @@ class Requests:
                 for message in messages:
                     # The prefix counts too, otherwise nothing would bound the number of empty messages.
                     call.unread_bytes += len(message) + PREFIX_SIZE
-                    events.append(MessageReceived(call, message, 0, len(message)))
+                    received = MessageReceived(call, message, 0, len(message))
+                    received.is_counted = True
+                    events.append(received)
                 call.messages += len(messages)
                 self.count(call)
                 if not call.assembler.pending_bytes:
@@ -99,9 +101,6 @@ class Requests:
 
     def count(self, call: Call) -> None:
         """Count what is kept of a streaming call: messages that its handler has not taken, and answers that it keeps.
-
-        Messages that the ``FrameLoop`` has found are not counted as long as nobody keeps them for longer than their
-        read.
 
         Raises:
             LimitExceeded: the connection, or the server, holds too much.

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.statuses import STATUSES
 from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status
+from toutates.h2grpc.stream import NEVER
 from toutates.infer.call import Handler
 from toutates.infer.plan import Plan
 from toutates.infer.streaming import StreamInferService
@@ -92,6 +93,7 @@ class InferStreams:
         exiting: whether the server is shutting down: no further request is taken.
         worker: as given.
         infer: as given.
+        head, head_length: what goes before a response, and of which length: most have the same as the last one.
     """
 
     def __init__(self, worker: Worker, readiness: Readiness, infer: Handler) -> None:
@@ -100,18 +102,38 @@ class InferStreams:
         self.exiting = readiness.exiting
         self._readiness = readiness
         self._open: dict[Call, InferStream] = {}
-        #: head of the last response, whose length most have
-        self._head_length = -1
-        self._head = b""
+        self.head_length = -1
+        self.head = b""
+        #: below it the window of a stream is opened again
+        self._low_window = worker.limits.stream_window >> 1
         self._forget: Callable[[Call], None] = self._drop
         readiness.on_change.append(self._note_change)
 
     def take(self, message: MessageReceived) -> None:
-        """Handle a message of a stream."""
-        stream = message.call.context
+        """Handle a message of a stream. Nearly always nothing waits for anything, and it goes to ``infer`` at once."""
+        call = message.call
+        stream: InferStream | None = call.context
         if stream is None:
-            stream = self._begin(message.call)
-        stream.take(message)
+            if call.link is None:
+                return  # the connection is gone
+            stream = self._begin(call)
+        order = stream.order
+        if stream.unusual or len(order) >= MAX_UNDER_WAY or call.outbox or stream.link.unsent or self.exiting:
+            stream.take(message)
+            return
+        message.responder = stream
+        if stream.has_deadline:
+            message.deadline_ns = call.deadline_ns
+        order.append(message)
+        try:
+            self.infer(message)
+        except MalformedMessage:
+            raise  # as with gRPC's own servers, a message that cannot be read ends the call
+        except RequestError as error:
+            stream.refuse(message, str(error))
+        message.buffer = b""
+        if message.is_counted or call.receive_window <= self._low_window:
+            stream.link.connection.take_message(message)
 
     def half_close(self, call: Call) -> None:
         """The client of a stream sends no more."""
@@ -122,9 +144,8 @@ class InferStreams:
 
     def head_of(self, length: int) -> bytes:
         """What goes before a response of ``length`` bytes."""
-        if length != self._head_length:
-            self._head_length, self._head = length, response_head(length, final=True)
-        return self._head
+        self.head_length, self.head = length, response_head(length, final=True)
+        return self.head
 
     def _begin(self, call: Call) -> InferStream:
         stream = call.context = self._open[call] = InferStream(self, call)
@@ -159,6 +180,14 @@ class InferStream:
     Args:
         streams: of the worker.
         call: it.
+
+    Attributes:
+        order: requests without an answer, or whose answer waits for those before them, in their order. A deque would
+            take more memory than the rest of an idle stream.
+        unusual: whether something is to be looked at beside the next answer: messages or answers wait, requests are
+            apart, or the call is about to end.
+        has_deadline: whether the call has one.
+        link: the connection's transport.
     """
 
     __slots__ = (
@@ -167,21 +196,25 @@ class InferStream:
         "_fails_as_a_whole",
         "_half_closed",
         "_kept_bytes",
-        "_order",
         "_responder",
         "_scheduled",
+        "_send",
         "_streams",
-        "_unusual",
         "_waiting",
+        "has_deadline",
+        "link",
+        "order",
+        "unusual",
     )
 
     def __init__(self, streams: InferStreams, call: Call) -> None:
         self._streams = streams
         self._call = call
         self._responder: Responder = call.responder
-        #: requests without an answer, or whose answer waits for those before them, in their order. A deque would take
-        #: more memory than the rest of an idle stream.
-        self._order: list[MessageReceived] = []
+        self._send = call.responder.send
+        self.link: Any = call.link
+        self.has_deadline = call.deadline_ns != NEVER
+        self.order: list[MessageReceived] = []
         #: requests of decoupled versions that may have further responses
         self._apart: dict[MessageReceived, None] = {}
         #: messages that were not taken yet; None for none
@@ -190,8 +223,7 @@ class InferStream:
         self._kept_bytes = 0
         self._half_closed = False
         self._scheduled = False
-        #: whether something else is to be done after an answer than to write the next one
-        self._unusual = False
+        self.unusual = False
         self._fails_as_a_whole = any(
             field.name == b"triton_grpc_error" and field.value == b"true" for field in call.head.fields
         )
@@ -201,53 +233,54 @@ class InferStream:
 
     def take(self, message: MessageReceived) -> None:
         """Handle the next message, or keep it until there is room for its answer."""
-        if self._waiting or self._is_full:
+        if self._waiting or self._call.link is None or self._is_full:
             message.buffer = message.message
             message.start, message.end = 0, len(message.buffer)
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.append(message)
-            self._unusual = True
-            self._keep(0)
+            self.unusual = True
+            if self._call.link is not None:
+                self.link.connection.keep_message(message)
         else:
             self._begin(message)
 
     def half_close(self) -> None:
         """The client sends no more: the call ends with its last answer."""
-        self._half_closed = self._unusual = True
+        self._half_closed = self.unusual = True
         self._end_if_done()
 
     @property
     def _is_full(self) -> bool:
         call = self._call
         return (
-            len(self._order) + len(self._apart) >= MAX_UNDER_WAY
+            len(self.order) + len(self._apart) >= MAX_UNDER_WAY
             or self._kept_bytes + call.outbox_bytes > MAX_UNSENT_BYTES
-            or call.link.congested
+            or self.link.congested
         )
 
     def _begin(self, message: MessageReceived) -> None:
         call = self._call
         message.responder = self
         message.deadline_ns = call.deadline_ns
-        self._order.append(message)
+        self.order.append(message)
         streams = self._streams
         try:
             if streams.exiting:
-                self._refuse(message, _EXITING)
+                self.refuse(message, _EXITING)
             else:
                 streams.infer(message)
         except MalformedMessage:
-            raise  # as with gRPC's own servers, a message that cannot be read ends the call
+            raise
         except RequestError as error:
-            self._refuse(message, str(error))
+            self.refuse(message, str(error))
         message.buffer = b""
         if call.open and call.link is not None:
-            call.link.connection.message_read(call, message.end - message.start)
+            self.link.connection.take_message(message)
 
     def go_on_soon(self) -> None:
         """There may be room for messages that wait, or nothing left to do."""
-        if self._unusual and not self._scheduled:
+        if self.unusual and not self._scheduled:
             self._scheduled = True
             self._streams.worker.call_soon(self._go_on)
 
@@ -270,7 +303,7 @@ class InferStream:
         except Exception as error:
             self._streams.worker.connection_failed(self._call, error)
         self._waiting = None
-        self._end_if_done()
+        self._go_through_order()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -279,12 +312,13 @@ class InferStream:
         if not message.open:
             return
         message.open = False
-        order = self._order
-        head = self._streams.head_of(length)
+        order = self.order
+        streams = self._streams
+        head = streams.head if length == streams.head_length else streams.head_of(length)
         if order[0] is message:
             del order[0]
-            self._responder.send(self._call, head, parts, length + len(head))
-            if self._unusual or (order and order[0].answer is not None):
+            self._send(self._call, head, parts, length + len(head))
+            if self.unusual:
                 self._go_through_order()
         else:
             self._keep_answer(message, b"".join((head, *parts)))
@@ -297,7 +331,7 @@ class InferStream:
         asked = plan.version.model, plan.request.asked_version
         self._answer(message, error_response(str(error), id_field, asked))
 
-    def _refuse(self, message: MessageReceived, text: str) -> None:
+    def refuse(self, message: MessageReceived, text: str) -> None:
         """Answer a request that was not accepted."""
         self._answer(message, error_response(text, id_field_of(message.buffer, message.start, message.end)))
 
@@ -306,23 +340,24 @@ class InferStream:
         if not message.open:
             return
         if message in self._apart:
-            self._send(answer)
+            self._write(answer)
             self._end_apart(message)
             return
         message.open = False
-        if self._order[0] is message:
-            del self._order[0]
-            self._send(answer)
+        if self.order[0] is message:
+            del self.order[0]
+            self._write(answer)
             self._go_through_order()
         else:
             self._keep_answer(message, answer)
 
-    def _send(self, answer: bytes) -> None:
-        self._responder.send(self._call, answer, (), len(answer))
+    def _write(self, answer: bytes) -> None:
+        self._send(self._call, answer, (), len(answer))
 
     def _keep_answer(self, message: MessageReceived, answer: bytes) -> None:
         """Keep an answer until those before it have gone. It is counted with what else is kept for slow peers."""
         message.answer = answer
+        self.unusual = True
         self._keep(len(answer))
 
     def _keep(self, growth: int) -> None:
@@ -330,21 +365,23 @@ class InferStream:
         self._kept_bytes += growth
         call = self._call
         if call.open and call.link is not None:
-            call.link.connection.keep(call, self._kept_bytes)
+            self.link.connection.keep(call, self._kept_bytes)
 
     def _go_through_order(self) -> None:
         """Send the answers whose turn has come, and see what else can go on."""
-        order = self._order
+        order = self.order
         freed = 0
         while order and (answer := order[0].answer) is not None:
             del order[0]
             freed += len(answer)
-            self._send(answer)
+            self._write(answer)
         if freed:
             self._keep(-freed)
         if self._waiting:
             self.go_on_soon()
-        else:
+            return
+        self.unusual = bool(self._half_closed or self._apart or self._kept_bytes or self._streams.exiting)
+        if self.unusual:
             self._end_if_done()
 
     # --- requests of decoupled versions ------------------------------------------------------------------------------
@@ -352,16 +389,17 @@ class InferStream:
     def set_apart(self, message: MessageReceived) -> None:
         """See ``infer.streaming.StreamResponder``, here and below."""
         if message not in self._apart:
-            assert self._order[-1] is message  # it has just come
-            self._order.pop()
+            assert self.order[-1] is message  # it has just come
+            self.order.pop()
             self._apart[message] = None
+            self.unusual = True
 
     def respond(self, message: MessageReceived, parts: Sequence[Buffer], length: int, *, more: bool) -> None:
         """Send a response as it comes."""
         if not message.open:
             return
         head = response_head(length, final=not more)
-        self._responder.send(self._call, head, parts, length + len(head))
+        self._send(self._call, head, parts, length + len(head))
         self._see_to(message, more=more)
 
     def respond_error(
@@ -374,7 +412,7 @@ class InferStream:
             self._call.fail(STATUSES[type(error)], str(error))
             return
         asked = plan.version.model, plan.request.asked_version
-        self._send(error_response(str(error), id_field, asked, final=not more))
+        self._write(error_response(str(error), id_field, asked, final=not more))
         self._see_to(message, more=more)
 
     def end(self, message: MessageReceived, plan: Plan, id_field: bytes) -> None:
@@ -382,7 +420,7 @@ class InferStream:
         if not message.open:
             return
         if plan.request.parameters.get("triton_enable_empty_final_response"):
-            self._send(bare_final(id_field, plan.version.model, plan.request.asked_version))
+            self._write(bare_final(id_field, plan.version.model, plan.request.asked_version))
         self._end_apart(message)
 
     def _see_to(self, message: MessageReceived, *, more: bool) -> None:
@@ -399,13 +437,12 @@ class InferStream:
     def _end_apart(self, message: MessageReceived) -> None:
         message.open = False
         self._apart.pop(message, None)
-        if self._unusual:
-            self._go_through_order()
+        self._go_through_order()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _end_if_done(self) -> None:
-        if self._order or self._apart or self._waiting or not self._call.open:
+        if self.order or self._apart or self._waiting or not self._call.open:
             return
         if self._half_closed:
             self._responder.finish(self._call)
@@ -414,13 +451,13 @@ class InferStream:
 
     def end_if_idle(self) -> None:
         """The server is shutting down: end the call, now or with its last answer."""
-        self._unusual = True
+        self.unusual = True
         self._end_if_done()
 
     def close(self) -> None:
         """The call is over: nobody waits for an answer any more."""
-        for message in (*self._order, *self._apart):
+        for message in (*self.order, *self._apart):
             message.open = False
-        self._order.clear()
+        self.order.clear()
         self._apart.clear()
         self._waiting = None

@@ -151,7 +151,7 @@ class GrpcService:
         call = message.call
         method = call.head.method
         if method.half_close is not None:
-            if call.open and call.link is not None:
+            if call.open:
                 try:
                     method.message(message)
                 except Exception as error:
@@ -166,7 +166,7 @@ class GrpcService:
         call, link = message.call, message.link
         if not call.open or link is None:
             return
-        link.connection.message_read(call, message.end - message.start)
+        link.connection.take_message(message)
         try:
             self._refuse_if_unread(call)
             handle(message)
