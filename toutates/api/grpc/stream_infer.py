@@ -20,7 +20,6 @@ from typing import Any, Final
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.statuses import STATUSES
 from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status
-from toutates.h2grpc.stream import NEVER
 from toutates.infer.call import Handler
 from toutates.infer.plan import Plan
 from toutates.infer.streaming import StreamInferService
@@ -213,7 +212,7 @@ class InferStream:
         self._responder: Responder = call.responder
         self._send = call.responder.send
         self.link: Any = call.link
-        self.has_deadline = call.deadline_ns != NEVER
+        self.has_deadline = call.head.timeout_ns is not None
         self.order: list[MessageReceived] = []
         #: requests of decoupled versions that may have further responses
         self._apart: dict[MessageReceived, None] = {}
