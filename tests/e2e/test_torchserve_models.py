@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +51,44 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class SlowSource(HTTPServer):
+    """Sends an archive once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Slow)
+        self.asked, self.may_go_on = threading.Event(), threading.Event()
+        self.content = b""
+
+
+class _Slow(BaseHTTPRequestHandler):
+    server: SlowSource
+
+    def do_GET(self) -> None:
+        self.server.asked.set()
+        self.server.may_go_on.wait(60)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.content)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
 @pytest.fixture(scope="module")
-def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def slow() -> Iterator[SlowSource]:
+    with SlowSource() as source:
+        yield source
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, slow: SlowSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
     for version in ("1.0", "2.0"):
         import_archive(store / f"lengths-{version}.mar", repository)
     function = tmp_path_factory.mktemp("archives") / "words.mar"
     import_archive(mar(function, contents(files={"handler.py": FUNCTION}, modelName="words")), repository)
     flags = ("--model-control-mode", "explicit", "--load-model", "*", "--torchserve-model-store", str(store))
-    with running(repository, tmp_path_factory.mktemp("server"), (*FLAGS, *flags)) as process:
+    urls = ("--torchserve-allowed-urls", f"http://127.0.0.1:{slow.server_port}/")
+    with running(repository, tmp_path_factory.mktemp("server"), (*FLAGS, *flags, *urls)) as process:
         yield process
 
 
@@ -159,6 +191,33 @@ def test_workers_are_scaled_and_versions_come_and_go(server: ServerProcess, stor
     again = manage(server, "POST", "/models?url=lengths-1.0.mar&initial_workers=1")
     assert again.json() == {"status": 'Model "lengths" Version: 1.0 registered with 1 initial workers'}
     assert post(server, "lengths/1.0", b"1").status_code == 200
+
+
+def test_a_slow_download_holds_nobody_up(server: ServerProcess, store: Path, slow: SlowSource) -> None:
+    slow.content = mar(store / "slow.mar", contents(modelName="slow")).read_bytes()
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(slow.handle_request)
+        url = f"http://127.0.0.1:{slow.server_port}/slow.mar"
+        registered = pool.submit(manage, server, "POST", f"/models?url={url}&initial_workers=1")
+        try:
+            assert slow.asked.wait(60)
+            mar(store / "quick.mar", contents(modelName="quick"))
+            assert manage(server, "POST", "/models?url=quick.mar").status_code == 200
+            assert manage(server, "DELETE", "/models/quick").status_code == 200
+        finally:
+            slow.may_go_on.set()
+        assert registered.result().json() == {"status": 'Model "slow" Version: 1.0 registered with 1 initial workers'}
+
+
+def test_two_registrations_of_one_model_take_turns(server: ServerProcess, store: Path) -> None:
+    for version in ("1.0", "2.0"):
+        mar(store / f"twice-{version}.mar", contents(modelName="twice", modelVersion=version))
+    paths = [f"/models?url=twice-{version}.mar&initial_workers=1" for version in ("1.0", "2.0", "1.0", "2.0")]
+    with ThreadPoolExecutor(4) as pool:
+        statuses = sorted(one.status_code for one in pool.map(partial(manage, server, "POST"), paths))
+    assert statuses == [200, 200, 409, 409]
+    assert len(manage(server, "GET", "/models/twice/all").json()) == 2
+    assert manage(server, "DELETE", "/models/twice").status_code == 200
 
 
 def test_a_handler_that_cannot_be_loaded_is_not_registered(server: ServerProcess) -> None:

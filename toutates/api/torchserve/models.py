@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -88,8 +90,8 @@ class Models:
     downloads: Downloads
     defaults: Defaults
     begin: Callable[..., None]
-    #: One change at a time: two archives may be of one model.
-    _turn: trio.Lock = field(default_factory=trio.Lock)
+    #: One change of a model at a time; those of others go on beside it.
+    _turns: WeakValueDictionary[str, trio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -100,11 +102,10 @@ class Models:
             Problem: it cannot be registered.
         """
         repository = self._writable()
-        async with self._turn:
-            # Abandoned at a shutdown, which must not wait for a download.
-            imported = await trio.to_thread.run_sync(self._import, repository, wanted, abandon_on_cancel=True)
-            for note in imported.notes:
-                logger.warning("model '%s' version %s: %s", imported.model, imported.version, note)
+        # Abandoned at a shutdown, which must not wait for a download.
+        imported = await trio.to_thread.run_sync(self._import, repository, wanted, abandon_on_cancel=True)
+        for note in imported.notes:
+            logger.warning("model '%s' version %s: %s", imported.model, imported.version, note)
         name, version = imported.model, imported.version
         workers = (imported.workers or 0) if wanted.workers is None else wanted.workers
         which = f'Model "{name}" Version: {version} registered with {workers} initial workers'
@@ -130,7 +131,7 @@ class Models:
                     workers,
                     wanted.url,
                 )
-                return import_archive(archive, repository, own)
+                return import_archive(archive, repository, own, turn=self._turn_in_thread)
         except AlreadyThere as error:
             text = f"Model version {error.version} is already registered for model {error.model}"
             raise Problem(409, "ConflictStatusException", text) from error
@@ -141,7 +142,7 @@ class Models:
 
     async def _load_new(self, imported: Imported) -> None:
         """Load a version that was just made; it is removed again if it cannot be served."""
-        async with self._turn:
+        async with self._turn(imported.model):
             try:
                 await self._load(imported.model)
                 self._note_idle(imported.model, idle=False)
@@ -173,7 +174,7 @@ class Models:
         return 200, {"status": f"Workers scaled to {least} for model: {model}{of_version}"}
 
     async def _scale(self, model: str, version: str, workers: int) -> None:
-        async with self._turn:
+        async with self._turn(model):
             config = await self._config(model)
             before = ModelConfig()
             before.CopyFrom(config)
@@ -196,7 +197,7 @@ class Models:
             Problem: there is no such model, or it must not be removed.
         """
         self._writable()
-        async with self._turn:
+        async with self._turn(model):
             config = await self._config(model)
             versions, urls = versions_of(config), urls_of(config)
             chosen = [self._number(config, model, version)] if version else list(versions)
@@ -230,7 +231,7 @@ class Models:
             Problem: there is no such version.
         """
         self._writable()
-        async with self._turn:
+        async with self._turn(model):
             config = await self._config(model)
             number = number_of(version, versions_of(config))
             if number is None or number not in versions_of(config):
@@ -304,6 +305,22 @@ class Models:
             for number in chosen
         ]
 
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def _turn(self, model: str) -> trio.Semaphore:
+        """The turn of who changes a model. It is kept as long as somebody has it, or waits for it."""
+        return self._turns.setdefault(model, trio.Semaphore(1))
+
+    @contextmanager
+    def _turn_in_thread(self, model: str) -> Iterator[None]:
+        """The same, for a thread beside the main one."""
+        turn = trio.from_thread.run_sync(self._turn, model)
+        trio.from_thread.run(turn.acquire)
+        try:
+            yield
+        finally:
+            trio.from_thread.run_sync(turn.release)
+
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def _writable(self) -> Path:
@@ -364,7 +381,8 @@ class Models:
     def _remove(self, folder: Path, number: int) -> None:
         """Remove a version's folder; the model's, if it was the last one. Blocks."""
         config = read_config(folder)
-        assert config is not None
+        if config is None:  # removed by somebody else
+            return
         versions, urls = dict(versions_of(config)), dict(urls_of(config))
         versions.pop(number, None)
         urls.pop(number, None)

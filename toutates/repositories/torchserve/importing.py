@@ -16,7 +16,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +111,12 @@ class Imported:
 
 
 def import_archive(
-    archive: Path, repository: Path, wanted: Wanted | None = None, *, bounds: Bounds | None = None
+    archive: Path,
+    repository: Path,
+    wanted: Wanted | None = None,
+    *,
+    bounds: Bounds | None = None,
+    turn: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Imported:
     """Import an archive. Blocks.
 
@@ -119,6 +125,7 @@ def import_archive(
         repository: the model repository's directory, which is made if it is not there.
         wanted: in place of what the archive says; None for that.
         bounds: what the archive may come to; None for the usual ones.
+        turn: a block in which nobody else changes the model of a name.
 
     Raises:
         AlreadyThere: the repository has this version already.
@@ -126,10 +133,17 @@ def import_archive(
     """
     archive, repository = Path(os.path.abspath(archive)), Path(os.path.abspath(repository))
     with work_directory(repository, archive, "the archive") as work:
-        return _import(archive, repository, work, wanted or Wanted(), bounds)
+        return _import(archive, repository, work, wanted or Wanted(), bounds, turn)
 
 
-def _import(archive: Path, repository: Path, work: Path, wanted: Wanted, bounds: Bounds | None) -> Imported:
+def _import(
+    archive: Path,
+    repository: Path,
+    work: Path,
+    wanted: Wanted,
+    bounds: Bounds | None,
+    turn: Callable[[str], AbstractContextManager[object]],
+) -> Imported:
     unpacked = work / "unpacked"
     unpacked.mkdir()
     unpack(archive, unpacked, bounds)
@@ -138,47 +152,50 @@ def _import(archive: Path, repository: Path, work: Path, wanted: Wanted, bounds:
     handler = find_handler(manifest, content, archive)
     settings, notes, document = read_settings(content, manifest.config_file)
     settings = wanted.over(settings)
-    model_dir = repository / manifest.name
-    old = read_config(model_dir)
-    versions = {} if old is None else dict(versions_of(old))
-    urls = {} if old is None else dict(urls_of(old))
-    if manifest.version in versions.values():
-        error = AlreadyThere(
-            f"version {manifest.version} of model '{manifest.name}' is in the repository already",
-            source=archive,
-            remedy="remove it there, or make the archive with another --version",
-        )
-        error.model, error.version = manifest.name, manifest.version
-        raise error
-    number = wanted_number(manifest.version, versions)
-    if (model_dir / str(number)).exists():
-        raise ConfigurationError("is there already", source=model_dir / str(number), remedy="remove it first")
-    versions[number], urls[number] = manifest.version, wanted.url or archive.name
-    config = model_config(manifest.name, settings, settings.workers or (1 if old is None else workers_of(old)))
-    set_versions(config, versions, urls)
-    default = number if old is None else default_of(old)
-    if default is not None:
-        set_default(config, default)
-    new = work / manifest.name
-    try:
-        _fill(new / str(number), content, manifest, handler, document)
-    except (ValueError, RecursionError) as error:
-        problem = f"its model-config.yaml cannot be kept as JSON: {error}"
-        raise ConfigurationError(problem, source=archive, remedy="write it without names for repeated parts") from error
-    if old is None:
-        write_config(new, config)
-        new.rename(model_dir)
-    else:
-        (new / str(number)).rename(model_dir / str(number))
-        write_config(model_dir, config)
-        if len(versions) > 1:
-            notes.append(
-                f"{PBTXT_NAME} holds for all versions of the model: the batching and the workers are the new one's"
+    with turn(manifest.name):
+        model_dir = repository / manifest.name
+        old = read_config(model_dir)
+        versions = {} if old is None else dict(versions_of(old))
+        urls = {} if old is None else dict(urls_of(old))
+        if manifest.version in versions.values():
+            error = AlreadyThere(
+                f"version {manifest.version} of model '{manifest.name}' is in the repository already",
+                source=archive,
+                remedy="remove it there, or make the archive with another --version",
             )
-    path = model_dir / str(number)
-    return Imported(
-        manifest.name, manifest.version, number, path, settings.workers, (*notes, *_notes(path, manifest, handler))
-    )
+            error.model, error.version = manifest.name, manifest.version
+            raise error
+        number = wanted_number(manifest.version, versions)
+        if (model_dir / str(number)).exists():
+            raise ConfigurationError("is there already", source=model_dir / str(number), remedy="remove it first")
+        versions[number], urls[number] = manifest.version, wanted.url or archive.name
+        config = model_config(manifest.name, settings, settings.workers or (1 if old is None else workers_of(old)))
+        set_versions(config, versions, urls)
+        default = number if old is None else default_of(old)
+        if default is not None:
+            set_default(config, default)
+        new = work / manifest.name
+        try:
+            _fill(new / str(number), content, manifest, handler, document)
+        except (ValueError, RecursionError) as error:
+            problem = f"its model-config.yaml cannot be kept as JSON: {error}"
+            raise ConfigurationError(
+                problem, source=archive, remedy="write it without names for repeated parts"
+            ) from error
+        if old is None:
+            write_config(new, config)
+            new.rename(model_dir)
+        else:
+            (new / str(number)).rename(model_dir / str(number))
+            write_config(model_dir, config)
+            if len(versions) > 1:
+                notes.append(
+                    f"{PBTXT_NAME} holds for all versions of the model: the batching and the workers are the new one's"
+                )
+        path = model_dir / str(number)
+        return Imported(
+            manifest.name, manifest.version, number, path, settings.workers, (*notes, *_notes(path, manifest, handler))
+        )
 
 
 def _content(unpacked: Path) -> Path:
