@@ -1,0 +1,257 @@
+"""The APIs for text of a server with real models, asked by the clients that people use."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+import requests
+
+from tests.e2e.http import get, peer_of, post
+from tests.e2e.process import ROOT, ServerProcess, running
+from tests.text_models import encoder_graph, hidden, ids_of, make_folder
+from tests.waiting import wait_until
+
+openai = pytest.importorskip("openai")
+
+POOLING: Final = "sentence_transformers.models.Pooling"
+NORMALIZE: Final = "sentence_transformers.models.Normalize"
+CLASSES: Final = {"id2label": {str(at): name for at, name in enumerate("abcdef")}}
+PAGE: Final = (ROOT / "docs" / "text-apis.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    make_folder(
+        path / "minilm",
+        modules=[("1_Pooling", POOLING, {"pooling_mode_mean_tokens": True}), ("2_Normalize", NORMALIZE, None)],
+        files={"config_sentence_transformers.json": {"prompts": {"query": "query: "}}},
+    )
+    make_folder(
+        path / "mood",
+        graph=encoder_graph("logits"),
+        modules=None,
+        config={"architectures": ["BertForSequenceClassification"], **CLASSES},
+    )
+    make_folder(
+        path / "judge",
+        graph=encoder_graph("logits"),
+        modules=None,
+        config={"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
+    )
+    make_folder(path / "broken")
+    (path / "broken" / "tokenizer.json").write_text("{")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "keys").write_text("sk-first\n")
+    flags = ("--http-addr", "127.0.0.1:0", "--api-key-file", str(folder / "keys"), "--strict-readiness=false")
+    with running(repository, folder, flags) as process:
+        yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Any]:
+    url = f"http://127.0.0.1:{server.rest_port}/v1"
+    with openai.OpenAI(base_url=url, api_key="sk-first", max_retries=0) as made:
+        yield made
+
+
+def vector_of(text: str) -> Any:
+    mean = hidden(ids_of(text)).mean(axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def ask(server: ServerProcess, path: str, document: Any, key: str = "sk-first") -> requests.Response:
+    url = f"http://127.0.0.1:{server.rest_port}{path}"
+    return requests.post(url, json=document, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+# --- OpenAI's client -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}])
+def test_the_client_gets_the_models_vectors(client: Any, more: dict[str, Any]) -> None:
+    answer = client.embeddings.create(model="minilm", input=["one two", "three"], **more)
+    assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("minilm", 7, 7)
+    for entry, text in zip(answer.data, ("one two", "three"), strict=True):
+        values = entry.embedding
+        if isinstance(values, str):  # whom the caller asks for base64 gets it
+            values = np.frombuffer(base64.b64decode(values), "<f4")
+        npt.assert_allclose(values, vector_of(text), rtol=1e-5, atol=1e-6)
+
+
+def test_the_client_sends_token_ids_dimensions_and_our_own_members(client: Any) -> None:
+    [entry] = client.embeddings.create(model="minilm", input=ids_of("one two")).data
+    npt.assert_allclose(entry.embedding, vector_of("one two"), rtol=1e-5, atol=1e-6)
+    [entry] = client.embeddings.create(model="minilm", input="one", dimensions=2, user="me").data
+    assert len(entry.embedding) == 2
+    for more in ({"model": "minilm:query"}, {"model": "minilm", "extra_body": {"prompt_name": "query"}}):
+        [entry] = client.embeddings.create(input="one", **more).data
+        npt.assert_allclose(entry.embedding, vector_of("query : one"), rtol=1e-5, atol=1e-6)
+
+
+def test_the_client_sends_2048_texts_of_all_lengths(client: Any) -> None:
+    texts = [" ".join(["one", "two", "six"] * (1 + at % 15)) for at in range(2_048)]
+    data = client.embeddings.create(model="minilm", input=texts).data
+    assert [entry.index for entry in data] == list(range(2_048))
+    found = np.array([entry.embedding for entry in data])
+    npt.assert_allclose(found, [vector_of(text) for text in texts], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "param"),
+    [
+        ({"model": "other", "input": "a"}, openai.NotFoundError, "model"),
+        ({"model": "broken", "input": "a"}, openai.NotFoundError, "model"),
+        ({"model": "mood", "input": "a"}, openai.BadRequestError, "model"),
+        ({"model": "minilm", "input": ""}, openai.BadRequestError, "input"),
+        ({"model": "minilm", "input": ["one"] * 2_049}, openai.BadRequestError, "input"),
+        ({"model": "minilm", "input": [1, 99]}, openai.BadRequestError, "input[0]"),
+        ({"model": "minilm", "input": [2**31 - 1]}, openai.BadRequestError, "input[0]"),
+        ({"model": "minilm", "input": "one", "dimensions": 7}, openai.BadRequestError, "dimensions"),
+        ({"model": "minilm", "input": "one", "extra_body": {"x": 1}}, openai.BadRequestError, "x"),
+        (
+            {"model": "minilm", "input": "one " * 100, "extra_body": {"truncate": False}},
+            openai.BadRequestError,
+            "input[0]",
+        ),
+    ],
+)
+def test_the_client_raises_its_own_errors(client: Any, asked: dict[str, Any], error: Any, param: str) -> None:
+    with pytest.raises(error) as raised:
+        client.embeddings.create(**asked)
+    assert raised.value.param == param
+    assert raised.value.type == "invalid_request_error"
+
+
+def test_the_client_lists_models(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["judge", "minilm", "mood"]
+    assert client.models.retrieve("minilm").id == "minilm"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_a_wrong_key_is_an_authentication_error_until_the_file_says_otherwise(
+    server: ServerProcess, client: Any
+) -> None:
+    def error_of(key: str) -> str:
+        with openai.OpenAI(base_url=client.base_url, api_key=key, max_retries=0) as other:
+            try:
+                other.models.list()
+            except openai.AuthenticationError as error:
+                return str(error.code)
+        return ""
+
+    keys = server.log_path.parent / "keys"
+    assert error_of("sk-second") == "invalid_api_key"
+    keys.write_text("sk-first\nsk-second\n")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: not error_of("sk-second"))
+    keys.write_text("")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "has no key" in server.log)
+    assert not error_of("sk-first")
+
+
+# --- other APIs ------------------------------------------------------------------------------------------------------
+
+
+def test_routes_of_tei(server: ServerProcess) -> None:
+    assert np.shape(ask(server, "/embed", {"inputs": ["one", "two"]}).json()) == (2, 6)
+    assert np.shape(ask(server, "/embed_all", {"inputs": "one two"}).json()) == (1, 4, 6)
+    scores = ask(server, "/predict", {"inputs": "one"}).json()
+    assert {entry["label"] for entry in scores} == set("abcdef")
+    assert sum(entry["score"] for entry in scores) == pytest.approx(1, abs=1e-5)
+    [one, _] = ask(server, "/similarity", {"inputs": {"source_sentence": "one", "sentences": ["one", "two"]}}).json()
+    assert one == pytest.approx(1, abs=1e-6)
+    [tokens] = ask(server, "/tokenize", {"inputs": "one two", "model": "minilm"}).json()
+    assert [token["text"] for token in tokens] == ["[CLS]", "one", "two", "[SEP]"]
+    assert ask(server, "/decode", {"ids": [6, 7], "model": "minilm"}).json() == ["one two"]
+    answer = ask(server, "/embed_sparse", {"inputs": "one"})
+    assert (answer.status_code, answer.json()["error_type"]) == (404, "Validation")
+    ranks = ask(server, "/rerank", {"query": "one", "texts": ["two", "three four"], "return_text": True}).json()
+    assert sorted(entry["text"] for entry in ranks) == ["three four", "two"]
+    ranked = ask(server, "/v2/rerank", {"query": "one", "documents": ["two", "three four"], "top_n": 1}).json()
+    assert [entry["index"] for entry in ranked["results"]] == [ranks[0]["index"]]
+    answer = ask(server, "/rerank", {"query": "one", "texts": ["two"], "model": "minilm"})
+    assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
+    with peer_of(server.rest_port) as peer:
+        assert peer.ask(get("/health")).status == 200
+        answer = peer.ask(get("/info?model=minilm", "authorization: Bearer sk-first"))
+        assert answer.document["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+def test_the_proxys_route(server: ServerProcess) -> None:
+    document = ask(server, "/v1/embedding", [{"query": "one"}, {"query": "two"}]).json()
+    npt.assert_allclose([entry["embedding"] for entry in document], [vector_of("one"), vector_of("two")], atol=1e-6)
+
+
+def test_ten_megabytes_of_text_do_not_keep_others_waiting_for_ever(server: ServerProcess) -> None:
+    text = "one two " * 1_250_000
+    answers: list[int] = []
+
+    def ask_much() -> None:
+        answers.append(ask(server, "/embed", {"inputs": [text]}).status_code)
+
+    asking = threading.Thread(target=ask_much)
+    asking.start()
+    others = [ask(server, "/embed", {"inputs": "one"}).status_code for _ in range(20)]
+    asking.join()
+    assert others == [200] * 20
+    assert answers[0] in (200, 422)
+
+
+def test_requests_that_come_slowly_or_end_early_cost_nobody_else(server: ServerProcess) -> None:
+    octets = post(
+        "/embed", json.dumps({"inputs": "one"}), "content-type: application/json", "authorization: Bearer sk-first"
+    )
+    with peer_of(server.rest_port) as slow, peer_of(server.rest_port) as gone:
+        gone.sock.sendall(octets[:-5])
+        slow.sock.sendall(octets[:-5])
+        assert ask(server, "/embed", {"inputs": "one"}).status_code == 200
+        assert slow.ask(octets[-5:]).status == 200
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+BLOCKS: Final = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("commands", BLOCKS)
+def test_the_commands_of_the_page_work(server: ServerProcess, commands: str) -> None:
+    script = (
+        'set -euo pipefail\ncurl() { command curl -sS --fail-with-body -H "authorization: Bearer sk-first" "$@"; }\n'
+    )
+    # The page's repository has one model.
+    commands = re.sub(r"localhost:8000/(tokenize|info)", r"localhost:8000/\1?model=minilm", commands)
+    script += commands.replace("localhost:8000", f"127.0.0.1:{server.rest_port}")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_client_of_the_page_works(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    code = code.replace("localhost:8000", f"127.0.0.1:{server.rest_port}").replace('"none"', '"sk-first"')
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["client"].close()
+    assert len(names["answer"].data) == 2
