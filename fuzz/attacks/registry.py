@@ -103,6 +103,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     rest_contents.ContinueFlood,
     rest_contents.RestStrings,
     rest_contents.FarExponents,
+    rest_contents.TextBodies,
     rest_contents.GzipLayers,
     rest_contents.CodedAnswers,
     rest_contents.RestStatistics,

@@ -18,6 +18,7 @@ __all__ = [
     "NewHeads",
     "RestStatistics",
     "RestStrings",
+    "TextBodies",
 ]
 
 _BODY: Final = infer_json([1, 4], "[1,2,3,4]")
@@ -83,6 +84,22 @@ class FarExponents(Flood):
 
     def prepare(self) -> None:
         self.flood = post(infer_json([1, 9_000], "[" + ",".join(["5e-324"] * 9_000) + "]"))
+
+
+class TextBodies(Flood):
+    """Bodies of the APIs for text that are dear for their size."""
+
+    name = "text-bodies"
+    summary = "to /v1/embeddings, JSON of 12 MB: four million empty strings, then a string of six million escapes"
+    limit = "read in a thread beside the worker, in steps of a millisecond; 8,192 values, 16 MiB"
+    stops = ("HTTP/1.1 400",)
+    requests = 2
+
+    def prepare(self) -> None:
+        empty = b'{"model":"m","input":["' + b'","' * 4_000_000 + b'"]}'
+        escapes = b'{"model":"m","input":"' + b"\\n" * 6_000_000 + b'"}'
+        head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+        self.flood = b"".join(head % len(body) + body for body in (empty, escapes))
 
 
 class GzipLayers(Flood):

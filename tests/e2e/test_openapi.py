@@ -71,6 +71,8 @@ def test_every_example_works_as_it_stands(server: ServerProcess, document: Any, 
     with peer_of(server.rest_port) as peer:
         for path, method, operation in operations(document):
             body = resolved(document, operation.get("requestBody", {})).get("content", {}).get("application/json", {})
+            if "text" in operation["tags"]:  # no text model is served here
+                continue
             if "example" not in body:
                 assert "models" not in operation["tags"]
                 continue
@@ -97,6 +99,8 @@ def test_what_is_answered_is_of_the_schema(server: ServerProcess, document: Any)
     with peer_of(server.rest_port) as peer:
         for path, method, operation in operations(document):
             if method != "get" or "200" not in operation["responses"] or path == "/openapi.json":
+                continue
+            if "text" in operation["tags"]:
                 continue
             answer = peer.ask(get(path.format(model="versions", version=VERSIONS[0])))
             assert answer.status == 200, (path, answer.body)
@@ -207,7 +211,7 @@ def test_what_is_restricted_is_not_told(
         for fields in ((), needed[1:], tuple(f"{field}x" for field in needed)):
             answer = peer.ask(get("/openapi.json", *fields))
             assert answer.status == 200
-            for told in (b"mlp", b"texts", b"my_own_server", b"secret"):
+            for told in (b"mlp", b"models/texts", b"my_own_server", b"secret"):
                 assert told not in answer.body
             validate(answer.document)
             assert "securitySchemes" in answer.document["components"]

@@ -185,6 +185,10 @@ def test_routes_of_tei(server: ServerProcess) -> None:
     [tokens] = ask(server, "/tokenize", {"inputs": "one two", "model": "minilm"}).json()
     assert [token["text"] for token in tokens] == ["[CLS]", "one", "two", "[SEP]"]
     assert ask(server, "/decode", {"ids": [6, 7], "model": "minilm"}).json() == ["one two"]
+    assert (
+        'toutates_text_answers_total{route="/embed_all",status="200"} 1'
+        in requests.get(f"http://127.0.0.1:{server.rest_port}/metrics", timeout=60).text
+    )
     answer = ask(server, "/embed_sparse", {"inputs": "one"})
     assert (answer.status_code, answer.json()["error_type"]) == (404, "Validation")
     ranks = ask(server, "/rerank", {"query": "one", "texts": ["two", "three four"], "return_text": True}).json()
@@ -195,8 +199,8 @@ def test_routes_of_tei(server: ServerProcess) -> None:
     assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
     with peer_of(server.rest_port) as peer:
         assert peer.ask(get("/health")).status == 200
-        answer = peer.ask(get("/info?model=minilm", "authorization: Bearer sk-first"))
-        assert answer.document["model_type"] == {"embedding": {"pooling": "mean"}}
+        about = peer.ask(get("/info?model=minilm", "authorization: Bearer sk-first"))
+        assert about.document["model_type"] == {"embedding": {"pooling": "mean"}}
 
 
 def test_the_proxys_route(server: ServerProcess) -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tests.fuzz import configuration, header_blocks, http_oracle, http_sessions, infer_requests, rest_requests, sessions
+from tests.fuzz import (
+    configuration,
+    header_blocks,
+    http_oracle,
+    http_sessions,
+    infer_requests,
+    rest_requests,
+    sessions,
+    text_requests,
+)
 
 __all__ = ["CORPUS", "CRASHERS", "TARGETS", "Target", "kept_cases"]
 
@@ -42,6 +51,7 @@ TARGETS: Final = MappingProxyType(
         "http_oracle": Target(http_oracle.make_case, http_oracle.check, guided=True),
         "infer_request": Target(infer_requests.make_case, infer_requests.check, guided=True),
         "rest_request": Target(rest_requests.make_case, rest_requests.check, guided=True),
+        "text_request": Target(text_requests.make_case, text_requests.check, guided=True),
         "configuration": Target(configuration.make_case, configuration.check),
     }
 )

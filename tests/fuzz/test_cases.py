@@ -20,6 +20,7 @@ CASES = {
     "http_oracle": 100,
     "infer_request": 5_000,
     "rest_request": 2_000,
+    "text_request": 500,
     "configuration": 500,
 }
 

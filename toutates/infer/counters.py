@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["InferCounters"]
 
@@ -16,9 +16,11 @@ class InferCounters:
         unknown: requests refused because there is no such model or version.
         overloaded: requests refused because as many were in flight as ``--max-inflight-requests`` allows.
         invalid: requests refused for another reason, before it was known which version they were for.
+        text_answers: answers of the APIs for text, by status and route: "200 /embed". A new key comes with a new dict.
     """
 
     parsed: int = 0
     unknown: int = 0
     overloaded: int = 0
     invalid: int = 0
+    text_answers: dict[str, int] = field(default_factory=dict)

@@ -21,13 +21,14 @@ from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.text.handler import TextApis
 from toutates.api.text.keys import ApiKeys
+from toutates.api.text.observing import TextObserver
 from toutates.api.text.work import TextWork
 from toutates.api.torchserve.downloads import Downloads
 from toutates.api.torchserve.management import ManagementHandler
 from toutates.api.torchserve.models import Models
 from toutates.api.torchserve.predictions import Defaults
 from toutates.infer.inflight import Inflight, share
-from toutates.infer.observing import Sampling
+from toutates.infer.observing import Observer, Sampling
 from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
@@ -124,10 +125,11 @@ class Services:
         stream_infer = StreamInferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
         rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, inflight, self.parameter_notices)
         inferences = (infer, stream_infer, rest_infer)
+        text_observer = TextObserver(worker, rest_infer.counters, Observer(RestTransport(worker)))
         if self.access_log is not None:
             sink = self.access_log.sink()
-            for one in inferences:
-                one.observer.sample(Sampling(sink), round(1 / options.access_log_rate))
+            for observer in (*(one.observer for one in inferences), text_observer.observer):
+                observer.sample(Sampling(sink), round(1 / options.access_log_rate))
         plane = DataPlane(
             self.identity, get_table, readiness, self.control, self.log_control, tracing.settings, self.everywhere
         )
@@ -147,7 +149,7 @@ class Services:
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         text = TextApis(
             plane,
-            TextWork(worker, side, get_table, inflight),
+            TextWork(worker, side, get_table, text_observer, inflight),
             self.api_keys,
             replace(options.text, limits=self._text_limits),
             self.secrets,

@@ -16,7 +16,9 @@ from toutates.api.rest.kept_documents import Document
 from toutates.api.rest.openapi.document import MAX_EXAMPLES_BYTES, DocumentWriter
 from toutates.api.rest.openapi.models import describe
 from toutates.api.rest.openapi.operations import OPERATIONS, PAGES, TAGS
+from toutates.api.rest.openapi.text import TEXT_OPERATIONS
 from toutates.api.restrictions import HTTP_FLAG, REST_GROUPS, by_group, parse_restrictions
+from toutates.api.text.handler import TextSettings, routes_of
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -78,7 +80,19 @@ def test_every_endpoint_is_described() -> None:
             of_path = [parameter["name"] for parameter in paths[path].get("parameters", ())]
             assert of_path == re.findall(r"{(\w+)}", path)
     endpoints = {path for template, _ in ENDPOINTS for path in paths_of(template)}
-    assert set(paths) == endpoints | set(PAGES)
+    assert set(paths) == endpoints | set(PAGES) | set(TEXT_OPERATIONS)
+
+
+def test_every_route_of_the_apis_for_text_is_described() -> None:
+    routes = routes_of(TextSettings())
+    assert set(TEXT_OPERATIONS) == set(routes)
+    for path, methods in TEXT_OPERATIONS.items():
+        route = routes[path]
+        has = {"get": route.get, "post": route.post}
+        assert set(methods) == {method for method, what in has.items() if what is not None}
+        if route.post is not None:  # the example is one
+            body = json.dumps(written()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"])
+            route.post.ask(route.post.reader.read(body.encode()), "")
 
 
 def test_every_page_is_described() -> None:

@@ -18,9 +18,11 @@ from tests.api.support import plane_of
 from tests.waiting import wait_until
 from toutates.api.rest.answers import error_answer
 from toutates.api.rest.calls import RestHttpCall
+from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.text.handler import TextApis, TextSettings
 from toutates.api.text.keys import ApiKeys
+from toutates.api.text.observing import TextObserver
 from toutates.api.text.work import TextWork
 from toutates.backends.text.interface import (
     Encoded,
@@ -36,7 +38,9 @@ from toutates.backends.text.interface import (
     VectorForm,
 )
 from toutates.http1 import Limits, Refused
+from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
+from toutates.infer.observing import Observation, Observer, Sampling
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.net.http1.connection import HttpConnection, LargeRequest
 from toutates.net.side_thread import SideThread
@@ -217,6 +221,9 @@ class _Worker:
         self.bugs: list[Exception] = []
         self.incidents = SimpleNamespace(bug=lambda what, error, peer="": self.bugs.append(error))
 
+    def connection_failed(self, call: Any, error: Exception) -> None:
+        raise error
+
     def peer(self, call: Any) -> str:
         return "here"
 
@@ -237,7 +244,11 @@ class Front:
         self.plane = plane_of(SimpleNamespace(table=self.table))
         self.plane.get_table = lambda: self.table
         self.keys = ApiKeys(options.get("key_file"))
-        self.work = TextWork(kept, side, lambda: self.table, options.get("inflight"))
+        self.counters = InferCounters()
+        self.observed: list[Observation] = []
+        observer = TextObserver(kept, self.counters, Observer(RestTransport(kept)))
+        observer.observer.sample(Sampling(self.observed.append), 1)
+        self.work = TextWork(kept, side, lambda: self.table, observer, options.get("inflight"))
         secrets: Mapping[str, RestrictedProtocol] = options.get("secrets", {})
         settings = options.get("settings", TextSettings())
         self.apis = TextApis(self.plane, self.work, self.keys, settings, secrets, 64 * 1024 * 1024)

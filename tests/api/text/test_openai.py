@@ -268,9 +268,16 @@ def test_an_answer_is_in_one_write_after_the_head(api: Front) -> None:
     assert json.loads(bytes(pieces[2]))["object"] == "list"
 
 
-def test_answers_are_counted_by_path_and_status() -> None:
+def test_answers_are_counted_and_observed() -> None:
     with front() as api:
-        api.ask("/v1/embeddings", {"input": "a", "model": "minilm"})
+        api.ask("/v1/embeddings", {"input": ["a", "b"], "model": "minilm"})
         api.ask("/v1/embeddings", {"input": "a", "model": "other"})
         api.ask("/v1/models")
-        assert api.work.answers == {("/v1/embeddings", 200): 1, ("/v1/embeddings", 404): 1, ("/v1/models", 200): 1}
+        assert api.counters.text_answers == {"200 /v1/embeddings": 1, "404 /v1/embeddings": 1, "200 /v1/models": 1}
+        one, other = api.observed
+        assert one.version is not None
+        assert (one.version.model, one.rows, one.status, one.peer) == ("minilm", 2, 200, "here")
+        assert other.version is None
+        assert other.status == 404
+        assert "'other'" in other.text
+        assert not api.work.observer.observer.under_way

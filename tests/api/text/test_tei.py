@@ -23,6 +23,7 @@ from tests.api.text.support import (
     request,
     vector_of,
 )
+from tests.waiting import wait_until
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.backends.text.interface import Scores
 
@@ -273,6 +274,12 @@ def test_a_caller_who_leaves_is_nobodys_problem() -> None:
         api.connection.connection_lost()
         [compute] = model.held
         compute()
-        while api.worker.soon:
-            api.worker.soon.pop(0)()
+
+        def is_over() -> bool:
+            while api.worker.soon:
+                api.worker.soon.pop(0)()
+            return not api.work.observer.observer.under_way
+
+        wait_until(is_over)
         assert not api.worker.bugs
+        assert not api.connection.kept_bytes

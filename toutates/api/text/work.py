@@ -7,7 +7,6 @@ begin ─▶ read (beside the worker, if large) ─▶ TextModel.compute ··· 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -16,7 +15,8 @@ from typing import Any, Final
 from toutates.api.rest.answers import Answer
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.text.lookup import ANY, Lookup
-from toutates.api.text.problems import as_problem
+from toutates.api.text.observing import TextObserver
+from toutates.api.text.problems import Problem, as_problem
 from toutates.api.text.reading import LARGE_BYTES
 from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
 from toutates.backends.text.interface import Float32, SparseVector, TextOptions, TextResult
@@ -46,10 +46,8 @@ class TextWork:
         worker: whose requests these are.
         side: the thread beside the worker's.
         get_table: returns the table of models as it is now.
+        observer: counts and observes the requests.
         inflight: bounds the requests that wait for their answer; None for no bound.
-
-    Attributes:
-        answers: how many requests were answered, by path and status; other threads may read it.
     """
 
     def __init__(
@@ -57,10 +55,11 @@ class TextWork:
         worker: Worker,
         side: SideThread,
         get_table: Callable[[], ModelTable],
+        observer: TextObserver,
         inflight: Inflight | None = None,
     ) -> None:
         self.worker = worker
-        self.answers: Counter[tuple[str, int]] = Counter()
+        self.observer = observer
         self.inflight = inflight
         self.get_table = get_table
         self._side = side
@@ -69,12 +68,12 @@ class TextWork:
 
     def refuse(self, call: RestHttpCall, route: Route, form: Form, error: RequestError) -> None:
         """Answer a request with an error; does nothing for one whose caller has left."""
-        answer = form.refuse(as_problem(error, route.texts))
-        self.send(call, route, answer)
+        problem = as_problem(error, route.texts)
+        self.send(call, route, form.refuse(problem), problem)
 
-    def send(self, call: RestHttpCall, route: Route, answer: Answer) -> None:
-        """Give a short answer."""
-        self.answers[route.path, answer.status] += 1
+    def send(self, call: RestHttpCall, route: Route, answer: Answer, problem: Problem | None = None) -> None:
+        """Give a short answer, which may be that of a problem."""
+        self.observer.answered(call, route.path, answer.status, problem)
         call.reply(*answer)
 
     def show(self, call: RestHttpCall, route: Route, page: Page) -> None:
@@ -98,6 +97,7 @@ class TextWork:
         """
         assert route.post is not None
         body = call.body
+        self.observer.begin(call)
         request = _Request(self, call, route, lookup)
         try:
             if len(body) > LARGE_BYTES:
@@ -232,6 +232,10 @@ class _Request:
             options = _with_prompt(options, found.prompt)
         self._count_in()
         self._asked, self._found = asked, found
+        if call.context is not None:
+            version = work.get_table().models[found.name].versions[found.version].served
+            if version is not None:
+                work.observer.found(call, version, len(asked.texts))
         found.model.compute(asked.texts, options, self._done_soon, lambda by_ns: call.open)
 
     def _count_in(self) -> None:
@@ -300,8 +304,11 @@ class _Request:
         call = self._call
         length = sum(map(len, pieces)) if len(pieces) > 1 else len(pieces[0])
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n" % (fields, length)
-        self._work.answers[self._route.path, 200] += 1
         self.end(None)
+        if not call.open:
+            self._work.observer.left(call)
+            return
+        self._work.observer.answered(call, self._route.path, 200, None)
         call.responder.reply(call, (head, b"\r\n", *pieces), length)
 
     # --- ends --------------------------------------------------------------------------------------------------------
@@ -320,8 +327,12 @@ class _Request:
             self._counted = False
             assert self._work.inflight is not None
             self._work.inflight.count -= 1
-        if error is not None and self._call.open:
+        if error is None:
+            return
+        if self._call.open:
             self._work.refuse(self._call, self._route, self._form, error)
+        else:
+            self._work.observer.left(self._call)
 
     def _fail(self, error: Exception) -> None:
         """A bug of ours costs this request alone."""

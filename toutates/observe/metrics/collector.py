@@ -109,6 +109,11 @@ class ServerCollector:
         states = [version.state for version in versions if version.reason != UNLOADED]
         yield "toutates_model_versions", [((state.value,), states.count(state)) for state in ModelState]
         yield "toutates_inflight_refusals_total", [((), sum(infer.counters.overloaded for infer in view.infer))]
+        answers: Counter[str] = Counter()
+        for infer in view.infer:
+            answers.update(infer.counters.text_answers)
+        series = [((route, status), count) for key, count in answers.items() for status, route in [key.split(" ")]]
+        yield "toutates_text_answers_total", series
         misses = sum(infer.counters.parsed for infer in view.infer)
         # A miss counts when the request comes, `seen` when it is answered; so the difference may fall for a moment.
         seen = sum(infer.observer.seen - infer.counters.overloaded for infer in view.infer)  # refused ones had no plan

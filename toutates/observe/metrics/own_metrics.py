@@ -106,6 +106,15 @@ OWN: Final = (
         "The server as a whole is overloaded: add servers, or raise the flag if memory allows.",
     ),
     MetricSpec(
+        "toutates_text_answers_total",
+        Kind.COUNTER,
+        ("route", "status"),
+        "requests",
+        "Answers of the [APIs for text](text-apis.md), by route and HTTP status.",
+        "Many with 401: keys are missing or wrong; 404: a model that is not served; 429: more load than the models "
+        "take.",
+    ),
+    MetricSpec(
         "toutates_plan_cache_hits_total",
         Kind.COUNTER,
         (),

@@ -10,6 +10,7 @@ All methods are for one thread; readers of the parts may be in others, because e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
@@ -132,9 +133,18 @@ def _tensors(reports: Iterable[Any]) -> tuple[TensorSpec, ...]:
 
 
 def _sum_of(records: Iterable[Any], kind: type[Any]) -> Any:
-    """Records of numbers, added up field by field."""
+    """Records of numbers, and of dicts of numbers, added up field by field."""
     all_records = list(records)
-    return kind(*(sum(getattr(one, each.name) for one in all_records) for each in fields(kind)))
+    return kind(*(_total([getattr(one, each.name) for one in all_records]) for each in fields(kind)))
+
+
+def _total(values: list[Any]) -> Any:
+    if not values or not isinstance(values[0], dict):
+        return sum(values)
+    total: Counter[str] = Counter()
+    for value in values:
+        total.update(value)
+    return dict(total)
 
 
 @dataclass(slots=True)

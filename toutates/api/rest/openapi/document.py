@@ -18,6 +18,7 @@ import msgspec
 from toutates.api.rest.endpoints import ENDPOINTS, paths_of
 from toutates.api.rest.openapi.models import ModelDescription, describe
 from toutates.api.rest.openapi.operations import JSON, OPERATIONS, PAGES, TAGS, Operation, shared_schemas
+from toutates.api.rest.openapi.text import TEXT_OPERATIONS
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion
 from toutates.protocol.signature import Signature
@@ -118,6 +119,15 @@ class DocumentWriter:
                 for method in sorted(endpoint.methods):
                     prefix = f"{method.lower()}_" if len(endpoint.methods) > 1 else ""
                     item[method.lower()] = self._operation(said, method, endpoint.category, prefix + identifier)
+        for path, methods in TEXT_OPERATIONS.items():
+            item = paths[path] = {}
+            name = re.search(r"{(\w+)}", path)
+            if name is not None:
+                item["parameters"] = [{"name": name[1], "in": "path", "required": True, "schema": {"type": "string"}}]
+            for method, said in methods.items():
+                identifier = method + re.sub(r"\W+", "_", path)
+                item[method] = self._operation(said, method.upper(), "text", identifier)
+                item[method]["responses"]["default"] = {"description": "Refused, in the API's own form."}
         for path, said in PAGES.items():
             paths[path] = {"get": self._operation(said, "GET", "pages", "get" + re.sub(r"\W", "_", path))}
         return paths

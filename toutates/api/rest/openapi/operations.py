@@ -273,7 +273,7 @@ PAGES: Final[Mapping[str, Operation]] = {
     "/docs": Operation("This document, to read and to try", {"text/html": _STRING}),
 }
 
-#: What operations are grouped by: the groups of ``--http-restricted-api``, and two more.
+#: What operations are grouped by: the groups of ``--http-restricted-api``, and three more.
 TAGS: Final[Mapping[str, str]] = {
     "models": "Inference by each model that is served, with an example that works as it stands.",
     "inference": "Inference, for any model.",
@@ -285,5 +285,6 @@ TAGS: Final[Mapping[str, str]] = {
     "trace": "Traces.",
     "logging": "The log.",
     "shared-memory": "Shared memory.",
+    "text": "Text models, by the APIs of other servers. Errors are in each API's own form.",
     "pages": "Metrics, probes and this document.",
 }
