@@ -401,7 +401,7 @@ class _Handlers:
             if call.open and call.head.method is not None and call.head.method.half_close is not None:
                 if chance.random() < 0.3:
                     connection.keep(call, chance.choice((0, 1_000, 100_000)))
-                part = bytes(chance.choice((0, 10, 70_000)))
+                part = bytes(chance.choice((0, 10, 10, 10, 70_000)))
                 connection.responder.send(call, b"head", (part,), 4 + len(part))
         self._messages.clear()
         late = chance.random()
