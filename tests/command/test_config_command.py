@@ -124,9 +124,9 @@ def test_a_model_that_cannot_be_served_exits_with_1_and_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_model(tmp_path, "m", negative())
-    write_config(tmp_path, "m", "sequence_batching { }")
+    write_config(tmp_path, "m", "model_repository_agents { agents { name: 'a' } }")
     assert main(["config", str(tmp_path / "m")]) == 1
-    assert "sequence_batching: a model that needs it cannot be served" in capsys.readouterr().err
+    assert "model_repository_agents: a model that needs it cannot be served" in capsys.readouterr().err
     add_model(tmp_path, "n", b"no graph")
     assert main(["config", str(tmp_path / "n")]) == 1
     add_model(tmp_path, "o", negative())

@@ -25,6 +25,7 @@ def batches_of(
     quick_ns: int = QUICK_NS,
     padding: Padding | None = None,
     keeps_whole: bool = False,
+    grows: bool = True,
 ) -> SuperTensor:
     """Make a version's batches.
 
@@ -33,7 +34,7 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, lends, quick_ns, keeps_whole, padding: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns, keeps_whole, padding, grows: as of ``SuperTensor``.
     """
     return SuperTensor(
         model,
@@ -49,6 +50,7 @@ def batches_of(
         quick_ns=quick_ns,
         keeps_whole=keeps_whole,
         delay_ns=settings.max_queue_delay_us * 1_000 if signature.batched else 0,
+        grows=grows,
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
         padding=padding,
     )

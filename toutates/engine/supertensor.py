@@ -67,6 +67,7 @@ class SuperTensor:
         padding: of a version whose rows may differ in length; None where those of one batch have one shape. Its ports
             are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``.
         keeps_whole: whether the rows of a request are all in one batch, as decoupled models have to have them.
+        grows: whether a batch has room for few rows at first, and for more when they come.
 
     Attributes:
         lock: guards the parts.
@@ -94,6 +95,7 @@ class SuperTensor:
         enough_rows: int = 1,
         padding: Padding | None = None,
         keeps_whole: bool = False,
+        grows: bool = True,
     ) -> None:
         self.name = name
         self.keeps_whole = keeps_whole
@@ -106,7 +108,7 @@ class SuperTensor:
         open_batches: dict[Lane, Batch] = {}
         self.budget = Budget(name, Bounds(rows, capacity_bytes, max_queue_size, keys), open_batches)
         # A full batch does not wait, so where batches wait there is room for all rows from the beginning.
-        row_share_bytes = None if delay_ns else self.budget.share_bytes
+        row_share_bytes = None if delay_ns or not grows else self.budget.share_bytes
         self.lanes: LaneTable
         self.queue: BatchQueue
         if padding is None:

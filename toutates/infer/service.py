@@ -30,7 +30,14 @@ from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, UnknownModel, Unsupported
+from toutates.system.errors import (
+    ExecutionFailed,
+    InvalidSequence,
+    Overloaded,
+    RequestError,
+    UnknownModel,
+    Unsupported,
+)
 
 __all__ = ["InferService"]
 
@@ -309,7 +316,7 @@ class InferService:
         self._count_refusal(error, version)
         return (
             error
-            if type(error) is Overloaded
+            if type(error) in (Overloaded, InvalidSequence)
             else type(error)(request_prefix(self._transport.request_id(id_field)) + str(error))
         )
 

@@ -9,6 +9,7 @@
     └── RequestError            one request cannot be answered
         ├── MalformedMessage    the request's bytes are no message of its kind
         ├── InvalidRequest      the caller's request does not fit the protocol or the model
+        │   └── InvalidSequence it names no sequence, or one that has not begun
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
         ├── Unavailable         the server does not answer this now: it exits, or its mode forbids it
@@ -36,6 +37,7 @@ __all__ = [
     "ConfigurationError",
     "ExecutionFailed",
     "InvalidRequest",
+    "InvalidSequence",
     "MalformedMessage",
     "ModelLoadError",
     "ModelNotReady",
@@ -112,6 +114,10 @@ class MalformedMessage(RequestError):
 
 class InvalidRequest(RequestError):
     """The request does not fit the protocol or the model."""
+
+
+class InvalidSequence(InvalidRequest):
+    """The request names no sequence that it could belong to. As with Triton, the text does not name the request."""
 
 
 class UnknownModel(RequestError):

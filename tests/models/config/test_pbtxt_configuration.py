@@ -330,7 +330,7 @@ REFUSED = {
         "model_warmup 'a' batch_size: is above max_batch_size (got 3); write 2",
     ),
     "no GPU": ("instance_group { gpus: [ 0, 1000 ] }", "instance_group[0].gpus: names what is no GPU (got [0, 1000])"),
-    "sequence": ("sequence_batching { }", "sequence_batching: a model that needs it cannot be served"),
+    "iterative": ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence: only"),
     "decoupled": ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: a model that"),
     "ragged": (
         "input { name: 'x' data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }",
@@ -349,7 +349,9 @@ def test_what_cannot_be_served_is_refused_by_file_field_and_remedy(text: str, pr
 
 
 def test_all_problems_are_told_at_once() -> None:
-    lines = refusal("name: 'n' max_batch_size: -1 platform: 'onnxruntime' sequence_batching { }").splitlines()
+    lines = refusal(
+        "name: 'n' max_batch_size: -1 platform: 'onnxruntime' model_repository_agents { agents { name: 'a' } }"
+    ).splitlines()
     assert len(lines) == 4
     assert all(line.startswith(f"{SOURCE}: ") for line in lines)
 
@@ -390,7 +392,8 @@ def test_what_triton_itself_prints_gives_no_warning() -> None:
 
 
 def test_fields_that_depend_on_the_backend_are_left_to_another_backends_kind() -> None:
-    text = "max_batch_size: 4 sequence_batching { } optimization { graph { level: 9 } } parameters { key: 'own' }"
+    agents = "model_repository_agents { agents { name: 'a' } }"
+    text = f"max_batch_size: 4 {agents} optimization {{ graph {{ level: 9 }} }} parameters {{ key: 'own' }}"
     configuration = read(f"backend: 'python' {text}")
     assert (configuration.settings.backend, configuration.settings.batch_size) == ("python", 4)
     assert configuration.warning == ""

@@ -8,6 +8,7 @@ from toutates.system.errors import (
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
+    InvalidSequence,
     MalformedMessage,
     ModelNotReady,
     NotInRepository,
@@ -26,6 +27,7 @@ __all__ = ["STATUSES"]
 STATUSES: dict[type[RequestError], Status] = {
     MalformedMessage: Status.INTERNAL,  # as from every gRPC server
     InvalidRequest: Status.INVALID_ARGUMENT,
+    InvalidSequence: Status.INVALID_ARGUMENT,
     UnknownModel: Status.NOT_FOUND,
     ModelNotReady: Status.UNAVAILABLE,
     Unavailable: Status.UNAVAILABLE,

@@ -12,6 +12,7 @@ from toutates.system.errors import (
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
+    InvalidSequence,
     MalformedMessage,
     ModelNotReady,
     NotInRepository,
@@ -31,6 +32,7 @@ __all__ = ["EMPTY", "METHOD_NOT_ALLOWED", "NOT_FOUND", "STATUSES", "Answer", "er
 STATUSES: Final[dict[type[RequestError], HTTPStatus]] = {
     MalformedMessage: HTTPStatus.INTERNAL_SERVER_ERROR,
     InvalidRequest: HTTPStatus.BAD_REQUEST,
+    InvalidSequence: HTTPStatus.BAD_REQUEST,
     UnknownModel: HTTPStatus.NOT_FOUND,
     ModelNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,

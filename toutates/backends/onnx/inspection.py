@@ -9,6 +9,7 @@ from typing import Final
 from toutates.backends.onnx.preparing import check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.sequences import sequences_of
 from toutates.backends.warming import time_row, warm_up
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import ONNX_NAME
@@ -66,6 +67,7 @@ def inspect_graph(
     served_by = [name for name, _ in prepared.options[0].providers]
     checked = check_graph(session, prepared, served_by, folder.model_dir)
     signature, graph = checked.signature, checked.graph
+    tensors = sequences_of(model, signature, configuration)
     labels = read_labels(settings, signature, folder.model_dir, configuration.source)
     warnings = (*prepared.warnings, *checked.warnings, *shortfalls(labels, signature, settings, configuration.source))
     run_ns = 0
@@ -78,7 +80,8 @@ def inspect_graph(
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
         advice = idle_cores_advice(run_ns, settings, threads, cores, configuration.source.name)
-    return InspectedVersion.of(model, configuration, signature, ONNX_NAME, warnings, advice)
+    seen = signature if tensors is None else tensors.signature
+    return InspectedVersion.of(model, configuration, seen, ONNX_NAME, warnings, advice)
 
 
 def _hashable(providers: Sequence[Provider]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

@@ -14,13 +14,16 @@ from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import warm_up
 from toutates.engine.batched import BatchedServable
+from toutates.engine.sequences.tensors import SequenceTensors
+from toutates.engine.servable import Servable
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.config.pbtxt import PBTXT_NAME
-from toutates.models.config.settings import ONNX_BACKENDS
+from toutates.models.config.settings import ONNX_BACKENDS, ModelSettings
 from toutates.models.idle_cores import idle_cores_advice, usable_cores
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
@@ -86,6 +89,9 @@ class OnnxKind:
         signature = checked.signature
         for warning in (*prepared.warnings, *checked.warnings):
             logger.warning("model '%s' version %d: %s", model, version.number, warning)
+        tensors = sequences_of(model, signature, configuration)
+        if tensors is not None:
+            signature, checked = tensors.whole, replace(checked, signature=tensors.whole, graph=tensors.whole)
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         for notice in shortfalls(labels, signature, settings, configuration.source):
             logger.warning("model '%s' version %d: %s", model, version.number, notice)
@@ -108,7 +114,7 @@ class OnnxKind:
             )
             for number, session in enumerate((first, *others))
         ]
-        served = self._describe(model, version.number, configuration, checked, sessions, first.get_providers())
+        served = self._describe(model, version.number, configuration, checked, tensors, sessions, first.get_providers())
         served = replace(served, labels=labels)
         run_ns = warm_up(sessions, settings, checked.graph, model, version.model_dir)
         if all(session.on_cpu for session in sessions):
@@ -133,40 +139,54 @@ class OnnxKind:
         number: int,
         configuration: VersionConfiguration,
         checked: CheckedGraph,
+        tensors: SequenceTensors | None,
         sessions: list[ModelSession],
         providers: list[str],
     ) -> ServedVersion:
         signature = checked.signature
         settings, triton = configuration.settings, configuration.folder.triton
         pinned = settings.allocator == "cuda_pinned"
-        supertensor = batches_of(
-            model,
-            signature,
-            settings,
-            is_triton=configuration.source.name == PBTXT_NAME,
-            pin=_pinned_memory(configuration.source).pin if pinned else None,
-            lends=not pinned,
-            padding=checked.padding,
-        )
+        pin = _pinned_memory(configuration.source).pin if pinned else None
+        pool_threads = (settings.session.intra_threads or self._sessions.intra_threads) - 1
+
+        def batched(own: ModelSettings, backends: list[ModelSession]) -> BatchedServable:
+            supertensor = batches_of(
+                model,
+                signature,
+                own,
+                is_triton=configuration.source.name == PBTXT_NAME,
+                pin=pin,
+                lends=not pinned,
+                padding=checked.padding,
+                grows=tensors is None,
+            )
+            return BatchedServable(
+                number,
+                supertensor,
+                backends,
+                pool_threads=len(backends) * pool_threads,
+                memory_kind="CPU_PINNED" if pinned else "CPU",
+            )
+
+        servable: Servable
+        if tensors is None:
+            servable = batched(settings, sessions)
+        else:
+            own = instance_settings(settings)
+            servable = sequence_servable(model, number, tensors, settings, [batched(own, [one]) for one in sessions])
         return ServedVersion(
             model=model,
             number=number,
             config=model_config(
                 model,
-                signature,
+                servable.signature,
                 settings,
                 gpu=providers[0] != CPU,
                 version_policy=triton.version_policy if triton is not None else None,
                 given=configuration.given,
             ),
-            servable=BatchedServable(
-                number,
-                supertensor,
-                sessions,
-                pool_threads=settings.num_executors
-                * ((settings.session.intra_threads or self._sessions.intra_threads) - 1),
-                memory_kind="CPU_PINNED" if pinned else "CPU",
-            ),
+            servable=servable,
+            takes_parameters=None if tensors is None else lambda: True,
         )
 
 

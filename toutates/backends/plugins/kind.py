@@ -269,6 +269,9 @@ def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]
         problems.add("profiling", "is for ONNX models only", None, "remove it")
     if settings.allocator != "cpu":
         problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
+    if settings.sequences is not None:
+        key = "sequence_batching" if configuration.given is not None else "sequences"
+        problems.add(key, "is for ONNX models only", None, "make the state a tensor of the client's")
     problems.raise_all()
     return warnings
 

@@ -270,6 +270,11 @@ class _Loading:
         configuration = self._configuration
         completed = self.isolation.complete(instance_names(self._config)[0][0], as_dict(self._config))
         config = completed_config(self._config, completed, self._model)
+        if config.HasField("sequence_batching") or configuration.settings.sequences is not None:
+            raise ModelLoadError(
+                "sequence batching is for ONNX models only: remove it, and keep the state in the model by the "
+                "correlation_id() of its requests, with one instance"
+            )
         if config.model_transaction_policy.decoupled and self._stacked:
             raise ConfigurationError(
                 "a decoupled model answers each request by its own sender",

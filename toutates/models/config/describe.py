@@ -19,6 +19,7 @@ from toutates.models.config.settings import (
     WarmupSample,
 )
 from toutates.models.config.triton_configuration import BACKEND, PLATFORM
+from toutates.models.config.triton_sequences import sequence_message
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelMetadataResponse
 from toutates.protocol.model_config_pb2 import (
@@ -146,12 +147,14 @@ def _completed(
             config.input.extend([_input(tensor, signature.batched) for tensor in signature.inputs])
         if not given.output:
             config.output.extend([_output(tensor, signature.batched, settings) for tensor in signature.outputs])
-        if config.max_batch_size > 1:
+        if config.max_batch_size > 1 and not config.HasField("sequence_batching"):
             config.dynamic_batching.SetInParent()
     if config.HasField("dynamic_batching") and config.max_batch_size:
         batching = config.dynamic_batching
         if not batching.preferred_batch_size:
             batching.preferred_batch_size.append(config.max_batch_size)
+    if config.HasField("sequence_batching") and settings.sequences is not None:
+        config.sequence_batching.max_sequence_idle_microseconds = settings.sequences.max_idle_us
     if not config.instance_group:
         config.instance_group.extend(_instance_groups(name, settings, gpu))
     for at, group in enumerate(config.instance_group):
@@ -183,6 +186,7 @@ def _made(
         instance_group=_instance_groups(name, settings, gpu),
         default_model_filename=settings.model_filename or backend.filename,
         dynamic_batching=_dynamic_batching(signature, settings),
+        sequence_batching=sequence_message(settings.sequences) if settings.sequences is not None else None,
         model_warmup=[_warmup(sample) for sample in settings.warmup],
     )
     level = _GRAPH_LEVELS[settings.session.graph_level]
@@ -299,6 +303,8 @@ def _instance_group(name: str, count: int, device: str, gpu: bool | None) -> Mod
 
 def _dynamic_batching(signature: Signature, settings: ModelSettings) -> ModelDynamicBatching | None:
     """None, which leaves the field out, where requests are never put together and their queue is not bounded."""
+    if settings.sequences is not None:
+        return None
     policy = ModelQueuePolicy(max_queue_size=settings.max_queue_size) if settings.max_queue_size else None
     if not signature.batched or settings.batch_size == 1:
         return ModelDynamicBatching(default_queue_policy=policy) if policy is not None else None

@@ -20,6 +20,7 @@ from typing import Final, Literal, cast
 from toutates.models.config.ensemble_yaml import ENSEMBLE, read_ensemble
 from toutates.models.config.padding import PaddingSettings, read_padding
 from toutates.models.config.problems import MAX_PROBLEMS, Problems
+from toutates.models.config.sequences import SequenceSettings, read_sequences
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section, Shapes
 from toutates.protocol.datatypes import BY_NAME
@@ -203,6 +204,7 @@ class ModelSettings:
         parameters: for the backend, by its own keys; of ONNX models, ``session`` has what they say.
         ensemble: tensors and steps of an ensemble that a config.yaml describes; None otherwise.
         padding: how rows of different length share a batch; None where they do not.
+        sequences: how its sequences are scheduled; None for a model without.
     """
 
     backend: str = field(default="", compare=False)
@@ -232,6 +234,7 @@ class ModelSettings:
     parameters: Mapping[str, str] = field(default_factory=_no_parameters)
     ensemble: ModelConfig | None = None
     padding: PaddingSettings | None = None
+    sequences: SequenceSettings | None = None
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -323,6 +326,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
         parameters=_parameters(section.mapping("parameters", "parameters: {threads: 2}")),
         padding=read_padding(section.mapping("padding", "padding: {inputs: {input_ids: {}}}")),
+        sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:

@@ -54,7 +54,10 @@ def signature_of(
     inputs = [
         replace(tensor, optional=tensor.optional and tensor.name not in settings.required_inputs) for tensor in inputs
     ]
-    outputs = [tensor for tensor in outputs if not settings.outputs or tensor.name in settings.outputs]
+    if settings.outputs:
+        states = [state.output for state in settings.sequences.states] if settings.sequences is not None else []
+        offered = {*settings.outputs, *states}
+        outputs = [tensor for tensor in outputs if tensor.name in offered]
     ins = _Tensors("input", inputs, settings.input_shapes, settings.input_wire_shapes, source)
     outs = _Tensors("output", outputs, settings.output_shapes, settings.output_wire_shapes, source)
     batched = settings.batching and ins.batchable and outs.batchable

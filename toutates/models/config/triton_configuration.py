@@ -32,6 +32,7 @@ from toutates.models.config.settings import (
     is_inside,
 )
 from toutates.models.config.triton_fields import PARAMETERS, check_fields
+from toutates.models.config.triton_sequences import added_inputs, added_outputs, sequence_settings
 from toutates.models.config.triton_session import with_parameters, with_session
 from toutates.models.config.triton_tensors import declared_tensors
 from toutates.models.config.triton_warmup import warmup_sample
@@ -145,10 +146,16 @@ class _Reader:
             warmup=tuple(warmup_sample(sample, settings, self._problems) for sample in config.model_warmup),
             model_filename=self._filename(),
             labels=self._labels(),
+            sequences=sequence_settings(config, self._model, self._problems),
         )
         self._check_metric_tags()
         policy = self._version_policy()
         self._problems.raise_all()
+        sequences = settings.sequences
+        if sequences is not None:
+            # Clients do not see these; the graph must have them.
+            outputs = (*outputs, *added_outputs(sequences, outputs)) if outputs else ()
+            inputs = (*inputs, *added_inputs(sequences)) if inputs else ()
         return TritonConfiguration(
             self._source,
             settings,

@@ -102,7 +102,7 @@ FIELDS: Final = MappingProxyType(
         "dynamic_batching.default_queue_policy.timeout_action": _ignored("clients set deadlines"),
         "dynamic_batching.default_queue_policy.default_timeout_microseconds": _ignored("clients set deadlines"),
         "dynamic_batching.default_queue_policy.allow_timeout_override": _ignored("clients set deadlines"),
-        "sequence_batching": _refused("make the state a tensor of the client's, or keep the model on Triton"),
+        "sequence_batching": _WORKS,
         "ensemble_scheduling": _WORKS,
         "model_transaction_policy.decoupled": _refused("ONNX models give one response per request: remove it"),
         "model_warmup": _WORKS,

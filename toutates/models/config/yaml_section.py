@@ -63,6 +63,24 @@ class Section:
         self.refuse(key, "is neither true nor false", value, f"write `{key}: true` or `{key}: false`, without quotes")
         return None
 
+    def optional_number(self, key: str, highest: float, example: float) -> float | None:
+        """A number from 0 to ``highest``, or None where the key is absent."""
+        if not self.has(key):
+            return None
+        value = self._values[key]
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= highest:
+            return float(value)
+        self.refuse(key, f"is not a number from 0 to {highest:g}", value, f"write such as `{key}: {example:g}`")
+        return None
+
+    def numbers(self, key: str, example: str) -> tuple[float, ...]:
+        """A required list of numbers, true and false among them."""
+        value = self._values[key] if self.has(key) else None
+        if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+            return tuple(float(item) for item in value if isinstance(item, int | float))
+        self.refuse(key, "is not a list of numbers", value, f"write `{key}: {example}`")
+        return ()
+
     def text(self, key: str, default: str) -> str:
         """A text of at least one character."""
         value = self._values[key] if self.has(key) else default

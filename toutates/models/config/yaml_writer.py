@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from toutates.models.config.padding import PaddingSettings
+from toutates.models.config.sequences import SequenceSettings
 from toutates.models.config.settings import (
     ONNX_BACKENDS,
     ModelSettings,
@@ -53,6 +54,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("parameters", dict(settings.parameters), "none"),
         *_padding(settings.padding),
         *_profiling(settings),
+        _line("sequences", _sequences(settings.sequences), "requests do not belong together"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -118,6 +120,35 @@ def _profiling(settings: ModelSettings) -> list[str]:
     if profiling.stop_after_batches is not None:
         value["stop_after_batches"] = profiling.stop_after_batches
     return [_line("profiling", value)]
+
+
+def _sequences(settings: SequenceSettings | None) -> dict[str, Any]:
+    if settings is None:
+        return {}
+    value: dict[str, Any] = {"strategy": settings.strategy, "max_idle_us": settings.max_idle_us}
+    if settings.strategy == "oldest":
+        value["max_candidates"] = settings.max_candidates
+        value["preferred_batch_sizes"] = list(settings.preferred_batch_sizes)
+    else:
+        value["minimum_slot_utilization"] = settings.minimum_slot_utilization
+    value["max_queue_delay_us"] = settings.max_queue_delay_us
+    value["max_state_bytes"] = settings.max_state_bytes
+    value["controls"] = {
+        own.name: {"kind": own.kind, "datatype": own.datatype, **({"values": list(own.values)} if own.values else {})}
+        for own in settings.controls
+    }
+    value["states"] = [
+        {
+            "input": own.input,
+            "output": own.output,
+            **({"file": own.file} if own.initial == "file" else {"initial": own.initial} if own.initial else {}),
+            **({"datatype": own.datatype} if own.datatype else {}),
+            **({"shape": list(own.dims)} if own.dims is not None else {}),
+            **({"initial_shape": list(own.initial_dims)} if own.initial_dims is not None else {}),
+        }
+        for own in settings.states
+    ]
+    return value
 
 
 def _warmup(sample: WarmupSample) -> Mapping[str, Any]:

@@ -1,0 +1,172 @@
+"""A consumer's way into a model with sequences (``engine.servable.Port``)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from toutates.engine.lane import Piece, RowShapes
+from toutates.engine.result import BatchResult
+from toutates.engine.sequences.scheduler import Identifier
+from toutates.engine.servable import Buffer, Consumer, Content, view_of
+from toutates.protocol.strings import StringRows
+from toutates.system.errors import InvalidSequence
+
+__all__ = ["SequencePort", "SequenceRequest", "SequenceWay"]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceWay:
+    """The way for rows of certain shapes.
+
+    Attributes:
+        packed: see ``Way``.
+        shapes: of a row, by input, as clients see them.
+        key: requests of equal keys may share a batch.
+    """
+
+    packed: bool
+    shapes: RowShapes
+    key: RowShapes
+
+
+@dataclass(slots=True, eq=False)
+class SequenceRequest:
+    """A request of a sequence.
+
+    Attributes:
+        port: that it came by.
+        way: see ``SequenceWay``.
+        context: the consumer's.
+        contents: bytes of each input, in the order of the way's shapes.
+        size: of all of them.
+    """
+
+    port: SequencePort
+    way: SequenceWay
+    context: Any
+    contents: tuple[bytes, ...]
+    size: int
+
+
+class Batcher(Protocol):
+    """What a port adds requests to."""
+
+    def way(self, row_shapes: RowShapes) -> SequenceWay:
+        """The way for rows of these shapes."""
+        ...
+
+    def add(self, request: SequenceRequest, identifier: Identifier, *, start: bool, end: bool, timeout_us: int) -> None:
+        """Add a request; it runs with the next ``commit``, or later.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        ...
+
+    def commit(self) -> None:
+        """Let run what was added."""
+        ...
+
+
+class SequencePort:
+    """See ``engine.servable.Port``. A request's sequence is what its parameters say (``Consumer.about``).
+
+    Args:
+        batcher: of the model.
+        model: its name, for errors.
+        consumer: for whom it is.
+
+    Attributes:
+        counters: the consumer's.
+        consumer: as given.
+    """
+
+    def __init__(self, batcher: Batcher, model: str, consumer: Consumer) -> None:
+        self._batcher = batcher
+        self._model = model
+        self.consumer = consumer
+        self.counters = consumer.counters
+        self._at_round_end: Callable[[Callable[[], None]], None] = consumer.at_round_end
+        self._commit_asked = False
+        #: the thread that commits now; None while none does
+        self._committing: int | None = None
+
+    def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> SequenceWay:
+        """See ``Port``. A run makes all outputs, whichever are wanted."""
+        return self._batcher.way(row_shapes)
+
+    def add_packed(self, way: SequenceWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """See ``Port``.
+
+        Raises:
+            InvalidSequence: it is not one row, names no sequence, or one that has not begun.
+            Overloaded: too much waits.
+            ModelNotReady: the version is being unloaded.
+        """
+        whole = memoryview(buffer)
+        contents = tuple([bytes(whole[spans[at] : spans[at + 1]]) for at in range(0, len(spans), 2)])
+        self._add(way, rows, context, contents)
+
+    def add_contents(self, way: SequenceWay, rows: int, context: Any, contents: Sequence[Content]) -> None:
+        """See ``Port`` and ``add_packed``."""
+        self._add(way, rows, context, tuple([bytes(view_of(content)) for content in contents]))
+
+    def add_gathered(
+        self, way: SequenceWay, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0
+    ) -> None:
+        """See ``Port`` and ``add_packed``."""
+        self._add(way, rows, context, tuple([_bytes_of(array) for array in arrays]))
+
+    def commit(self, *, inline: bool = True) -> None:
+        """See ``Port``."""
+        self._committing = threading.get_ident() if inline else None
+        try:
+            self._batcher.commit()
+        finally:
+            self._committing = None
+
+    def finish(self, result: BatchResult) -> None:
+        """Hand over an outcome, in any thread."""
+        if self._committing == threading.get_ident():
+            self.consumer.finish_here(result)
+        else:
+            self.consumer.finish(result)
+
+    def _add(self, way: SequenceWay, rows: int, context: Any, contents: tuple[bytes, ...]) -> None:
+        if rows != 1:
+            raise InvalidSequence(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        said = self.consumer.about(context).parameters
+        identifier = said.get("sequence_id", 0)
+        if not isinstance(identifier, int | str) or not identifier:
+            raise InvalidSequence(
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+            )
+        request = SequenceRequest(self, way, context, contents, sum(map(len, contents)))
+        self._batcher.add(
+            request,
+            identifier,
+            start=bool(said.get("sequence_start")),
+            end=bool(said.get("sequence_end")),
+            timeout_us=int(said.get("timeout", 0)),
+        )
+        if not self._commit_asked:
+            self._commit_asked = True
+            self._at_round_end(self._commit_round)
+
+    def _commit_round(self) -> None:
+        self._commit_asked = False
+        self.commit()
+
+
+def _bytes_of(array: Piece) -> bytes:
+    if isinstance(array, StringRows):
+        return bytes(memoryview(array.content)[:-1])
+    return np.ascontiguousarray(array).tobytes()

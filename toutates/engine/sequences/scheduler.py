@@ -1,0 +1,307 @@
+"""Which requests of which sequences run next. Nothing here knows a thread, an array or a clock.
+
+    START ──▶ slot free ──▶ in a slot ──(END is put into a batch, or idle)──▶ gone
+          └─▶ none free ──▶ backlog ──(a slot is free)──▶ in a slot
+
+A sequence has one request under way at a time. Its id is forgotten when its request with END *arrives*, so the same id
+may begin again at once, as another sequence.
+
+Both strategies are Triton's. ``direct``: row i of a batch is the sequence in slot i, and null rows fill the slots below
+the highest one that has a request. ``oldest``: the requests that could run for longest run together, in any row.
+Requests of unlike shapes never share a batch: the first one says which shapes run next.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar
+
+from toutates.engine.sequences.rules import SequenceRules
+from toutates.system.errors import InvalidSequence
+
+__all__ = ["Given", "Identifier", "Scheduler", "Sequence"]
+
+#: Sequences that are looked at for each row of a batch, for one whose request has the batch's shapes.
+_LOOK_AHEAD: Final = 4
+
+#: A sequence's id. A number and a text are never the same sequence.
+Identifier = int | str
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Given(Generic[T]):
+    """A request of a sequence.
+
+    Attributes:
+        own: whatever is to come back.
+        shapes: requests of equal shapes may share a batch.
+        start, end: whether it is its sequence's first, or last, request.
+        arrived_ns: when it came.
+        due_ns: when it is given up if its sequence is in the backlog still; 0 for never.
+        sequence: that it belongs to.
+    """
+
+    own: T
+    shapes: Any
+    start: bool
+    end: bool
+    arrived_ns: int
+    due_ns: int
+    sequence: Sequence[T]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence(Generic[T]):
+    """A sequence that has begun.
+
+    Attributes:
+        identifier: its id.
+        instance, slot: where it is; -1 while it is in the backlog.
+        waiting: its requests that have not run, the first one first.
+        under_way: whether one of them runs.
+        last_ns: when its last request came.
+        ended: whether its request with END has come, or it was given up: its id is not its own any more.
+        is_given_up: whether it was given up: what is under way leaves no state.
+        state: what its last run has left for the next one; None before the first.
+    """
+
+    identifier: Identifier
+    last_ns: int
+    instance: int = -1
+    slot: int = -1
+    under_way: bool = False
+    ended: bool = False
+    is_given_up: bool = False
+    state: Any = None
+    waiting: deque[Given[T]] | None = None
+
+
+class Scheduler(Generic[T]):
+    """The sequences of a model, and the choice of those whose requests run next. Not to be used by two threads at once.
+
+    Args:
+        model: its name, for errors.
+        rules: see ``SequenceRules``.
+        key: what requests must have in common to share a batch; their ``shapes`` if it is None.
+
+    Attributes:
+        rules: as given.
+        requests: that wait, in the backlog or in slots.
+    """
+
+    def __init__(self, model: str, rules: SequenceRules, key: Callable[[Given[T]], Any] | None = None) -> None:
+        self.rules = rules
+        self._model = model
+        self._key = key or attrgetter("shapes")
+        self.requests = 0
+        #: those whose id is in use, the one that had no request for longest first
+        self._live: OrderedDict[Identifier, Sequence[T]] = OrderedDict()
+        self._backlog: deque[Sequence[T]] = deque()
+        #: free slots: (slot, instance), the lowest slot first, so that instances fill evenly
+        self._free = [(slot, instance) for slot in range(rules.slots) for instance in range(rules.instances)]
+        self._slots: list[dict[int, Sequence[T]]] = [{} for _ in range(rules.instances)]
+        #: by instance, sequences with a request that could run now, by slot; the one that could for longest first
+        self._ready: list[dict[int, Sequence[T]]] = [{} for _ in range(rules.instances)]
+
+    # --- what can be read --------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many sequences there are, in slots and in the backlog."""
+        return sum(map(len, self._slots)) + len(self._backlog)
+
+    @property
+    def backlog(self) -> int:
+        """How many sequences wait for a slot."""
+        return len(self._backlog)
+
+    def __iter__(self) -> Iterator[Sequence[T]]:
+        """All sequences."""
+        for slots in self._slots:
+            yield from slots.values()
+        yield from self._backlog
+
+    def knows(self, identifier: Identifier) -> bool:
+        """Whether a sequence of this id has begun and not ended."""
+        return identifier in self._live
+
+    # --- requests in -------------------------------------------------------------------------------------------------
+
+    def add(
+        self, own: T, identifier: Identifier, now_ns: int, *, shapes: Any, start: bool, end: bool, due_ns: int = 0
+    ) -> Given[T]:
+        """Add a request; returns what ``choose`` will return of it.
+
+        Args:
+            own: whatever is to come back.
+            identifier: of its sequence.
+            now_ns: the time.
+            shapes, start, end, due_ns: see ``Given``.
+
+        Raises:
+            InvalidSequence: there is no such sequence, and the request does not begin one.
+        """
+        sequence = self._live.get(identifier)
+        if sequence is None:
+            if not start:
+                raise InvalidSequence(
+                    f"inference request for sequence {identifier} to model '{self._model}' must specify the START flag "
+                    "on the first request of the sequence"
+                )
+            sequence = Sequence(identifier, now_ns, waiting=deque())
+            self._live[identifier] = sequence
+            if self._free:
+                self._place(sequence)
+            else:
+                self._backlog.append(sequence)
+        else:
+            sequence.last_ns = now_ns
+            self._live.move_to_end(identifier)
+        request = Given(own, shapes, start, end, now_ns, due_ns, sequence)
+        assert sequence.waiting is not None
+        sequence.waiting.append(request)
+        self.requests += 1
+        if end:
+            sequence.ended = True
+            del self._live[identifier]
+        self._note_ready(sequence)
+        return request
+
+    # --- batches out -------------------------------------------------------------------------------------------------
+
+    def due_ns(self, instance: int) -> int | None:
+        """When a batch of an instance may run, which may be past; None if it has no request."""
+        ready = self._ready[instance]
+        if not ready:
+            return None
+        arrived_ns = _first(next(iter(ready.values()))).arrived_ns
+        if not self.rules.delay_ns or len(ready) >= self.rules.enough_rows:
+            return arrived_ns
+        return arrived_ns + self.rules.delay_ns
+
+    def choose(self, instance: int, most_rows: int | None = None) -> list[Given[T] | None]:
+        """Take the requests of the next batch of an instance, by row; None for a null row.
+
+        The instance must have a request. Their sequences are under way until ``done``.
+
+        Args:
+            instance: its number.
+            most_rows: of a batch of the first request's shapes; None for the rules'.
+        """
+        ready = self._ready[instance]
+        most = min(self.rules.batch_rows, most_rows or self.rules.batch_rows)
+        first = next(iter(ready.values()))
+        key = self._key(_first(first))
+        if not self.rules.by_slot:
+            near = islice(ready.values(), _LOOK_AHEAD * most)
+            chosen = [one for one in near if self._key(_first(one)) == key][:most]
+            return [self._take(one) for one in chosen]
+        # Only where a batch cannot hold all slots, a row is not the slot itself.
+        base = first.slot // most * most
+        top = min(base + most - 1, max(ready))
+        rows: list[Given[T] | None] = []
+        for slot in range(base, top + 1):
+            sequence = ready.get(slot)
+            takes = sequence is not None and self._key(_first(sequence)) == key
+            rows.append(self._take(sequence) if sequence is not None and takes else None)
+        return rows
+
+    def done(self, request: Given[T]) -> None:
+        """A request has run, or was given up: the next one of its sequence may run."""
+        sequence = request.sequence
+        sequence.under_way = False
+        self._note_ready(sequence)
+
+    # --- the end of sequences ----------------------------------------------------------------------------------------
+
+    def give_up(self, sequence: Sequence[T]) -> list[Given[T]]:
+        """End a sequence; returns its requests that have not run. One that is under way still comes back."""
+        left = list(sequence.waiting or ())
+        sequence.is_given_up = True
+        self.requests -= len(left)
+        sequence.waiting = deque()
+        self._forget(sequence)
+        if sequence.slot < 0:
+            self._backlog.remove(sequence)
+        else:
+            self._leave_slot(sequence)
+        return left
+
+    def idle_since(self, now_ns: int) -> list[Sequence[T]]:
+        """Sequences in a slot that had no request for too long, and have none under way."""
+        until_ns = now_ns - self.rules.idle_ns
+        found = []
+        for sequence in self._live.values():
+            if sequence.last_ns >= until_ns:
+                break
+            if sequence.slot >= 0 and not sequence.under_way and not sequence.waiting:
+                found.append(sequence)
+        return found
+
+    def next_idle_ns(self) -> int | None:
+        """When the next sequence may be given up as idle; None if there is none."""
+        first = next(iter(self._live.values()), None)
+        return None if first is None else first.last_ns + self.rules.idle_ns
+
+    def expired(self, now_ns: int) -> list[Sequence[T]]:
+        """Sequences in the backlog of which a request has waited for longer than it may."""
+        return [
+            sequence
+            for sequence in self._backlog
+            if any(request.due_ns and request.due_ns <= now_ns for request in sequence.waiting or ())
+        ]
+
+    def next_expired_ns(self) -> int | None:
+        """When the first request in the backlog is to be given up; None if there is none that is."""
+        due = [request.due_ns for sequence in self._backlog for request in sequence.waiting or () if request.due_ns]
+        return min(due, default=None)
+
+    # --- slots -------------------------------------------------------------------------------------------------------
+
+    def _place(self, sequence: Sequence[T]) -> None:
+        sequence.slot, sequence.instance = heapq.heappop(self._free)
+        self._slots[sequence.instance][sequence.slot] = sequence
+
+    def _leave_slot(self, sequence: Sequence[T]) -> None:
+        """Free the slot of a sequence, and give it to the first one of the backlog."""
+        slots, slot = self._slots[sequence.instance], sequence.slot
+        if slots.get(slot) is not sequence:
+            return  # it has left it before
+        del slots[slot]
+        if self._ready[sequence.instance].get(slot) is sequence:
+            del self._ready[sequence.instance][slot]
+        heapq.heappush(self._free, (slot, sequence.instance))
+        if self._backlog:
+            following = self._backlog.popleft()
+            self._place(following)
+            self._note_ready(following)
+
+    def _forget(self, sequence: Sequence[T]) -> None:
+        if not sequence.ended:
+            sequence.ended = True
+            del self._live[sequence.identifier]
+
+    def _note_ready(self, sequence: Sequence[T]) -> None:
+        if sequence.slot >= 0 and sequence.waiting and not sequence.under_way:
+            self._ready[sequence.instance][sequence.slot] = sequence
+
+    def _take(self, sequence: Sequence[T]) -> Given[T]:
+        assert sequence.waiting is not None
+        request = sequence.waiting.popleft()
+        self.requests -= 1
+        sequence.under_way = True
+        del self._ready[sequence.instance][sequence.slot]
+        if request.end:
+            self._leave_slot(sequence)
+        return request
+
+
+def _first(sequence: Sequence[T]) -> Given[T]:
+    assert sequence.waiting is not None
+    return sequence.waiting[0]

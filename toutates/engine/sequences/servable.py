@@ -1,0 +1,495 @@
+"""A model version with sequences (``engine.servable.Servable``): a scheduler before the version that computes.
+
+    port ──▶ scheduler ──(a batch of one request of each of several sequences)──▶ instance ──▶ port
+
+An instance is a servable of its own, with one batch under way. Each row gets the control inputs, and the state that the
+last request of its sequence has left; what it leaves is kept beside the sequence, and dies with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any, Final
+
+import trio
+
+from toutates.engine.calls import Calls, ModelCall, Outcome
+from toutates.engine.counters import VersionCounters
+from toutates.engine.lane import RowShapes
+from toutates.engine.result import BatchResult, PendingRequest, Timing
+from toutates.engine.sequences.port import SequencePort, SequenceRequest, SequenceWay
+from toutates.engine.sequences.rules import SequenceRules
+from toutates.engine.sequences.scheduler import Given, Identifier, Scheduler
+from toutates.engine.sequences.scheduler import Sequence as Running
+from toutates.engine.sequences.tensors import Control, ControlKind, RowStates, SequenceTensors
+from toutates.engine.servable import Consumer, Host, Servable
+from toutates.engine.statistics import Occupancy, VersionStatistics
+from toutates.protocol.signature import Signature
+from toutates.system.errors import (
+    InvalidRequest,
+    ModelNotReady,
+    Overloaded,
+    RequestError,
+    TooLate,
+    Unavailable,
+)
+from toutates.system.logs.limit import LineLimit
+
+__all__ = ["SequenceBounds", "SequenceServable"]
+
+logger = logging.getLogger(__name__)
+
+Rows = list[Given[SequenceRequest] | None]
+
+#: How soon after each other idle sequences are looked for, nanoseconds.
+_SWEEP_NS: Final = 50_000_000
+_NEVER_NS: Final = 2**62
+
+
+class SequenceBounds:
+    """How much a model with sequences may hold.
+
+    Args:
+        requests: that wait.
+        request_bytes: of their tensors.
+        state_bytes: of the states of all sequences.
+    """
+
+    def __init__(self, requests: int, request_bytes: int, state_bytes: int) -> None:
+        self.requests, self.request_bytes, self.state_bytes = requests, request_bytes, state_bytes
+
+
+class SequenceServable:
+    """A model version whose requests belong to sequences.
+
+    Args:
+        model: its name.
+        version: its number.
+        tensors: what clients see, and what the instances compute.
+        rules: of the scheduler.
+        instances: compute batches; ``rules.instances`` of them, each with the whole signature.
+        bounds: see ``SequenceBounds``.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: int,
+        tensors: SequenceTensors,
+        rules: SequenceRules,
+        instances: Sequence[Servable],
+        bounds: SequenceBounds,
+    ) -> None:
+        self._model = model
+        self._tensors = tensors
+        self._bounds = bounds
+        self._instances = list(instances)
+        self._calls = [Calls(model, version, instance) for instance in instances]
+        executors = [executor for instance in instances for executor in instance.counters.executors]
+        self.counters = VersionCounters([], executors)
+        #: guards the scheduler and what follows
+        self._lock = threading.Lock()
+        key = _key_with_states if tensors.has_open_states else None
+        self._scheduler: Scheduler[SequenceRequest] = Scheduler(model, rules, key)
+        self._is_busy = [False] * len(self._instances)
+        #: by instance, batches of one request each that are run before all others: those of a batch that has failed
+        self._alone: list[deque[Rows]] = [deque() for _ in self._instances]
+        self._request_bytes = 0
+        self._state_bytes = 0
+        self._is_closed = False
+        #: wakes the task that keeps time; None while there is none
+        self._wake: Callable[[], None] | None = None
+        self._sleeps_until_ns = 0
+        self._limit: LineLimit[str] = LineLimit()
+        self._corrid = next((c for c in tensors.controls if c.kind is ControlKind.CORRID), None)
+
+    # --- requests in -------------------------------------------------------------------------------------------------
+
+    def way(self, row_shapes: RowShapes) -> SequenceWay:
+        """See ``SequencePort``."""
+        inputs = self._tensors.whole.inputs
+        shapes = tuple([(index, inputs[index].to_wire(shape)) for index, shape in row_shapes])
+        packed = all(inputs[index].datatype.size for index, _ in row_shapes)
+        return SequenceWay(packed, shapes, shapes)
+
+    def add(self, request: SequenceRequest, identifier: Identifier, *, start: bool, end: bool, timeout_us: int) -> None:
+        """See ``Batcher``."""
+        corrid = self._corrid
+        if corrid is not None and isinstance(identifier, str) is not (not corrid.datatype.size):
+            kind = "BYTES" if isinstance(identifier, str) else "UINT64"
+            name = self._tensors.whole.inputs[corrid.index].name
+            raise InvalidRequest(
+                f"sequence batching control '{name}' data-type is '{kind}', but model '{self._model}' expects "
+                f"'{corrid.datatype.name}'"
+            )
+        now_ns = time.monotonic_ns()
+        given_up: list[Given[SequenceRequest]] = []
+        with self._lock:
+            scheduler, bounds = self._scheduler, self._bounds
+            if self._is_closed and start:
+                raise Unavailable(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+            if scheduler.requests >= bounds.requests or self._request_bytes + request.size > bounds.request_bytes:
+                raise Overloaded(
+                    f"model '{self._model}': {scheduler.requests} requests of sequences wait, with "
+                    f"{self._request_bytes} bytes; try again later, or raise 'capacity' in its configuration"
+                )
+            if start and self._state_bytes > bounds.state_bytes:
+                raise Overloaded(
+                    f"model '{self._model}': the states of {len(scheduler)} sequences take {self._state_bytes} bytes, "
+                    f"and may take {bounds.state_bytes}; try again when some have ended"
+                )
+            for idle in scheduler.idle_since(now_ns):
+                given_up += self._give_up(idle)
+            due_ns = now_ns + timeout_us * 1_000 if timeout_us else 0
+            scheduler.add(
+                request,
+                identifier,
+                now_ns,
+                shapes=request.way.key,
+                start=start,
+                end=end,
+                due_ns=due_ns,
+            )
+            self._request_bytes += request.size
+            self._wake_at(min(now_ns + scheduler.rules.idle_ns, due_ns or _NEVER_NS))
+        assert not given_up  # idle sequences have no requests
+
+    def commit(self) -> None:
+        """See ``Batcher``."""
+        for instance in range(len(self._instances)):
+            self._pump(instance)
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _pump(self, instance: int) -> None:
+        """Have an instance run its next batch, if it is free and has one that is due."""
+        while True:
+            with self._lock:
+                if self._is_busy[instance]:
+                    return
+                if self._alone[instance]:
+                    rows = self._alone[instance].popleft()
+                else:
+                    due_ns = self._scheduler.due_ns(instance)
+                    if due_ns is None:
+                        return
+                    if due_ns > time.monotonic_ns() and not self._is_closed:
+                        self._wake_at(due_ns)
+                        return
+                    rows = self._scheduler.choose(instance)
+                self._is_busy[instance] = True
+            if self._run(instance, rows):
+                return
+
+    def _run(self, instance: int, rows: Rows) -> bool:
+        """Run a batch; returns whether it is under way, or was and is done with."""
+        now_ns = time.monotonic_ns()
+        left: Rows = [row if row is not None and _is_wanted(row, now_ns) else None for row in rows]
+        unwanted = [row for row, still in zip(rows, left, strict=True) if row is not None and still is None]
+        for row in unwanted:
+            self._cancel(row, now_ns)
+        if not self._scheduler.rules.by_slot:
+            left = [row for row in left if row is not None]
+        while left and left[-1] is None:
+            left.pop()
+        if not left:
+            with self._lock:
+                self._is_busy[instance] = False
+            return False
+        wanted = [row for row in left if row is not None]
+        call = ModelCall(
+            len(left),
+            partial(self._finish, instance, left),
+            is_wanted=lambda by_ns: any(_is_wanted(row, by_ns) for row in wanted),
+            requests=((1, len(wanted)),),
+        )
+        try:
+            self._calls[instance].submit(call, *self._inputs(left, wanted[0]))
+        except RequestError as error:
+            moment = Timing(now_ns, now_ns, now_ns, now_ns)
+            self._finish(instance, left, Outcome(None, 0, len(left), error, moment, now_ns))
+        return True
+
+    def _inputs(self, rows: Rows, first: Given[SequenceRequest]) -> tuple[RowShapes, list[bytes]]:
+        """The shapes and the bytes of all inputs of a batch. Null rows are zeros, and empty texts."""
+        tensors = self._tensors
+        inputs = tensors.whole.inputs
+        shapes = list(first.own.way.shapes)
+        nulls = tuple(
+            bytes(len(content)) if inputs[index].datatype.size else bytes(4 * prod(shape))
+            for (index, shape), content in zip(shapes, first.own.contents, strict=True)
+        )
+        given = [nulls if row is None else row.own.contents for row in rows]
+        contents = [b"".join([own[at] for own in given]) for at in range(len(shapes))]
+        for control in tensors.controls:
+            shapes.append((control.index, (1,)))
+            contents.append(_control(control, rows))
+        if tensors.states:
+            null = self._states_before(first)
+            states = [null if row is None else self._states_before(row) for row in rows]
+            for at, state in enumerate(tensors.states):
+                shapes.append((state.input, null.shapes[at]))
+                contents.append(b"".join([own.contents[at] for own in states]))
+        return tuple(shapes), contents
+
+    def _states_before(self, row: Given[SequenceRequest]) -> RowStates:
+        """The states that a request is given. A null row has those of another one, which does no harm."""
+        if row.start:
+            return self._tensors.initial
+        before: RowStates | None = row.sequence.state
+        return before or self._tensors.initial
+
+    def _finish(self, instance: int, rows: Rows, outcome: Outcome) -> None:
+        """A batch has run, or failed. In the thread that has run it."""
+        outputs = outcome.outputs
+        wanted = [row for row in rows if row is not None]
+        alone = outcome.error is not None and len(wanted) > 1 and not isinstance(outcome.error, Overloaded | TooLate)
+        states: list[RowStates] = []
+        if outputs is not None and self._tensors.states:
+            states = self._tensors.states_of(outputs, outcome.first, len(rows))
+        with self._lock:
+            if alone:
+                # Only those fail that cause the failure.
+                self._alone[instance].extend(self._by_itself(rows, at) for at, row in enumerate(rows) if row)
+            else:
+                for at, row in enumerate(rows):
+                    if row is not None:
+                        if row.end or row.sequence.is_given_up:
+                            self._keep(row.sequence, None)
+                        elif states:
+                            self._keep(row.sequence, states[at])
+                        self._request_bytes -= row.own.size
+                        self._scheduler.done(row)
+            self._is_busy[instance] = False
+        if not alone:
+            _deliver(rows, outcome)
+        self._pump(instance)
+        self._end_if_drained()
+
+    def _by_itself(self, rows: Rows, at: int) -> Rows:
+        return [*([None] * at), rows[at]] if self._scheduler.rules.by_slot else [rows[at]]
+
+    def _keep(self, sequence: Running[SequenceRequest], states: RowStates | None) -> None:
+        """Keep the states of a sequence, None for none. With the lock held."""
+        before: RowStates | None = sequence.state
+        self._state_bytes += (states.size if states is not None else 0) - (before.size if before is not None else 0)
+        sequence.state = states
+
+    # --- the end of sequences ----------------------------------------------------------------------------------------
+
+    def _cancel(self, row: Given[SequenceRequest], now_ns: int) -> None:
+        """Nobody waits for a request any more: its sequence ends, and so do the requests behind it."""
+        with self._lock:
+            self._request_bytes -= row.own.size
+            left = self._give_up(row.sequence)
+            self._scheduler.done(row)
+        moment = Timing(now_ns, now_ns, now_ns, now_ns)
+        _deliver([row, *left], Outcome(None, 0, 0, TooLate("Deadline Exceeded"), moment, now_ns))
+
+    def _give_up(self, sequence: Running[SequenceRequest]) -> list[Given[SequenceRequest]]:
+        """End a sequence, and return its requests that have not run. With the lock held."""
+        left = self._scheduler.give_up(sequence)
+        self._request_bytes -= sum(request.own.size for request in left)
+        self._keep(sequence, None)
+        return left
+
+    def _sweep(self) -> int:
+        """Give up what is idle or was in the backlog for too long; returns when to look again, monotonic ns."""
+        now_ns = time.monotonic_ns()
+        failed: list[Given[SequenceRequest]] = []
+        with self._lock:
+            scheduler = self._scheduler
+            for idle in scheduler.idle_since(now_ns):
+                self._give_up(idle)
+            for late in scheduler.expired(now_ns):
+                failed += self._give_up(late)
+            again = [_NEVER_NS]
+            idle_ns = scheduler.next_idle_ns()
+            if idle_ns is not None:
+                again.append(max(idle_ns + 1, now_ns + _SWEEP_NS))
+            due_ns = scheduler.next_expired_ns()
+            if due_ns is not None:
+                again.append(max(due_ns, now_ns + 10**6))
+            again += [
+                due
+                for instance, is_busy in enumerate(self._is_busy)
+                if not is_busy and (due := scheduler.due_ns(instance)) is not None and due > now_ns
+            ]
+            self._sleeps_until_ns = min(again)
+        if failed:
+            moment = Timing(now_ns, now_ns, now_ns, now_ns)
+            error = Unavailable("timeout of the corresponding sequence has been expired")
+            _deliver(failed, Outcome(None, 0, 0, error, moment, now_ns))
+        self.commit()
+        return self._sleeps_until_ns
+
+    def _wake_at(self, when_ns: int) -> None:
+        """Have the task that keeps time look by then. With the lock held."""
+        if when_ns < self._sleeps_until_ns and self._wake is not None:
+            self._sleeps_until_ns = when_ns
+            self._wake()
+
+    # --- Servable ----------------------------------------------------------------------------------------------------
+
+    @property
+    def signature(self) -> Signature:
+        """See ``Servable``: what clients see."""
+        return self._tensors.signature
+
+    @property
+    def ready(self) -> bool:
+        """See ``Servable``."""
+        return all(instance.ready for instance in self._instances)
+
+    def port(self, consumer: Consumer) -> SequencePort:
+        """See ``Servable``."""
+        self.counters.workers.append(consumer.counters)
+        return SequencePort(self, self._model, consumer)
+
+    def statistics(self) -> VersionStatistics:
+        """See ``Servable``."""
+        own = [instance.statistics() for instance in self._instances]
+        with self._lock:
+            waiting = self._scheduler.requests
+            held_bytes = self._request_bytes + self._state_bytes
+        occupancy = Occupancy(
+            **{
+                name: sum(getattr(one.occupancy, name) for one in own)
+                for name in Occupancy.__slots__
+                if name not in ("waiting", "row_capacity", "in_flight_bytes", "capacity_bytes")
+            },
+            waiting=waiting,
+            row_capacity=self._bounds.requests,
+            in_flight_bytes=held_bytes + sum(one.occupancy.in_flight_bytes for one in own),
+            capacity_bytes=self._bounds.request_bytes + self._bounds.state_bytes,
+        )
+        return VersionStatistics(
+            requests=self.counters.requests(),
+            batches=self.counters.batches(),
+            batch_durations=self.counters.batch_durations(),
+            batch_runs=self.counters.batch_runs(),
+            occupancy=occupancy,
+            batch_size=own[0].batch_size,
+            executors=sum(one.executors for one in own),
+            pool_threads=sum(one.pool_threads for one in own),
+            memory_kind=own[0].memory_kind,
+        )
+
+    def describe(self, most: int) -> list[str]:
+        """See ``Servable``: the sequences, and what the instances say."""
+        with self._lock:
+            scheduler = self._scheduler
+            lines = [
+                f"{len(scheduler)} sequences, {scheduler.backlog} of them in the backlog; {scheduler.requests} "
+                f"requests wait with {self._request_bytes} bytes; states take {self._state_bytes} bytes"
+            ]
+        for instance in self._instances:
+            lines += instance.describe(most)
+        return lines
+
+    async def run(self, host: Host) -> None:
+        """See ``Servable``."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_time)
+            async with trio.open_nursery() as instances:
+                for instance in self._instances:
+                    instances.start_soon(instance.run, host)
+            nursery.cancel_scope.cancel()
+
+    async def _keep_time(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+        send, receive = trio.open_memory_channel[None](1)
+
+        def note() -> None:
+            try:
+                send.send_nowait(None)
+            except trio.WouldBlock:
+                pass  # it is about to look
+
+        with self._lock:
+            self._wake = partial(token.run_sync_soon, note)
+        try:
+            while True:
+                until_ns = self._sweep()
+                with trio.move_on_after(max(0, until_ns - time.monotonic_ns()) / 1e9):
+                    await receive.receive()
+        finally:
+            with self._lock:
+                self._wake = None
+
+    def close(self, *, workers_ended: bool = False) -> None:
+        """See ``Servable``. Sequences of the backlog end; what waits in slots is answered."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            self._is_closed = True
+            left: list[Given[SequenceRequest]] = []
+            for sequence in list(self._scheduler):
+                if sequence.slot < 0:
+                    left += self._give_up(sequence)
+        moment = Timing(now_ns, now_ns, now_ns, now_ns)
+        error = ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        _deliver(left, Outcome(None, 0, 0, error, moment, now_ns))
+        self.commit()
+        self._end_if_drained()
+
+    def _end_if_drained(self) -> None:
+        if not self._is_closed:
+            return
+        with self._lock:
+            if self._scheduler.requests or any(self._is_busy) or any(self._alone):
+                return
+        for instance in self._instances:
+            instance.close()
+
+    def free(self) -> None:
+        """See ``Servable``."""
+        with self._lock:
+            for sequence in list(self._scheduler):
+                self._give_up(sequence)
+        for instance in self._instances:
+            instance.free()
+
+
+def _is_wanted(row: Given[SequenceRequest], by_ns: int) -> bool:
+    return row.own.port.consumer.is_wanted(row.own.context, by_ns)
+
+
+def _key_with_states(request: Given[SequenceRequest]) -> Any:
+    """What requests have to have in common to share a batch, where the shapes of states change."""
+    states: RowStates | None = None if request.start else request.sequence.state
+    return request.shapes, None if states is None else states.shapes
+
+
+def _control(control: Control, rows: Rows) -> bytes:
+    """The bytes of a control input of a batch."""
+    false, true = control.false, control.true
+    match control.kind:
+        case ControlKind.START:
+            return b"".join([true if row is not None and row.start else false for row in rows])
+        case ControlKind.END:
+            return b"".join([true if row is not None and row.end else false for row in rows])
+        case ControlKind.READY:
+            return b"".join([false if row is None else true for row in rows])
+    return b"".join([false if row is None else control.corrid(row.sequence.identifier) for row in rows])
+
+
+def _deliver(rows: Sequence[Given[SequenceRequest] | None], outcome: Outcome) -> None:
+    """Hand the outcome of a batch to the ports of its requests."""
+    pending: dict[SequencePort, list[PendingRequest]] = {}
+    for at, row in enumerate(rows):
+        if row is not None:
+            own = row.own
+            pending.setdefault(own.port, []).append((own.context, outcome.first + at, 1, None))
+    for port, requests in pending.items():
+        try:
+            port.finish(BatchResult(requests, outcome.outputs, outcome.error, outcome.timing))
+        except Exception:
+            logger.exception("handing the outcome of a batch of sequences to its port failed")
