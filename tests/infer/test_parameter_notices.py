@@ -15,7 +15,7 @@ def parameters(**values: dict[str, Any]) -> dict[str, InferParameter]:
     return {key: InferParameter(**value) for key, value in values.items()}
 
 
-STATE = "models keep no state between requests"
+STATE = "the model has no sequences"
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Itera
 
 
 _WITHOUT_EFFECT: Final = {
-    "sequence_id": "models keep no state between requests",
-    "sequence_start": "models keep no state between requests",
-    "sequence_end": "models keep no state between requests",
+    "sequence_id": "the model has no sequences",
+    "sequence_start": "the model has no sequences",
+    "sequence_end": "the model has no sequences",
     "priority": "all requests have one priority",
     "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
 }

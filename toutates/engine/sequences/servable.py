@@ -103,6 +103,7 @@ class SequenceServable:
         self._request_bytes = 0
         self._state_bytes = 0
         self._is_closed = False
+        self._workers_ended = False
         #: wakes the task that keeps time; None while there is none
         self._wake: Callable[[], None] | None = None
         self._sleeps_until_ns = 0
@@ -272,7 +273,9 @@ class SequenceServable:
         if not alone:
             _deliver(rows, outcome)
         self._pump(instance)
-        self._end_if_drained()
+        if self._is_closed:
+            with self._lock:
+                self._wake_at(0)
 
     def _by_itself(self, rows: Rows, at: int) -> Rows:
         return [*([None] * at), rows[at]] if self._scheduler.rules.by_slot else [rows[at]]
@@ -405,6 +408,7 @@ class SequenceServable:
             nursery.cancel_scope.cancel()
 
     async def _keep_time(self) -> None:
+        """Look after what is due, and close the instances once there is nothing left for them to run."""
         token = trio.lowlevel.current_trio_token()
         send, receive = trio.open_memory_channel[None](1)
 
@@ -419,6 +423,15 @@ class SequenceServable:
         try:
             while True:
                 until_ns = self._sweep()
+                with self._lock:
+                    is_drained = self._is_drained
+                    workers_ended = self._workers_ended
+                if is_drained:
+                    # Here, because an instance is closed in its own event loop.
+                    for instance in self._instances:
+                        instance.close(workers_ended=workers_ended)
+                    if workers_ended:
+                        return
                 with trio.move_on_after(max(0, until_ns - time.monotonic_ns()) / 1e9):
                     await receive.receive()
         finally:
@@ -430,6 +443,7 @@ class SequenceServable:
         now_ns = time.monotonic_ns()
         with self._lock:
             self._is_closed = True
+            self._workers_ended = self._workers_ended or workers_ended
             left: list[Given[SequenceRequest]] = []
             for sequence in list(self._scheduler):
                 if sequence.slot < 0:
@@ -438,16 +452,13 @@ class SequenceServable:
         error = ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
         _deliver(left, Outcome(None, 0, 0, error, moment, now_ns))
         self.commit()
-        self._end_if_drained()
-
-    def _end_if_drained(self) -> None:
-        if not self._is_closed:
-            return
         with self._lock:
-            if self._scheduler.requests or any(self._is_busy) or any(self._alone):
-                return
-        for instance in self._instances:
-            instance.close()
+            self._wake_at(0)
+
+    @property
+    def _is_drained(self) -> bool:
+        """Whether no request will come or is left. With the lock held."""
+        return self._is_closed and not (self._scheduler.requests or any(self._is_busy) or any(self._alone))
 
     def free(self) -> None:
         """See ``Servable``."""
