@@ -100,8 +100,8 @@ class Scene:
         return caller
 
     def ask(self, identifier: int, x: float, flags: str = "") -> float | RequestError:
-        caller = self.add(identifier, x, flags)
-        return self.answers(caller)[0]
+        answer: float | RequestError = self.answers(self.add(identifier, x, flags))[0]
+        return answer
 
     def answers(self, *callers: Caller) -> list[Any]:
         self.port.commit(inline=False)
