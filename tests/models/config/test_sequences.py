@@ -96,6 +96,9 @@ REFUSED = {
         "oldest { preferred_batch_size: 9 }",
         "sequence batching preferred batch size must be <= max batch size for m",
     ),
+    "candidates": ("oldest { max_candidate_sequences: 2000000000 }", "is not from 0 to 1048576"),
+    "delay": ("direct { max_queue_delay_microseconds: 60000001 }", "max_queue_delay_microseconds: is above 60000000"),
+    "idle": ("max_sequence_idle_microseconds: 1000000000001", "max_sequence_idle_microseconds: is above"),
     "utilization": (
         "direct { minimum_slot_utilization: 1.5 }",
         "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",

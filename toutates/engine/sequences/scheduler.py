@@ -104,8 +104,10 @@ class Scheduler(Generic[T]):
         #: those whose id is in use, the one that had no request for longest first
         self._live: OrderedDict[Identifier, Sequence[T]] = OrderedDict()
         self._backlog: deque[Sequence[T]] = deque()
-        #: free slots: (slot, instance), the lowest slot first, so that instances fill evenly
-        self._free = [(slot, instance) for slot in range(rules.slots) for instance in range(rules.instances)]
+        #: slots that are free again: (slot, instance), the lowest slot first, so that instances fill evenly
+        self._free: list[tuple[int, int]] = []
+        #: how many were ever taken, in the same order
+        self._used = 0
         self._slots: list[dict[int, Sequence[T]]] = [{} for _ in range(rules.instances)]
         #: by instance, sequences with a request that could run now, by slot; the one that could for longest first
         self._ready: list[dict[int, Sequence[T]]] = [{} for _ in range(rules.instances)]
@@ -156,7 +158,7 @@ class Scheduler(Generic[T]):
                 )
             sequence = Sequence(identifier, now_ns, waiting=deque())
             self._live[identifier] = sequence
-            if self._free:
+            if self._free or self._used < self.rules.slots * self.rules.instances:
                 self._place(sequence)
             else:
                 self._backlog.append(sequence)
@@ -265,7 +267,11 @@ class Scheduler(Generic[T]):
     # --- slots -------------------------------------------------------------------------------------------------------
 
     def _place(self, sequence: Sequence[T]) -> None:
-        sequence.slot, sequence.instance = heapq.heappop(self._free)
+        if self._free:  # these are lower than those that were never taken
+            sequence.slot, sequence.instance = heapq.heappop(self._free)
+        else:
+            sequence.slot, sequence.instance = divmod(self._used, self.rules.instances)
+            self._used += 1
         self._slots[sequence.instance][sequence.slot] = sequence
 
     def _leave_slot(self, sequence: Sequence[T]) -> None:

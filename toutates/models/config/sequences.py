@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT_IDLE_US",
     "MAX_CANDIDATES",
     "MAX_IDLE_US",
+    "MAX_QUEUE_DELAY_US",
     "ControlSettings",
     "SequenceSettings",
     "StateSettings",
@@ -43,7 +44,7 @@ MAX_CANDIDATES: Final = 2**20
 #: Datatypes of controls that are true or false, and of ids.
 CONTROL_TYPES: Final = ("INT32", "FP32", "BOOL")
 CORRID_TYPES: Final = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
-_MAX_DELAY_US: Final = 60_000_000
+MAX_QUEUE_DELAY_US: Final = 60_000_000
 _MAX_BATCH_SIZE: Final = 2**20
 
 
@@ -122,7 +123,7 @@ def read_sequences(section: Section | None) -> SequenceSettings | None:
         strategy=strategy,
         max_idle_us=section.optional_integer("max_idle_us", MAX_IDLE_US, 1_000_000) or defaults.max_idle_us,
         max_candidates=section.optional_integer("max_candidates", MAX_CANDIDATES, 64, lowest=0) or 0,
-        max_queue_delay_us=section.optional_integer("max_queue_delay_us", _MAX_DELAY_US, 100, lowest=0) or 0,
+        max_queue_delay_us=section.optional_integer("max_queue_delay_us", MAX_QUEUE_DELAY_US, 100, lowest=0) or 0,
         minimum_slot_utilization=section.optional_number("minimum_slot_utilization", 1, 0.5) or 0.0,
         preferred_batch_sizes=section.integers("preferred_batch_sizes", _MAX_BATCH_SIZE, "[4, 8]"),
         max_state_bytes=section.optional_integer("max_state_bytes", 2**50, 2**30) or defaults.max_state_bytes,

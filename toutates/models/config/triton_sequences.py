@@ -10,6 +10,9 @@ from toutates.models.config.problems import Problems
 from toutates.models.config.sequences import (
     CORRID_TYPES,
     DEFAULT_IDLE_US,
+    MAX_CANDIDATES,
+    MAX_IDLE_US,
+    MAX_QUEUE_DELAY_US,
     ControlSettings,
     Kind,
     SequenceSettings,
@@ -134,8 +137,12 @@ class _Reader:
                     f"sequence batching preferred batch size must {bound} for {self._model}",
                     f"write sizes from 1 to {most}",
                 )
-        if batching.oldest.max_candidate_sequences < 0:
-            self._refuse("oldest.max_candidate_sequences", "is negative", "write such as 64")
+        if not 0 <= batching.oldest.max_candidate_sequences <= MAX_CANDIDATES:
+            self._refuse("oldest.max_candidate_sequences", f"is not from 0 to {MAX_CANDIDATES}", "write such as 64")
+        if strategy.max_queue_delay_microseconds > MAX_QUEUE_DELAY_US:
+            self._refuse("max_queue_delay_microseconds", f"is above {MAX_QUEUE_DELAY_US}", "write such as 500")
+        if batching.max_sequence_idle_microseconds > MAX_IDLE_US:
+            self._refuse("max_sequence_idle_microseconds", f"is above {MAX_IDLE_US}", "write such as 5000000")
         return SequenceSettings(
             strategy="oldest" if is_oldest else "direct",
             max_idle_us=batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US,
