@@ -17,9 +17,11 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 import requests
+from onnx import TensorProto, helper
 
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.process import ROOT, ServerProcess, running
+from tests.engine.support import model, tensor
 from tests.text_models import encoder_graph, hidden, ids_of, make_folder
 from tests.waiting import wait_until
 
@@ -51,6 +53,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         modules=None,
         config={"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
     )
+    # One that is no text model, but makes a vector of a string.
+    node = helper.make_node(
+        "LabelEncoder", ["text"], ["embedding"], domain="ai.onnx.ml", keys_strings=["one"], values_floats=[1.0]
+    )
+    (path / "labels" / "1").mkdir(parents=True)
+    graph = model([node], [tensor("text", ["n", 1], TensorProto.STRING)], [tensor("embedding", ["n", 1])])
+    (path / "labels" / "1" / "model.onnx").write_bytes(graph)
     make_folder(path / "broken")
     (path / "broken" / "tokenizer.json").write_text("{")
     return path
@@ -204,6 +213,12 @@ def test_routes_of_tei(server: ServerProcess) -> None:
 
 
 def test_the_proxys_route(server: ServerProcess) -> None:
+    assert ask(server, "/v1/embedding?model=labels", [{"query": "one"}, {"query": "é"}]).json() == [
+        {"embedding": [1.0]},
+        {"embedding": [0.0]},
+    ]
+    answer = ask(server, "/v1/embedding?model=mood", [{"query": "one"}])
+    assert (answer.status_code, answer.json()) == (400, {"msg": "the model 'mood' is not an embedding model"})
     document = ask(server, "/v1/embedding", [{"query": "one"}, {"query": "two"}]).json()
     npt.assert_allclose([entry["embedding"] for entry in document], [vector_of("one"), vector_of("two")], atol=1e-6)
 

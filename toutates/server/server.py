@@ -184,7 +184,8 @@ class Server:
                 nursery.start_soon(self._monitoring.log_dump)
         elif number == signal.SIGHUP:
             self._api_keys.reload()
-            if self._certificate.reload():
+            only_keys = self._options.api_key_file is not None and self._options.tls is None
+            if not only_keys and self._certificate.reload():
                 self.workers.use_tls(self._certificate.contexts)
         elif number == signal.SIGUSR1:
             self._logs.control.toggle_debug()

@@ -206,6 +206,12 @@ def test_models_are_listed(api: Front) -> None:
     assert (answer.status, answer.document["error"]["code"]) == (404, "model_not_found")
     assert api.ask("/v1/models", {}).status == 405
     assert api.ask("/v1/embeddings").status == 405
+    with front() as other:  # whose connection ends with it
+        answer = other.ask("/v1/models", b"x" * 70_000, method="GET")
+        assert (answer.status, answer.document["error"]["message"]) == (
+            413,
+            "the request's body has more than 65536 bytes",
+        )
 
 
 def test_who_is_one_too_many_is_told_when_to_come_again() -> None:

@@ -102,8 +102,8 @@ class TextApis:
         if problem is None and head.method == "POST":
             return self._max_body
         if not 0 <= head.body_size <= _MAX_UNREAD:
-            answer = route.form.refuse(problem or Problem(Kind.TOO_LARGE, "the request has a body"))
-            raise Refused(answer.status, str(problem))
+            problem = problem or Problem(Kind.TOO_LARGE, f"the request's body has more than {_MAX_UNREAD} bytes")
+            raise Refused(route.form.refuse(problem).status, str(problem))
         return _MAX_UNREAD
 
     def _problem(self, head: Head, route: Route) -> Problem | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from toutates.api.rest.answers import Answer
 from toutates.api.text.lookup import Wants
@@ -13,9 +13,7 @@ from toutates.api.text.reading import BodyReader
 from toutates.backends.text.interface import FoundText, Text, TextOptions, TextResult
 from toutates.models.table import ModelTable
 
-__all__ = ["JSON", "Asked", "Computing", "Form", "Page", "Route", "Stepwise"]
-
-JSON: Final = b"content-type: application/json\r\n"
+__all__ = ["Asked", "Computing", "Form", "Page", "Route", "Stepwise"]
 
 
 @dataclass(frozen=True, slots=True)
