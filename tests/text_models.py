@@ -77,14 +77,19 @@ def make_tokenizer() -> Tokenizer:
 
 
 def encoder_graph(
-    output: str = "last_hidden_state", *, integers: int = TensorProto.INT64, extra: Sequence[str] = ()
+    output: str = "last_hidden_state",
+    *,
+    integers: int = TensorProto.INT64,
+    extra: Sequence[str] = (),
+    columns: int = DIM,
 ) -> bytes:
-    """hidden + the mean of the unmasked; ``extra`` inputs are added to it, so that wrong ones change the vectors.
+    """A token and half of the mean of the unmasked; ``extra`` inputs are added, so that wrong ones change the vectors.
 
     Args:
         output: its name. ``logits`` of two dimensions are the mean alone; ``sentence_embedding`` likewise.
         integers: type of the inputs.
         extra: further inputs, such as token_type_ids: ten times their value is added to a token.
+        columns: of what is pooled.
     """
 
     def node(kind: str, inputs: Sequence[str], result: str, **attributes: Any) -> Any:
@@ -111,8 +116,12 @@ def encoder_graph(
         ]
         state = f"state{at + 1}"
     pooled = output in ("logits", "sentence_embedding")
-    nodes.append(node("Squeeze", ["mean", "first"], output) if pooled else node("Identity", [state], output))
-    shape: list[str | int | None] = ["batch", DIM] if pooled else ["batch", "length", DIM]
+    if pooled:
+        nodes.append(node("Squeeze", ["mean", "first"], "whole"))
+        nodes.append(node("Slice", ["whole", "start", "columns", "first"], output))
+    else:
+        nodes.append(node("Identity", [state], output))
+    shape: list[str | int | None] = ["batch", columns] if pooled else ["batch", "length", DIM]
     names = ["input_ids", "attention_mask", *extra]
     graph = helper.make_graph(
         nodes,
@@ -123,6 +132,8 @@ def encoder_graph(
             numpy_helper.from_array(_TABLE, "table"),
             numpy_helper.from_array(np.array([1], np.int64), "first"),
             numpy_helper.from_array(np.array([2], np.int64), "last"),
+            numpy_helper.from_array(np.array([0], np.int64), "start"),
+            numpy_helper.from_array(np.array([columns], np.int64), "columns"),
             numpy_helper.from_array(np.array(0.5, np.float32), "half"),
             numpy_helper.from_array(np.array(10, np.float32), "ten"),
         ],

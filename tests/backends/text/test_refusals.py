@@ -306,6 +306,10 @@ def test_a_graph_that_is_missing_or_of_another_task_is_refused(tmp_path: Path) -
     assert "toutates import" in refusal(path)
     (path / "model.onnx").write_bytes(encoder_graph("logits"))
     assert "Export it again for the task of the model, which is embed" in refusal(path)
+    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}
+    make_folder(path, graph=encoder_graph("logits"), modules=None, config=labels)
+    (path / "modules.json").unlink()
+    assert "the graph returns 6 scores, and config.json has 2 labels" in refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,11 @@ class TextKind:
             raise source.refused(source.left_over[0], "is no parameter of text models", f"one of {', '.join(_KEYS)}")
         dimensions, run_ns = _try(folder, reader, computing, info)
         info = replace(info, dimensions=dimensions)
+        if info.task is not Task.EMBED and dimensions != len(info.labels):
+            raise ModelLoadError(
+                f"the graph returns {dimensions} scores, and config.json has {len(info.labels)} labels; copy the files "
+                "of one and the same model"
+            )
         signature = signature_of(
             *_tensors(info), settings, source=configuration.source, declared=configuration.declared
         )
