@@ -23,6 +23,7 @@ from fuzz.attacks.honest import HonestError, RawClient
 from fuzz.attacks.wire import INFER, framed, infer_message
 from fuzz.soak import rest_clients
 from fuzz.soak.account import Entry
+from fuzz.soak.length_clients import run_lengths
 from fuzz.soak.python_clients import run_python
 from fuzz.soak.questions import Question
 from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
@@ -207,6 +208,7 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "raw HTTP/2": run_raw,
         "tritonclient, streams": run_streams,
         "Python models, a process of which dies": run_python,
+        "rows of any length": run_lengths,
         "REST: tritonclient.http, JSON, binary, compressed": rest_clients.run_tritonclient,
         "REST: pipelined bytes": rest_clients.run_pipelined,
         "REST: clients that leave in the middle of a request": rest_clients.run_rude,

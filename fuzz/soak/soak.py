@@ -18,6 +18,7 @@ from fuzz.attacks.models import build_repository
 from fuzz.attacks.registry import ATTACKS
 from fuzz.soak.account import Account, Entry, take_sample
 from fuzz.soak.clients import clients
+from fuzz.soak.length_clients import ENCODER, build_encoder
 from fuzz.soak.python_clients import PYTHON_MODELS, build_python_models
 from fuzz.soak.questions import MODELS, Questions
 from fuzz.soak.round import Round
@@ -166,7 +167,8 @@ def soak(plan: Plan, folder: Path) -> Account:
     kinds = stress.build_kinds(models, plan.seed)
     build_repository(models)
     build_python_models(models)
-    names = [*stress.MODELS, *MODELS, *PYTHON_MODELS, "victim", "shapes", "generator"]
+    build_encoder(models)
+    names = [*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, "victim", "shapes", "generator"]
     flags = ["--load-models", ",".join(names), "--processing-cores", str(plan.workers), *_FLAGS]
     with running(models, folder, flags, FRESH) as server:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)
