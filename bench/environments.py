@@ -24,6 +24,7 @@ _PIP_SECONDS = 900
 _PERF_ANALYZER = ("tritonclient==2.48.0", "nvidia-cuda-runtime-cu12")
 _TRITON = ("nvidia-pytriton==0.7.0",)
 _MLSERVER = ("mlserver",)
+_FASTEMBED = ("fastembed",)
 _FASTAPI = ("fastapi", "uvicorn[standard]", "orjson")
 # Debian's packages of the libraries that perf_analyzer is linked with and no wheel brings.
 _DEBIAN_LIBRARIES = {"libb64.so.0d": "libb64-0d"}
@@ -63,6 +64,10 @@ class Environments:
     def fastapi(self) -> Path:
         """The interpreter that has FastAPI, uvicorn and orjson, likewise."""
         return self._python("fastapi", (*_FASTAPI, f"onnxruntime=={ort.__version__}"))
+
+    def fastembed(self) -> Path:
+        """The interpreter that has fastembed, likewise."""
+        return self._python("fastembed", (*_FASTEMBED, f"onnxruntime=={ort.__version__}"))
 
     def triton(self) -> Path:
         """The interpreter that has nvidia-pytriton, likewise."""

@@ -63,6 +63,9 @@ def markdown(results: Results, plots: Sequence[tuple[str, str]] = ()) -> str:
         parts += _model(summary, model, cells)
         if any(protocol_of(cell.load) != GRPC for cell in cells):
             parts += _rest(summary, cells)
+    of_texts = [cell for cell in summary.cells if cell.part == "text"]
+    if of_texts:
+        parts += _texts(summary, of_texts)
     for part, (title, axis, how) in _SWEEPS.items():
         cells = [cell for cell in summary.cells if cell.part == part]
         if cells:
@@ -227,6 +230,26 @@ def rest_and_grpc(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
 def _rate(summary: Summary, server: str, cell: Cell) -> str:
     spread = summary.spread(server, cell, lambda figure: figure.requests_per_second)
     return shown(spread.median) if spread else "-"
+
+
+def _texts(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
+    names = [cell.model for cell in cells]
+    yield "### Texts: all-MiniLM-L6-v2"
+    yield (
+        "Short questions of 2 to 10 words, paragraphs of 60 to 160, and a mix (0.7 short, 0.2 of 15 to 40 words, 0.1 "
+        "paragraphs). Servers get one text in a request of OpenAI's API, from 64 clients at once. CPU per text, µs:"
+    )
+    servers = summary.servers(cells)
+    rows = [[name, *(_cell(summary.cpu(name, cell)) for cell in cells)] for name in servers]
+    yield _table(["", *names], rows)
+    columns: tuple[tuple[str, Callable[[Figure], float | None]], ...] = (
+        ("Texts per second:", lambda figure: figure.requests_per_second),
+        ("Tokens computed for each real one:", lambda figure: figure.padded),
+    )
+    for title, value in columns:
+        yield title
+        rows = [[name, *(_cell(summary.spread(name, cell, value)) for cell in cells)] for name in servers]
+        yield _table(["", *names], [row for row in rows if any(text != "-" for text in row[1:])])
 
 
 def _sweep(summary: Summary, cells: Sequence[Cell], title: str, axis: str, how: str) -> Iterable[str]:

@@ -44,6 +44,7 @@ class Figure:
         p50_us, p99_us: latency as the client saw it.
         mean_batch: rows per run of the model, where the server counts them.
         peak_mib: most memory resident during the load.
+        padded: tokens computed for each real one, in part ``text``; None where that is not told.
     """
 
     server: str
@@ -57,6 +58,7 @@ class Figure:
     p99_us: float
     mean_batch: float | None
     peak_mib: float
+    padded: float | None = None
 
     @property
     def cpu_us(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from bench import machine, memory, servers, sweeps
+from bench import machine, memory, servers, sweeps, text_load
 from bench.client import Load
 from bench.environments import Environments, PerfAnalyzerProgram, debian_program
 from bench.errors import Unavailable
@@ -74,6 +74,11 @@ class Session:
                 for model in self._options.models:
                     self._tell(f"loads with {model}")
                     self._measure_loads(model, folder / "loads" / model, starter)
+            if text_load.PART in self._options.parts:
+                self._tell("texts")
+                own_kinds = starter.only(lambda kind: kind.name.startswith("toutates") or kind.name in own)
+                environments = self._environments
+                text_load.measure_texts(folder / "text", own_kinds, environments, self._measurer, self._results, rounds)
             if "payload" in self._options.parts:
                 loads = [
                     replace(load, protocol=protocol)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,16 @@ def test_plots_are_the_same_for_the_same_figures(tmp_path: Path) -> None:
         width = re.search(rb'width="([\d.]+)pt"', drawn)
         assert width is not None
         assert float(width[1]) < 800
+
+
+def test_texts_have_cpu_rate_and_padding_by_their_lengths() -> None:
+    results = Results("name", "now", servers={"toutates": "", "fastembed": ""})
+    for distribution, padded in (("short", 1.2), ("mix", 1.1)):
+        cell = Cell("text", distribution, "64x1")
+        results.figures.append(replace(figure("toutates", 1, 3_000, cell=cell), padded=padded))
+        results.figures.append(figure("fastembed", 1, 4_000, cell=cell))
+    text = markdown(results)
+    assert "|  | short | mix |" in text
+    assert "| toutates | 3,000 | 3,000 |" in text
+    assert "| toutates | 1.2 | 1.1 |" in text
+    assert "| fastembed | - |" not in text

