@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.declared import DeclaredTensor
 from toutates.models.config.describe import BackendName
+from toutates.models.config.other_kinds import PYTORCH_RUNTIME
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.protocol.datatypes import BY_NAME
@@ -22,6 +23,7 @@ from toutates.system.errors import ConfigurationError, ModelLoadError
 __all__ = [
     "PYTHON",
     "as_dict",
+    "backend_of",
     "completed_config",
     "instance_names",
     "parameters_of",
@@ -32,9 +34,21 @@ __all__ = [
 
 #: What a ModelConfig says of the backend.
 PYTHON: Final = BackendName("python", filename="model.py")
+#: PyTorch's Python runtime, which is a Python model of ours that runs the user's module.
+PYTORCH: Final = BackendName("pytorch", filename="model.py")
 _BY_CONFIG_NAME: Final = {datatype.config_name: datatype for datatype in BY_NAME.values()}
 #: What is taken over from ``auto_complete_config``, beside the tensors.
 _SCHEDULERS: Final = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+def backend_of(configuration: VersionConfiguration) -> BackendName:
+    """What a ModelConfig says of the backend of a version."""
+    if configuration.settings.backend != PYTORCH_RUNTIME:
+        return PYTHON
+    directory = configuration.folder.path
+    names = (PYTORCH.filename, "model.pt")
+    there = next((name for name in names if (directory / name).is_file()), PYTORCH.filename)
+    return replace(PYTORCH, filename=there)
 
 
 def start_config(model: str, configuration: VersionConfiguration) -> ModelConfig:
@@ -50,8 +64,9 @@ def start_config(model: str, configuration: VersionConfiguration) -> ModelConfig
             config.parameters[key].string_value = value
         if settings.num_executors > 1:
             config.instance_group.add(name=model, count=settings.num_executors)
-    config.name, config.backend = model, PYTHON.name
-    config.default_model_filename = configuration.settings.model_filename or PYTHON.filename
+    backend = backend_of(configuration)
+    config.name, config.backend = model, backend.name
+    config.default_model_filename = configuration.settings.model_filename or backend.filename
     return config
 
 

@@ -16,6 +16,7 @@ from toutates.backends.batches import batches_of
 from toutates.backends.python.completing import (
     PYTHON,
     as_dict,
+    backend_of,
     completed_config,
     instance_names,
     parameters_of,
@@ -39,6 +40,7 @@ from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels
+from toutates.models.config.other_kinds import PYTORCH_RUNTIME
 from toutates.models.config.settings import ModelSettings
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
@@ -52,6 +54,8 @@ __all__ = ["PythonKind"]
 
 #: How long a process may go on with a batch, or finalize, once no worker of the server is left.
 _CLOSING_S: Final = 3.0
+#: The code that runs modules of PyTorch.
+_TORCH_RUNTIME: Final = Path(__file__).parent / "child" / "torch_runtime.py"
 _INVALID_IN_NAMES: Final = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
@@ -71,7 +75,7 @@ class PythonKind:
     @property
     def backends(self) -> Sequence[str]:
         """See ``Kind``."""
-        return (PYTHON.name,)
+        return PYTHON.name, PYTORCH_RUNTIME
 
     def claims(self, version: VersionFolder) -> bool:
         """See ``Kind``."""
@@ -173,11 +177,16 @@ class _Loading:
         self._version = version = configuration.folder
         self._config = start_config(model, configuration)
         path = version.path / self._config.default_model_filename
+        is_torch = configuration.settings.backend == PYTORCH_RUNTIME
         if not path.is_file():
+            if is_torch:
+                raise ModelLoadError(f"No model found in {version.path}/['model.py', 'model.pt']")
             raise ModelLoadError(f"Python model file not found in '{path}'")
         source, parameters = configuration.source, parameters_of(self._config)
-        self._stacked = _choice(parameters, "toutates.stacked", ("false", "true"), source) == "true"
-        code = Code(model, version.number, path, version.path, version.model_dir, LineLimit())
+        self._stacked = is_torch or _choice(parameters, "toutates.stacked", ("false", "true"), source) == "true"
+        code = Code(
+            model, version.number, _TORCH_RUNTIME if is_torch else path, version.path, version.model_dir, LineLimit()
+        )
         environment = parameters.get("EXECUTION_ENV_PATH", "")
         self.isolation: Processes | Threads
         if _choice(parameters, "toutates.isolation", ("process", "thread"), source) == "process":
@@ -217,7 +226,7 @@ class _Loading:
             settings,
             version_policy=triton.version_policy if triton is not None else None,
             given=config,
-            backend=PYTHON,
+            backend=backend_of(configuration),
         )
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         # Triton batches where the configuration says so, and a model may count on it.
@@ -262,7 +271,10 @@ class _Loading:
         read_labels(settings, signature, self._version.model_dir, self._configuration.source)
         self.isolation.give_up()
         return InspectedVersion.of(
-            self._model, replace(self._configuration, settings=settings, given=config), signature, PYTHON
+            self._model,
+            replace(self._configuration, settings=settings, given=config),
+            signature,
+            backend_of(self._configuration),
         )
 
     def _complete(self) -> tuple[ModelConfig, Signature, ModelSettings]:

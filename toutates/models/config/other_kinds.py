@@ -11,7 +11,14 @@ from typing import Final, NamedTuple
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["EXTRAS", "ForeignKind", "backend_of_platform", "kind_among_files", "refuse_unknown_backend"]
+__all__ = [
+    "EXTRAS",
+    "PYTORCH_RUNTIME",
+    "ForeignKind",
+    "backend_of_platform",
+    "kind_among_files",
+    "refuse_unknown_backend",
+]
 
 
 class ForeignKind(NamedTuple):
@@ -54,6 +61,8 @@ _PLATFORMS: Final = MappingProxyType(
         "tensorflow_savedmodel": "tensorflow",
     }
 )
+#: PyTorch's Python runtime (``runtime: "model.py"``), as the name of a backend.
+PYTORCH_RUNTIME: Final = "pytorch:model.py"
 #: Backends of ours that need a package: each is an extra of the same name.
 EXTRAS: Final = ("lightgbm", "openvino", "pytorch", "sklearn", "xgboost")
 #: By the names that Triton's backends give the files of a version.

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from toutates.models.config.declared import Declared
-from toutates.models.config.other_kinds import backend_of_platform
+from toutates.models.config.other_kinds import PYTORCH_RUNTIME, backend_of_platform
 from toutates.models.config.pbtxt import PBTXT_NAME, read_pbtxt
 from toutates.models.config.problems import Problems
 from toutates.models.config.settings import (
@@ -194,7 +194,10 @@ class _Reader:
         elif platform and backend and backend != own:
             problem = f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
             self._problems.add("platform", problem, None, "keep the right one of the two")
-        return backend or own or ""
+        name = backend or own or ""
+        if name == "pytorch" and self._config.runtime == "model.py":
+            return PYTORCH_RUNTIME
+        return name
 
     def _version_policy(self) -> ModelVersionPolicy:
         policy = ModelVersionPolicy()

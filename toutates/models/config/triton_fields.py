@@ -60,7 +60,7 @@ FIELDS: Final = MappingProxyType(
         "name": _WORKS,
         "platform": _WORKS,
         "backend": _WORKS,
-        "runtime": _ignored("there is one runtime"),
+        "runtime": _WORKS,
         "max_batch_size": _WORKS,
         "version_policy": _WORKS,
         "default_model_filename": _WORKS,
