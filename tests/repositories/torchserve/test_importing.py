@@ -355,6 +355,7 @@ class Double(BaseHandler):
     assert "torch" not in sys.modules
 
 
-def test_torch_is_asked_for_where_it_is_needed(load: Any) -> None:
+def test_torch_is_asked_for_where_it_is_needed(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     with pytest.raises(RuntimeError, match="this model needs torch, which is not installed"):
         load(contents("base_handler", {"w.pt": b"1"}, serializedFile="w.pt"))
