@@ -49,7 +49,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     make_folder(
         path / "judge",
-        graph=encoder_graph("logits"),
+        graph=encoder_graph("logits", columns=1),
         modules=None,
         config={"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
     )
