@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("tritonclient.grpc")
+
 from bench.text_load import DISTRIBUTIONS, some_texts
 
 
