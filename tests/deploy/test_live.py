@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ import yaml
 from tests.deploy.support import DASHBOARDS, DEPLOY, ROOT, Expression, alerts, expressions, read_yaml, spec_of
 from tests.e2e.process import ServerProcess, environment, running
 from tests.e2e.support import triton
+from tests.ports import free_port
 from toutates.observe.metrics.spec import Presence
 
 #: By this is divided, and it stands still: this server has no models on S3. GPUs are the other exception.
@@ -95,8 +95,7 @@ def prometheus(folder: Path, target: str) -> Iterator[str]:
     config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     flags = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(["prometheus", *flags], cwd=folder, stdout=log, stderr=log)

@@ -23,6 +23,7 @@ from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, greedy_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
+from tests.ports import free_port
 from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine import executor_threads as threads_module
@@ -450,7 +451,7 @@ def test_a_server_that_was_killed_is_started_again_on_its_port_at_once(few: Path
     grpc = pytest.importorskip("grpc")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    with running(few, tmp_path / "one", ["--processing-cores", "2"]) as process:
+    with running(few, tmp_path / "one", ["--processing-cores", "2"], port=free_port()) as process:
         options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
         with grpc.insecure_channel(process.address, options=options) as channel, client_of(process.port) as client:
             method = channel.unary_unary(INFER)
@@ -478,10 +479,8 @@ def test_a_server_that_was_killed_is_started_again_on_its_port_at_once(few: Path
 def deaf_server(
     repository: Path, *, stdout: Any = None, stderr: Any = None, shell: str = ""
 ) -> Iterator[ServerProcess]:
-    """A server whose log nobody can read, on a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """A server whose log nobody can read."""
+    port = free_port()
     words = command("--model-repository", str(repository), "--grpc-addr", f"127.0.0.1:{port}")
     if shell:
         words = ["sh", "-c", f'exec "$@" {shell}', "sh", *words]

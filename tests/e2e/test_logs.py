@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.process import ServerProcess, command, environment, run, running
 from tests.e2e.wire import client_of
+from tests.ports import free_port
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import (
     LogSettingsRequest,
@@ -264,9 +265,7 @@ def test_no_request_is_in_the_log_otherwise(repository: Path, tmp_path: Path) ->
 
 def test_a_log_that_nobody_reads_holds_up_nobody(repository: Path, tmp_path: Path) -> None:
     """Its pipe is full after some hundred lines; what comes later is lost."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = ["--model-repository", str(repository), "--load-models", "slow", "--grpc-addr", f"127.0.0.1:{port}"]
     process = subprocess.Popen(
         command(*flags, "--access-log-rate", "1"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()

@@ -31,6 +31,7 @@ from tests.e2e.support import (
 )
 from tests.e2e.wire import client_of, framed
 from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting, wait_until
+from tests.ports import dead_port
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e47{:02x}"
 PARENT: Final = "00f067aa0ba902b7"
@@ -264,10 +265,8 @@ def counted_of(server: ServerProcess) -> tuple[int, int]:
 
 
 def test_collector_that_is_down_is_a_warning_and_no_more(repository: Path, tmp_path: Path) -> None:
-    with collecting() as collector:
-        url = collector.url
-    flags = ["--load-models", "mlp", "--trace-endpoint", url, "--trace-rate", "1"]
-    with running(repository, tmp_path, flags) as server:
+    flags = ["--load-models", "mlp", "--trace-rate", "1", "--trace-endpoint"]
+    with dead_port() as port, running(repository, tmp_path, [*flags, f"http://127.0.0.1:{port}"]) as server:
         send(server.address, mlp(), 500)
         wait_until(lambda: "could not be sent" in server.log, "no warning came")
         send(server.address, mlp(), 500)

@@ -209,9 +209,12 @@ def test_streams_blocked_by_their_own_window_cost_the_connections_updates_nothin
         server.call(unary(stream_id)).reply(b"m")
     server.frames()
     assert not server.connection.queue.blocked
-    started = time.process_time()
-    server.receive(window_update(0, 1) * 1_000)
-    assert time.process_time() - started < 0.1
+    cost_s = []
+    for _ in range(5):  # a collection of garbage may come into one of them
+        started = time.process_time()
+        server.receive(window_update(0, 1) * 1_000)
+        cost_s.append(time.process_time() - started)
+    assert min(cost_s) < 0.1
     server.receive(window_update(1, 6))
     assert [f.stream_id for f in server.frames()] == [1, 1]
 

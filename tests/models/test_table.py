@@ -224,8 +224,11 @@ def test_a_name_is_compared_with_all_of_few_names_and_with_those_of_many_that_be
 
 
 def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:
-    names = NearNames([f"{'a' * 36}{number:03}" for number in range(10_000)])
-    began_s = time.process_time()
-    assert names.like("a" * 40)
-    # 15 ms on a quiet machine, which a busy one may double; all of them would take seconds.
-    assert time.process_time() - began_s < 0.1
+    names = [f"{'a' * 36}{number:03}" for number in range(10_000)]
+    cost_s = []
+    for near in [NearNames(names) for _ in range(5)]:  # a collection of garbage may come into one of them
+        began_s = time.process_time()
+        assert near.like("a" * 40)
+        cost_s.append(time.process_time() - began_s)
+    # 15 ms on a quiet machine; all of them would take seconds.
+    assert min(cost_s) < 0.3

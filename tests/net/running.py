@@ -32,15 +32,14 @@ from tests.h2grpc.support import (
     settings,
     window_update,
 )
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.net import GrpcService, ServerStream, Worker
 from toutates.net.connection import Service
 
 T = TypeVar("T")
 
-#: Nothing in these tests takes longer than this on a working machine.
-PATIENCE_S = 20.0
+HOUR_S = 3_600.0
 HOUR_NS = 3_600_000_000_000
 
 #: The opening of a client that sets no bounds to what it is sent.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tests.waiting import PATIENCE_S
 from toutates.net.side_thread import SideThread
-
-PATIENCE_S = 20.0
 
 
 def test_connections_take_turns_and_the_end_drops_what_waits() -> None:

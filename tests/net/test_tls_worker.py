@@ -7,7 +7,6 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ from tests.h2grpc.support import (
     request,
     unary,
 )
-from tests.net.running import PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
+from tests.net.running import HOUR_S, PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from toutates.h2grpc import Call, Limits, Method
 from toutates.net import ServerStream, tls_transport
@@ -370,10 +369,8 @@ def test_drain_does_not_wait_for_a_client_that_does_not_shake_hands(tls: ssl.SSL
         if begun:
             sock.sendall(b"\x16\x03\x01")
         server.until(lambda: server.worker.connections == 1)
-        started = time.monotonic()
-        server.drain(60.0)
+        server.drain(HOUR_S)
         server.join()
-        assert time.monotonic() - started < 15
         assert server.cut_off == 0
         assert sock.recv(100) == b""
 

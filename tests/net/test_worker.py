@@ -39,7 +39,7 @@ from tests.h2grpc.support import (
     settings,
     unary,
 )
-from tests.net.running import HOLD, PATIENCE_S, WIDE, RawClient, Running, running
+from tests.net.running import HOLD, HOUR_S, PATIENCE_S, WIDE, RawClient, Running, running
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.h2grpc.stream import NEVER
 from toutates.net import GrpcService, ServerStream, Worker
@@ -438,7 +438,7 @@ def test_drain_stops_accepting_says_goodbye_and_answers_what_is_under_way() -> N
     with running() as server, RawClient(server) as client:
         client.send(HOLD)
         server.until(lambda: server.held)
-        server.drain(PATIENCE_S)
+        server.drain(HOUR_S)
         assert client.until(GOAWAY).payload[:4] == b"\x7f\xff\xff\xff"
         with pytest.raises(ConnectionRefusedError):
             connect(server)
@@ -455,10 +455,8 @@ def test_drain_stops_accepting_says_goodbye_and_answers_what_is_under_way() -> N
 
 def test_drain_is_complete_at_once_when_nobody_is_connected() -> None:
     with running() as server:
-        started = time.monotonic()
-        server.drain(PATIENCE_S)
+        server.drain(HOUR_S)
         server.join()
-        assert time.monotonic() - started < 1
 
 
 def test_drain_does_not_wait_for_peers_that_are_idle_or_silent() -> None:
@@ -478,13 +476,11 @@ def test_drain_ends_when_the_last_call_is_cancelled() -> None:
     with running() as server, RawClient(server) as client:
         client.send(HOLD)
         server.until(lambda: server.held)
-        server.drain(PATIENCE_S)
+        server.drain(HOUR_S)
         client.send(frame(PING, ACK, 0, client.until(PING).payload))
         client.until(GOAWAY)
-        started = time.monotonic()
         client.send(rst_stream(1))
         assert list(client) == []
-        assert time.monotonic() - started < 0.5
         server.join()
         assert server.cut_off == 0
 
@@ -498,9 +494,9 @@ def test_drain_counts_the_calls_it_cuts_off_after_the_grace() -> None:
         server.until(lambda: len(server.held) == 3 and server.service.streams)
         started = time.monotonic()
         server.drain(0.2)
-        server.drain(100)
+        server.drain(HOUR_S)
         server.join()
-        assert 0.2 <= time.monotonic() - started < 2
+        assert time.monotonic() - started >= 0.2
         assert server.cut_off == 4
         assert server.streams_ended == ["cancelled"]
         assert not any(call.open for call in server.held)
@@ -511,12 +507,10 @@ def test_drain_may_be_cut_short() -> None:
     with running() as server, RawClient(server) as client:
         client.send(HOLD)
         server.until(lambda: server.held)
-        server.drain(PATIENCE_S)
+        server.drain(HOUR_S)
         client.until(GOAWAY)
-        started = time.monotonic()
         server.drain(0.0)
         server.join()
-        assert time.monotonic() - started < 1
         assert server.cut_off == 1
 
 
@@ -524,7 +518,7 @@ def test_drain_lets_a_streaming_call_finish() -> None:
     with running() as server, RawClient(server) as client:
         client.send(headers(1, STREAM_BLOCK) + data(1, message(b"one")))
         assert client.until(DATA).payload == message(b"one")
-        server.drain(PATIENCE_S)
+        server.drain(HOUR_S)
         client.send(frame(PING, ACK, 0, client.until(PING).payload))
         client.until(GOAWAY)
         client.send(data(1, message(b"two"), END_STREAM))
@@ -538,7 +532,7 @@ def test_drain_sends_a_large_answer_to_a_slow_reader_whole(monkeypatch: pytest.M
     with running() as server, RawClient(server, WIDE, receive_buffer=10_000) as client:
         client.send(HOLD)
         server.until(lambda: server.held)
-        server.drain(PATIENCE_S)
+        server.drain(HOUR_S)
         client.send(frame(PING, ACK, 0, client.until(PING).payload))
         server.worker.call_soon(lambda: server.held[0].reply(bytes(30_000_000)))
         (transport,) = server.worker.transports.open.values()
@@ -565,7 +559,7 @@ def test_drain_may_be_asked_for_by_a_task_while_the_worker_sleeps() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
                 await trio.testing.wait_all_tasks_blocked()
-                worker.drain(PATIENCE_S)
+                worker.drain(HOUR_S)
         return results[0]
 
     assert trio.run(main) == 0
@@ -704,7 +698,7 @@ def test_handshake_that_does_not_come_ends_the_connection_and_others_go_on() -> 
         started = time.monotonic()
         with RawClient(server, PREFACE[:5]) as slow:
             assert ended(slow) == (ENHANCE_YOUR_CALM, b"the connection preface did not come in time")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < Limits().handshake_timeout_s
         assert server.worker.limit_hits["handshake_timeout"] == 1
         good.send(unary(1))
         assert good.until(DATA).payload == message(b"hello")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
+from tests.ports import dead_port
 from tests.repositories.support import S3Service
 from tests.triton_repository import negative
 from toutates.command.main import main
@@ -46,8 +46,7 @@ def test_s3_that_cannot_be_reached_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    flags = ["--s3-endpoint", f"http://127.0.0.1:{port}", "--model-cache-dir", str(tmp_path)]
-    assert main(["check", "s3://bucket/models", *flags]) == 1
+    with dead_port() as port:
+        flags = ["--s3-endpoint", f"http://127.0.0.1:{port}", "--model-cache-dir", str(tmp_path)]
+        assert main(["check", "s3://bucket/models", *flags]) == 1
     assert f"127.0.0.1:{port}" in capsys.readouterr().err

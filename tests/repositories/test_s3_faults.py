@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import dead_port
 from tests.repositories.support import (
     Fault,
     Proxy,
@@ -109,11 +110,9 @@ def test_the_connection_of_an_answer_that_nobody_reads_is_closed(
 
 
 def test_a_service_that_is_not_there_is_named(tmp_path: Path, moto_service: S3Service) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    gone = S3Service(port, None)
     with (
-        repository(gone, "bucket", tmp_path) as remote,
+        dead_port() as port,
+        repository(S3Service(port, None), "bucket", tmp_path) as remote,
         pytest.raises(RepositoryError, match=rf"s3://bucket at http://127\.0\.0\.1:{port}.*--s3-endpoint"),
     ):
         remote.scan()

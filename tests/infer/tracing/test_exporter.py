@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,6 +16,7 @@ import trio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting, wait_until
+from tests.ports import dead_port
 from toutates.infer.tracing.exporter import MAX_BATCH, MAX_WAITING, PAUSE_S, TraceExporter
 from toutates.infer.tracing.record import TracedRequest
 from toutates.infer.tracing.spans import SpanMaker
@@ -226,12 +227,17 @@ def test_collector_that_hangs_costs_a_bounded_time_at_the_end_and_what_does_not_
     wait_until(lambda: not any(thread.name == "traces" for thread in threading.enumerate()), "the thread did not end")
 
 
+@pytest.fixture
+def nobody_listens() -> Iterator[int]:
+    with dead_port() as port:
+        yield port
+
+
 def test_collector_that_is_down_is_a_warning_now_and_then_and_no_line_per_attempt(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, nobody_listens: int
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")  # a second attempt fits, and no third
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    url = f"http://127.0.0.1:{nobody_listens}"
     exporter = TraceExporter(f"{url}/v1/traces", "1")
 
     async def run() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import socket
 import ssl
 import threading
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from tests.certificates import issue
 from tests.infer.tracing.collector import collecting
+from tests.ports import dead_port
 from toutates.infer.tracing.sending import NotTaken, OtlpSender
 
 MESSAGE = ExportTraceServiceRequest(resource_spans=[ResourceSpans(schema_url="x" * 1_000)])
@@ -172,10 +172,8 @@ def test_pause_is_the_one_that_the_collector_asks_for(value: str, waits: list[fl
 
 
 def test_connection_that_cannot_be_made_is_tried_again_at_once_and_then_with_pauses(no_time: type[NoTime]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(NotTaken, match="refused"):
-        send(url, {f"{OTLP}TIMEOUT": "1000"})
+    with dead_port() as port, pytest.raises(NotTaken, match="refused"):
+        send(f"http://127.0.0.1:{port}", {f"{OTLP}TIMEOUT": "1000"})
     assert no_time.waits == [0, 2, 4, 8, 16]
 
 

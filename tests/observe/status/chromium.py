@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 __all__ = ["Tab", "browser", "find_chromium"]
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -113,7 +115,7 @@ class Tab:
             self.evaluate(f"(document.querySelector({json.dumps(selector)}) || {{textContent: ''}}).textContent")
         )
 
-    def wait_for(self, what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def wait_for(self, what: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
         """Look again and again until ``what`` is true; returns it."""
         until = time.monotonic() + seconds
         while not (value := what()):
