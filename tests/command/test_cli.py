@@ -54,7 +54,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-cache-size", "7", "model_cache_size", 7),
     ("--load-models", "a, b", "load_models", ("a", "b")),
     ("--model-control-mode", "poll", "model_control_mode", "poll"),
-    ("--repository-poll-secs", "3", "repository_poll_s", 3),
+    ("--repository-poll-secs", "0.3", "repository_poll_s", 0.3),
     ("--strict-readiness", "false", "strict_readiness", False),
     ("--exit-on-error", "true", "exit_on_error", True),
     ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),

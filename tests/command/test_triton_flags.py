@@ -145,6 +145,7 @@ REFUSED: Final = [
     ("--log-verbose=x", "argument --log-verbose: 'x' is neither true nor false; "),
     ("--rate-limit=x", "argument --rate-limit: invalid choice: 'x'"),
     ("--exit-timeout-secs=x", "argument --exit-timeout-secs: 'x' is not a number of seconds"),
+    ("--repository-poll-secs=0", "argument --repository-poll-secs: '0' is not a number of seconds from 0.1 to 86400"),
     ("--backend-config=onnxruntime,intra_op_thread_count=x", "argument --backend-config: 'x' is not a whole number"),
     ("--trace-config=rate", "--trace-config: is not [MODE,]SETTING=VALUE; "),
     ("--grpc-port=1 --grpc-addr=a:1", "--grpc-port: is the same as --grpc-addr; leave one of them out"),

@@ -15,7 +15,7 @@ from tests.e2e.support import triton
 __all__ = ["EXPLICIT", "POLL", "answer", "client_of", "fails", "index"]
 
 EXPLICIT: Final = ("--model-control-mode", "explicit")
-POLL: Final = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
+POLL: Final = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
 
 _SECONDS: Final = 30.0
 

@@ -20,6 +20,7 @@ from toutates.command.values import (
     boolean,
     choice,
     cpus,
+    interval,
     levels,
     libraries,
     model_name,
@@ -131,7 +132,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "SECONDS",
             "look for changed files every SECONDS seconds, with --model-control-mode poll",
             "15",
-            positive,
+            interval,
             option="repository_poll_s",
         ),
         Flag(

@@ -27,6 +27,7 @@ __all__ = [
     "boolean",
     "choice",
     "cpus",
+    "interval",
     "levels",
     "libraries",
     "model_name",
@@ -79,19 +80,24 @@ def choice(*words: str, also: Mapping[str, str] = {}) -> Reader:
     return read
 
 
-def _number(text: str, most: float, said: str) -> float:
+def _number(text: str, most: float, said: str, least: float = 0) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1
-    if 0 <= value <= most:
+    if least <= value <= most:
         return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number {said}from 0 to {most}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number {said}from {least} to {most}")
 
 
 def seconds(text: str) -> float:
     """A time in seconds, from 0 to a day."""
     return _number(text, 86_400, "of seconds ")
+
+
+def interval(text: str) -> float:
+    """The seconds between two times at which something is done, from a tenth to a day."""
+    return _number(text, 86_400, "of seconds ", least=0.1)
 
 
 def seconds_or_never(text: str) -> float:
