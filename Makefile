@@ -10,6 +10,9 @@ MODELS = .models
 PYTHON314T = $(shell command -v python3.14t)
 VENV314T = .venv-314t
 
+# Compiled modules are kept, or every process of the tests would compile the server and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 

@@ -7,13 +7,16 @@ failure of that, but not where a plugin imports the module before the filters ar
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, Final
 
@@ -45,6 +48,24 @@ def _log_levels() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, before, strict=True):
         logger.setLevel(level)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several test processes, each compiles a share of the test modules before it imports all of them.
+
+    To rewrite their assertions takes most of the time in which tests are collected, and what one process has rewritten
+    the others find in its ``__pycache__``.
+    """
+    given = getattr(session.config, "workerinput", None)
+    if given is None or sys.dont_write_bytecode:
+        return
+    root = session.config.rootpath
+    paths = sorted({path for arg in session.config.args for path in (root / arg).rglob("test_*.py")})
+    for path in paths[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        with warnings.catch_warnings(), suppress(Exception, pytest.skip.Exception):
+            warnings.simplefilter("error")
+            # pytest imports again what fails here, and says what is wrong.
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def _gil_is_back() -> bool:

@@ -213,7 +213,7 @@ class Fault:
         times: how many responses.
         cut_at: bytes of the response after which the connection is closed; None for no cut.
         garble_at: number of the byte of the response that is changed; None for none.
-        hold: the response waits for it.
+        hold: the request is passed on once it is set.
         slow: the response comes in small pieces, ten in a second.
         replace: a pattern and its replacement in the response's head.
     """
@@ -305,9 +305,12 @@ class Proxy:
                 line = head.split(b"\r\n", 1)[0].decode()
                 self.requests.append(line)
                 self.before(line)
+                fault = self._fault_for(line)
+                if fault.hold is not None:
+                    fault.hold.wait(_SECONDS)
                 # So that both sides close after it, and a connection is a request.
                 server.sendall(re.sub(rb"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", head, count=1))
-                self._answer(server, client, self._fault_for(line))
+                self._answer(server, client, fault)
             except OSError:
                 pass
             finally:
@@ -324,8 +327,6 @@ class Proxy:
 
     def _answer(self, server: socket.socket, client: socket.socket, fault: Fault) -> None:
         passed = 0
-        if fault.hold is not None:
-            fault.hold.wait(_SECONDS)
         while data := server.recv(1_000 if fault.slow else 65_536):
             if fault.slow:
                 self._closed.wait(0.1)
