@@ -68,7 +68,12 @@ def test_magika_served_gives_the_labels_of_magikas_own_api(tmp_path: Path) -> No
     (files / "empty").touch()
     (files / "short").write_text("x")
     (files / "binary").write_bytes(bytes(range(256)) * 64)
-    for source in (ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "Makefile", *(ROOT / "toutates").rglob("*.py")):
+    for source in (
+        ROOT / "README.md",
+        ROOT / "pyproject.toml",
+        ROOT / "Makefile",
+        *(ROOT / "toutates" / "net").rglob("*.py"),
+    ):
         (files / "_".join(source.relative_to(ROOT).parts)).write_bytes(source.read_bytes())
     with running(repository, log) as process:
         done = run(EXAMPLES / "magika" / "classify.py", "--url", process.address, "--compare", "--quiet", str(files))
