@@ -14,10 +14,11 @@ import pytest
 from tests.certificates import SERVER_NAME, client_context
 from tests.h2grpc.support import OPENING
 from tests.http1.support import request, statuses
-from tests.net.running import HOLD, PATIENCE_S, RawClient, Running
+from tests.net.running import HOLD, RawClient, Running
 from tests.net.test_http1 import reply, serving
 from tests.net.test_services import TextClient, answer
 from tests.net.tls_support import server_context
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
 from toutates.net.http1.service import MAX_PIPELINED
 

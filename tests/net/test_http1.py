@@ -13,8 +13,9 @@ import pytest
 from tests.h2grpc.support import OPENING
 from tests.http1.support import request
 from tests.net.protocols import EchoHandler
-from tests.net.running import PATIENCE_S, RawClient, Running, running
+from tests.net.running import RawClient, Running, running
 from tests.net.test_services import TextClient, answer
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.h2grpc.support import END_STREAM, HEADERS, block, data, headers, message, request, rst_stream
-from tests.net.running import PATIENCE_S, RawClient, running
+from tests.net.running import RawClient, running
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import GrpcError
 from toutates.h2grpc.events import InflationDue
 from toutates.h2grpc.messages import SMALL_BYTES

@@ -23,8 +23,9 @@ from tests.h2grpc.support import (
     rst_stream,
     unary,
 )
-from tests.net.running import HOUR_NS, PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
+from tests.net.running import HOUR_NS, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits, message_memory
 from toutates.net import turns
 from toutates.net.transport import Transport

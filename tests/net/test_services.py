@@ -16,8 +16,9 @@ from tests.certificates import SERVER_NAME, client_context
 from tests.h2grpc.support import OPENING, message
 from tests.http1.support import request
 from tests.net.protocols import LARGE, ByFirstBytes, LineConnection
-from tests.net.running import HOLD, PATIENCE_S, BlockingClient, RawClient, Running, running
+from tests.net.running import HOLD, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
 
 

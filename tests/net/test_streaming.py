@@ -27,7 +27,8 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from tests.net.running import PATIENCE_S, WIDE, RawClient, running
+from tests.net.running import WIDE, RawClient, running
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import GrpcError, Limits, Method, Status
 from toutates.net import ServerStream
 

@@ -32,8 +32,9 @@ from tests.h2grpc.support import (
     request,
     unary,
 )
-from tests.net.running import HOUR_S, PATIENCE_S, WIDE, BlockingClient, RawClient, Running, running
+from tests.net.running import HOUR_S, WIDE, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Call, Limits, Method
 from toutates.net import ServerStream, tls_transport
 from toutates.net.tls_transport import CHUNK_BYTES, MOST_CHUNKS, TlsTransport

@@ -39,7 +39,8 @@ from tests.h2grpc.support import (
     settings,
     unary,
 )
-from tests.net.running import HOLD, HOUR_S, PATIENCE_S, WIDE, RawClient, Running, running
+from tests.net.running import HOLD, HOUR_S, WIDE, RawClient, Running, running
+from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.h2grpc.stream import NEVER
 from toutates.net import GrpcService, ServerStream, Worker
