@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import numpy.testing as npt
 import pytest
+from onnx import TensorProto
 
-from tests.engine.support import DOUBLE, Rig, gather, wait_until
+from tests.engine.support import DOUBLE, Rig, gather, received, unary, wait_until
 from toutates.engine.executor import MAX_INLINE_BATCHES
 from toutates.engine.lane import MOVING_NS, Lane
 from toutates.system.errors import ExecutionFailed, Overloaded
@@ -97,6 +98,20 @@ def test_what_receiving_large_rows_takes_is_no_part_of_what_a_run_takes() -> Non
     assert not lane.is_quick(1, left_ns)
     lane.note_run(1, 10_000)
     assert lane.is_quick(1, 1)
+
+
+def test_bytes_that_are_kept_for_a_batch_count_as_received_with_it() -> None:
+    rig = Rig(unary("Identity", ["n", 1], TensorProto.STRING))
+    lane = rig.lane((1,))
+    noted: list[tuple[int, int, int]] = []
+    lane.note_run = lambda *what: noted.append(what)
+    with rig.running():
+        strings = received(np.array([[b"x" * 100]], object))
+        rig.worker.submitter.add_gathered(lane, 1, "a", [strings], 1_000_000)
+        rig.worker.end_round()
+        rig.worker.collect("a")
+    [(rows_of_run, _, moved_bytes)] = noted
+    assert (rows_of_run, moved_bytes) == (1, 1_000_000)
 
 
 def test_workers_do_not_wait_for_each_others_rounds() -> None:

@@ -130,7 +130,8 @@ class Executor(ExecutorHandle):
         if backend.on_cpu:
             took_ns = clock_ns() - began_ns
             large = outputs if isinstance(outputs, Outputs) and outputs.in_arrays else None
-            batch.lane.note_run(rows, took_ns, 0 if large is None else rows * sum(large.row_bytes))
+            moved_bytes = batch.held_bytes if large is None else batch.held_bytes + rows * sum(large.row_bytes)
+            batch.lane.note_run(rows, took_ns, moved_bytes)
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
         self._on_batch(rows, sum(map(len, pending)), timing)
         if isinstance(outputs, Separate):

@@ -216,7 +216,7 @@ class Lane:
             run_ns=tuple(self.run_ns),
         )
 
-    def note_run(self, rows: int, duration_ns: int, output_bytes: int = 0) -> None:
+    def note_run(self, rows: int, duration_ns: int, moved_bytes: int = 0) -> None:
         """Note how long the run of a batch of ``rows`` rows took.
 
         The time known falls at once and rises slowly, because a long one may be the system's scheduler's. Of it goes
@@ -226,9 +226,9 @@ class Lane:
         Args:
             rows: of the batch.
             duration_ns: of the run.
-            output_bytes: of outputs that are not in the batch's memory.
+            moved_bytes: of inputs and outputs that are not in the batch's memory.
         """
-        moving_ns = MOVING_NS * (rows * self.row_memory + output_bytes >> 16)
+        moving_ns = MOVING_NS * (rows * self.row_memory + moved_bytes >> 16)
         duration_ns = max(0, duration_ns - min(moving_ns, MOST_MOVING_NS))
         size = rows.bit_length()
         known_ns = self.run_ns[size]

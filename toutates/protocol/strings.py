@@ -174,8 +174,7 @@ class StringRows:
         Raises:
             InvalidRequest: the elements are few, and not as many as the shape asks for.
         """
-        own = bytearray(len(content) + 1)
-        own[:-1] = content
+        own = bytearray().join((content, b"\0"))  # in memory that nobody has filled with zeros first
         count = prod(shape)
         rows = cls(_Source(own, count, tensor, model, prefix), 0, count, prod(shape[1:]))
         if not rows.many:
