@@ -63,8 +63,8 @@ _KEPT_MIB: Final = {
     "python-bulk": 256.0,
     "ensemble-fan": 384.0,
 }
-#: Of all of them together 200 to 290 MiB stay with the allocators and ONNX Runtime, however often they come.
-_KEPT_BY_SLOW_MIB: Final = 384.0
+#: Of all of them together.
+_KEPT_BY_SLOW_MIB: Final = 256.0
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in _ELSEWHERE and name not in _SLOW])

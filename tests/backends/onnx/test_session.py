@@ -198,3 +198,40 @@ def test_options_of_a_model_reach_its_session(tmp_path: Path) -> None:
     assert made.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     assert (made.enable_cpu_mem_arena, made.enable_mem_pattern) == (False, False)
     assert made.get_session_config_entry("session.use_device_allocator_for_initializers") == "1"
+
+
+def resident_mib() -> float:
+    """Anonymous memory of this process that is resident."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return int(line.split()[1]) / 1024
+
+
+def test_memory_of_outputs_that_waited_together_goes_back_with_a_later_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "SHRINK_NS", 3_600_000_000_000)
+    rig = Rig(DOUBLE_LENGTHS)
+    lane, rows = rig.lane((262_144,)), np.ones((1, 262_144), np.float32)
+
+    def run(context: int) -> None:
+        rig.worker.add(context, lane, rows)
+        rig.worker.end_round()
+        npt.assert_array_equal(rig.worker.collect(context)[0], 2 * rows)
+
+    def forget() -> None:
+        rig.worker.answers.clear()
+        rig.worker.seen.clear()
+
+    with rig.running():
+        run(0)
+        forget()
+        before_mib = resident_mib()
+        for context in range(64):  # of 1 MiB, all of which wait
+            run(context)
+        forget()
+        assert resident_mib() - before_mib > 60
+        run(0)
+        forget()
+        assert resident_mib() - before_mib > 60
+        monkeypatch.setattr(session_module, "SHRINK_NS", 0)
+        run(0)
+        forget()
+        assert resident_mib() - before_mib < 20

@@ -41,7 +41,8 @@ _BFLOAT16: Final = 16
 MAX_STRING_BINDINGS: Final = 16
 #: Bindings that each executor keeps per batch; beyond it the oldest goes. One is about 2 KiB.
 MAX_BINDINGS: Final = 64
-#: How long an arena keeps the memory of its largest run, where runs differ in size.
+#: How long an arena keeps the memory of its largest run, where runs differ in size, and of large outputs that have been
+#: sent: it grows to twice what waits at once.
 _SHRINK_NS: Final = 1_000_000_000
 
 
@@ -224,6 +225,12 @@ class ModelSession:
         self._run_options = _shrinking(arena_shrinkage) if arena_shrinkage else None
         self._sometimes = _shrinking("cpu:0") if shrinks_in_time else None
         self._shrunk_ns = 0
+        #: the same for a run after large outputs, of any model whose arena would keep what they had
+        keeps = self.on_cpu and options.enable_cpu_mem_arena and not arena_shrinkage and not shrinks_in_time
+        self._after_large = _shrinking("cpu:0") if keeps else None
+        #: whether large outputs have come from the arena since it last gave memory back, and when that was
+        self._has_grown = False
+        self._given_back_ns = time.monotonic_ns()
         self._output_names = [tensor.name for tensor in signature.outputs]
         inputs = {tensor.name for tensor in signature.inputs}
         #: outputs that are inputs: ONNX Runtime returns the very memory that is bound
@@ -264,7 +271,9 @@ class ModelSession:
                 kept = batch.bindings[key] = self._bind(lane, batch, first, rows)
             binding = kept
         if lane.known_outputs is None:
-            return self._packer.pack(self.run_bound_dynamic(binding), rows)
+            outputs = self._packer.pack(self.run_bound_dynamic(binding), rows)
+            self._has_grown |= outputs.in_arrays
+            return outputs
         self.run_bound(binding)
         return lane.take_outputs(batch, first, rows)
 
@@ -304,9 +313,14 @@ class ModelSession:
         Raises:
             ExecutionFailed: with ONNX Runtime's reason.
         """
-        self.started_ns = time.monotonic_ns()
+        self.started_ns = now_ns = time.monotonic_ns()
+        options = self._run_options
+        if self._has_grown and now_ns - self._given_back_ns >= _SHRINK_NS and self._after_large is not None:
+            self._has_grown = False
+            self._given_back_ns = now_ns
+            options = self._after_large
         try:
-            self.session.run_with_iobinding(binding, self._run_options)
+            self.session.run_with_iobinding(binding, options)
         except Exception as error:
             raise execution_failure(error) from error
         finally:
