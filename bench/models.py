@@ -139,7 +139,7 @@ def answer_models(repository: Path, sizes: Sequence[int]) -> list[Model]:
         )
         shape = np.array([1, size // 4], np.int64)
         write_model(model, [helper.make_node("Expand", ["number", "shape"], ["numbers"])], {"shape": shape})
-        _write_config(model, capacity=4)
+        _write_config(model, capacity=8)
         models.append(model)
     return models
 
@@ -179,7 +179,7 @@ def _greatest(repository: Path, name: str, size: int, *, fixed: bool) -> Model:
     node = helper.make_node("ReduceMax", ["row"], ["greatest"], axes=[1], keepdims=1)
     write_model(model, [node], {}, row=("n",))
     if fixed:
-        _write_config(model, capacity=4, shapes=True)
+        _write_config(model, capacity=8, shapes=True)
     return model
 
 
