@@ -219,11 +219,11 @@ def test_a_run_after_large_outputs_has_the_arena_give_memory_back_but_seldom(mon
         rig.worker.answers.clear()
 
     with rig.running():
-        monkeypatch.setattr(session_module, "SHRINK_NS", 3_600_000_000_000)
+        monkeypatch.setattr(session_module, "_SHRINK_NS", 3_600_000_000_000)
         for length in (100_000, 4, 100_000):
             run(length)
         assert given == [False] * 3
-        monkeypatch.setattr(session_module, "SHRINK_NS", 0)
+        monkeypatch.setattr(session_module, "_SHRINK_NS", 0)
         for length in (4, 4, 100_000, 4):
             run(length)
         assert given[3:] == ["cpu:0", False, False, "cpu:0"]
