@@ -66,12 +66,19 @@ def serving(signature: Signature = ADD, executors: int = 1, **settings: Any) -> 
     """A model with its executors' threads."""
     settings = {"batch_size": 8, "capacity": 4, **settings}
     servable = BatchedServable(1, SuperTensor("m", signature, **settings), [Adding() for _ in range(executors)])
-    thread = threading.Thread(target=trio.run, args=(servable.run, HOST))
+    tokens: queue.SimpleQueue[trio.lowlevel.TrioToken] = queue.SimpleQueue()
+
+    async def run() -> None:
+        tokens.put(trio.lowlevel.current_trio_token())
+        await servable.run(HOST)
+
+    thread = threading.Thread(target=trio.run, args=(run,))
     thread.start()
+    token = tokens.get(timeout=30)
     try:
         yield Calls("m", 1, servable), servable
     finally:
-        servable.close()
+        trio.from_thread.run_sync(servable.close, trio_token=token)
         thread.join(30)
         assert not thread.is_alive()
         servable.free()
