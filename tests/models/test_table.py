@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from toutates.models.near_names import NearNames
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry, parse_version
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError, UnknownModel
 
 
 def served(name: str, number: int) -> ServedVersion:
-    nothing = cast(Any, None)
-    return ServedVersion(name, number, nothing, nothing)
+    return ServedVersion(name, number, ModelConfig(), cast(Any, None))
 
 
 def ready(name: str, number: int) -> VersionEntry:
