@@ -286,10 +286,10 @@ class Responder:
         if call.on_closed is not None:
             call.on_closed(call)
 
-    def _send_data(self, call: Stream, buffers: Iterable[Buffer]) -> None:
+    def _send_data(self, call: Stream, buffers: Sequence[Buffer]) -> None:
         self._queue.add(call, buffers)
         self.pump(call)
-        self._queue.keep_parts(call)
+        self._queue.keep_parts(call, len(buffers))
 
     def _send_block(self, stream_id: int, block: bytes, *, end_stream: bool) -> None:
         if self._settings.table_update_due:

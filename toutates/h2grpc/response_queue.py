@@ -91,10 +91,15 @@ class ResponseQueue:
             if stream.outbox and stream.send_window > 0:
                 self.blocked[stream] = None
 
-    def keep_parts(self, stream: Stream) -> None:
-        """Copy queued parts of large buffers, which would keep more memory than is counted."""
-        if stream.outbox:
-            stream.outbox = deque(map(part_of_its_own, stream.outbox))
+    def keep_parts(self, stream: Stream, count: int) -> None:
+        """Copy those of the last ``count`` buffers that are parts of large ones, and would keep more than is counted.
+
+        Only what is new is looked at: thousands of messages may wait.
+        """
+        outbox = stream.outbox
+        if outbox:
+            for at in range(-min(count, len(outbox)), 0):
+                outbox[at] = part_of_its_own(outbox[at])
 
     def empty(self, stream: Stream) -> None:
         """Drop a stream's outbox."""
