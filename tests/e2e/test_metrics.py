@@ -149,7 +149,7 @@ def test_a_scrape_has_what_the_catalogue_has_in_both_formats(models: Path) -> No
         scraper = Scraper(inside, gpus)
         some_traffic(inside)
         scrape = scraper()
-        elsewhere = (Presence.PADDED, Presence.PROCESSES)
+        elsewhere = (Presence.PADDED, Presence.TEXTS, Presence.PROCESSES)
         shown = {name: one for name, one in CATALOGUE.items() if one.presence not in elsewhere}
         kinds = {name: "gauge" if one.kind is Kind.INFO else one.kind.value for name, one in shown.items()}
         assert scrape.types == kinds
@@ -171,7 +171,7 @@ def test_without_a_gpu_only_its_metrics_are_missing(models: Path) -> None:
         scraper = Scraper(inside, GpuGauges(None))
         wait_until(lambda: all(worker.cpu_clock is not None for worker in inside.workers))
         # Nobody has asked for anything yet, and everything begins with 0.
-        elsewhere = (Presence.PADDED, Presence.GPUS, Presence.PROCESSES)
+        elsewhere = (Presence.PADDED, Presence.TEXTS, Presence.GPUS, Presence.PROCESSES)
         expected = {name for name, spec in CATALOGUE.items() if spec.presence not in elsewhere}
         assert set(scraper().types) == expected
 

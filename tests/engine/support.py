@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+import trio
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from toutates.backends.onnx.session import ModelSession
@@ -30,7 +31,7 @@ from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
 from toutates.engine.result import BatchResult, Outputs, Split
-from toutates.engine.servable import Backend, Consumer
+from toutates.engine.servable import Backend, Consumer, Host, Servable
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.padding import with_made_mask
@@ -51,6 +52,7 @@ __all__ = [
     "gather",
     "model",
     "rows_of",
+    "running",
     "shown_version",
     "some_batch",
     "tensor",
@@ -432,3 +434,24 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.0005)
+
+
+@contextmanager
+def running(servable: Servable, host: Host) -> Iterator[None]:
+    """A servable that runs in an event loop of its own, in which it is closed at the end of the block."""
+    tokens: SimpleQueue[trio.lowlevel.TrioToken] = SimpleQueue()
+
+    async def run() -> None:
+        tokens.put(trio.lowlevel.current_trio_token())
+        await servable.run(host)
+
+    thread = threading.Thread(target=trio.run, args=(run,))
+    thread.start()
+    token = tokens.get(timeout=30)
+    try:
+        yield
+    finally:
+        trio.from_thread.run_sync(servable.close, trio_token=token)
+        thread.join(30)
+        assert not thread.is_alive()
+        servable.free()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-import trio
 
+from tests.engine.support import running
 from toutates.engine.batched import BatchedServable
 from toutates.engine.calls import THREAD, Calls, ModelCall, Outcome
 from toutates.engine.lane import Batch
@@ -66,22 +66,8 @@ def serving(signature: Signature = ADD, executors: int = 1, **settings: Any) -> 
     """A model with its executors' threads."""
     settings = {"batch_size": 8, "capacity": 4, **settings}
     servable = BatchedServable(1, SuperTensor("m", signature, **settings), [Adding() for _ in range(executors)])
-    tokens: queue.SimpleQueue[trio.lowlevel.TrioToken] = queue.SimpleQueue()
-
-    async def run() -> None:
-        tokens.put(trio.lowlevel.current_trio_token())
-        await servable.run(HOST)
-
-    thread = threading.Thread(target=trio.run, args=(run,))
-    thread.start()
-    token = tokens.get(timeout=30)
-    try:
+    with running(servable, HOST):
         yield Calls("m", 1, servable), servable
-    finally:
-        trio.from_thread.run_sync(servable.close, trio_token=token)
-        thread.join(30)
-        assert not thread.is_alive()
-        servable.free()
 
 
 def ask(calls: Calls, **inputs: Any) -> Any:

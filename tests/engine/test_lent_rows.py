@@ -146,6 +146,19 @@ def test_rows_that_cannot_stay_are_copied(running: Running, kind: str) -> None:
     assert running.lent == [False]
 
 
+def test_a_request_of_more_rows_than_a_batch_takes_is_copied() -> None:
+    running = quick(batch_size=2, capacity=8)
+    rows = np.stack([ROW + number for number in range(8)])
+    message: Any = Message.of(rows.reshape(-1))
+    with running.rig.running():
+        running.rig.wait_idle()
+        submitter = running.rig.worker.submitter
+        writer = submitter.writer(running.rig.packed((LENGTH,)))
+        submitter.add_packed(writer, 8, "a", message, (ALIGNMENT, ALIGNMENT + rows.nbytes))
+        npt.assert_array_equal(running.answer("a"), 2 * rows)
+    assert not any(running.lent)
+
+
 def test_rows_of_several_inputs_are_copied() -> None:
     node = helper.make_node("Add", ["a", "b"], ["y"])
     shape: list[int | str | None] = ["n", LENGTH]

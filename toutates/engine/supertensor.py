@@ -191,8 +191,9 @@ class SuperTensor:
         Raises:
             InvalidRequest, Overloaded, ModelNotReady: as for any batch.
         """
-        quick = lane.run_ns[rows.bit_length()] < self._own_batch_ns
-        if not quick or not self.executors.idle or rows > lane.batch_rows or lane in self.queue.open:
+        if rows > lane.batch_rows or not self.executors.idle or lane in self.queue.open:
+            return None
+        if lane.run_ns[rows.bit_length()] >= self._own_batch_ns:
             return None
         self._check_open()
         budget = self.budget

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-import trio
 from google.protobuf import text_format
 
+from tests.engine.support import running
 from tests.engine.test_calls import ADD, HOST, Adding
 from tests.ensembles import pbtxt, step
 from toutates.backends.ensemble.graph import read_graph
@@ -47,14 +47,8 @@ DIAMOND = pbtxt(
 def member(name: str, quick_ns: int) -> Iterator[ServedVersion]:
     supertensor = SuperTensor(name, ADD, batch_size=8, capacity=64, quick_ns=quick_ns)
     servable = BatchedServable(1, supertensor, [Adding(), Adding()])
-    thread = threading.Thread(target=trio.run, args=(servable.run, HOST))
-    thread.start()
-    try:
+    with running(servable, HOST):
         yield ServedVersion(name, 1, ModelConfig(max_batch_size=8), servable)
-    finally:
-        servable.close()
-        thread.join(30)
-        servable.free()
 
 
 class Client:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-import trio
 
+from tests.engine.support import running
 from tests.waiting import wait_until
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch
@@ -135,16 +135,11 @@ def serving(rules: SequenceRules = DIRECT, bounds: SequenceBounds = BOUNDS) -> I
     backend = Summing()
     instance = BatchedServable(1, SuperTensor("m", TENSORS.whole, batch_size=4, capacity=2, grows=False), [backend])
     servable = SequenceServable("m", 1, TENSORS, rules, [instance], bounds)
-    thread = threading.Thread(target=trio.run, args=(servable.run, HOST))
-    thread.start()
-    try:
-        yield Scene(servable, backend)
-    finally:
-        backend.may_run.set()
-        servable.close()
-        thread.join(30)
-        assert not thread.is_alive()
-        servable.free()
+    with running(servable, HOST):
+        try:
+            yield Scene(servable, backend)
+        finally:
+            backend.may_run.set()
 
 
 @pytest.mark.parametrize("rules", [DIRECT, OLDEST], ids=["direct", "oldest"])

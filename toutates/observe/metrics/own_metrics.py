@@ -113,6 +113,7 @@ OWN: Final = (
         "Answers of the [APIs for text](text-apis.md), by route and HTTP status.",
         "Many with 401: keys are missing or wrong; 404: a model that is not served; 429: more load than the models "
         "take.",
+        Presence.TEXTS,
     ),
     MetricSpec(
         "toutates_plan_cache_hits_total",

@@ -23,6 +23,7 @@ class Presence(Enum):
     ALWAYS = "always"
     MODELS = "as long as a model is loaded"
     PADDED = "of versions with `padding`, once they have run"
+    TEXTS = "once an API for text has answered"
     GPUS = "where NVML finds a GPU"
     PROCESSES = "with several processes (`--processes`)"
 
