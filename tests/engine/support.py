@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -451,7 +451,8 @@ def running(servable: Servable, host: Host) -> Iterator[None]:
     try:
         yield
     finally:
-        trio.from_thread.run_sync(servable.close, trio_token=token)
+        with suppress(trio.RunFinishedError):  # the test has closed it
+            trio.from_thread.run_sync(servable.close, trio_token=token)
         thread.join(30)
         assert not thread.is_alive()
         servable.free()

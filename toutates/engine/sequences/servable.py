@@ -310,8 +310,9 @@ class SequenceServable:
         failed: list[Given[SequenceRequest]] = []
         with self._lock:
             scheduler = self._scheduler
-            for idle in scheduler.idle_since(now_ns):
-                self._give_up(idle)
+            idle = scheduler.idle_since(now_ns)
+            for sequence in idle:
+                self._give_up(sequence)
             for late in scheduler.expired(now_ns):
                 failed += self._give_up(late)
             again = [_NEVER_NS]
@@ -331,7 +332,8 @@ class SequenceServable:
             moment = Timing(now_ns, now_ns, now_ns, now_ns)
             error = Unavailable("timeout of the corresponding sequence has been expired")
             _deliver(failed, Outcome(None, 0, 0, error, moment, now_ns))
-        self.commit()
+        if idle or scheduler.rules.delay_ns:  # else nothing can run that could not before; ports commit what they add
+            self.commit()
         return self._sleeps_until_ns
 
     def _wake_at(self, when_ns: int) -> None:
