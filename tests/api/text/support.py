@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import h11
 import numpy as np
 
 from tests.api.support import plane_of
+from tests.e2e.http import Answer
 from tests.waiting import wait_until
 from toutates.api.rest.answers import error_answer
 from toutates.api.rest.calls import RestHttpCall
@@ -193,19 +193,6 @@ class Double(TextModel):
         vector = vector_of(name, info.dimensions)
         vector = vector if info.task is Task.EMBED else np.abs(vector)
         return vector if options.dimensions is None else vector[: options.dimensions]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer; fields by lower-case name."""
-
-    status: int
-    fields: dict[str, str]
-    body: bytes
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.body)
 
 
 class _Worker:

@@ -190,6 +190,43 @@ def test_no_sequence_begins_while_states_take_too_much() -> None:
         assert scene.ask(3, 1, "SE") == 1
 
 
+def test_a_sequence_whose_state_grows_beyond_the_bound_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(bounds=SequenceBounds(100, 10_000, 12)) as scene:
+        scene.answers(scene.add(1, 1, "S"), scene.add(2, 1, "S"))
+        monkeypatch.setattr(
+            SequenceTensors,
+            "states_of",
+            lambda tensors, outputs, first, rows: [RowStates(((1,),), (ONE * 3,), 12)] * rows,
+        )
+        with scene.holding():
+            first, behind = scene.add(1, 1), scene.add(1, 1)
+            scene.port.commit(inline=False)
+        answers = scene.answers(first, behind)
+        assert answers[0] == 2
+        assert isinstance(answers[1], Overloaded)
+        assert "states take 4 bytes" in scene.servable.describe(1)[0]
+        with pytest.raises(RequestError, match="must specify the START flag"):
+            scene.add(1, 1)
+
+
+def test_states_that_cannot_be_kept_fail_their_batch_and_leave_the_instance_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(tensors: SequenceTensors, *given: Any) -> Any:
+        raise MemoryError
+
+    with serving() as scene:
+        scene.ask(1, 1, "S")
+        with monkeypatch.context() as patch:
+            patch.setattr(SequenceTensors, "states_of", fail)
+            assert isinstance(scene.ask(1, 1), ExecutionFailed)
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.servable, "_inputs", fail)
+            assert isinstance(scene.ask(1, 1), ExecutionFailed)
+        assert scene.ask(1, 1, "E") == 2
+    assert len([record for record in caplog.records if record.exc_info]) == 2
+
+
 def test_a_caller_that_leaves_ends_its_sequence_and_the_requests_behind_it() -> None:
     with serving() as scene:
         scene.ask(1, 1, "S")

@@ -26,12 +26,10 @@ class SequenceWay:
     Attributes:
         packed: see ``Way``.
         shapes: of a row, by input, as clients see them.
-        key: requests of equal keys may share a batch.
     """
 
     packed: bool
     shapes: RowShapes
-    key: RowShapes
 
 
 @dataclass(slots=True, eq=False)

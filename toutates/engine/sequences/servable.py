@@ -32,6 +32,7 @@ from toutates.engine.servable import Consumer, Host, Servable
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.protocol.signature import Signature
 from toutates.system.errors import (
+    ExecutionFailed,
     InvalidRequest,
     ModelNotReady,
     Overloaded,
@@ -39,7 +40,6 @@ from toutates.system.errors import (
     TooLate,
     Unavailable,
 )
-from toutates.system.logs.limit import LineLimit
 
 __all__ = ["SequenceBounds", "SequenceServable"]
 
@@ -107,7 +107,6 @@ class SequenceServable:
         #: wakes the task that keeps time; None while there is none
         self._wake: Callable[[], None] | None = None
         self._sleeps_until_ns = 0
-        self._limit: LineLimit[str] = LineLimit()
         self._corrid = next((c for c in tensors.controls if c.kind is ControlKind.CORRID), None)
 
     # --- requests in -------------------------------------------------------------------------------------------------
@@ -117,7 +116,7 @@ class SequenceServable:
         inputs = self._tensors.whole.inputs
         shapes = tuple([(index, inputs[index].to_wire(shape)) for index, shape in row_shapes])
         packed = all(inputs[index].datatype.size for index, _ in row_shapes)
-        return SequenceWay(packed, shapes, shapes)
+        return SequenceWay(packed, shapes)
 
     def add(self, request: SequenceRequest, identifier: Identifier, *, start: bool, end: bool, timeout_us: int) -> None:
         """See ``Batcher``."""
@@ -130,7 +129,6 @@ class SequenceServable:
                 f"'{corrid.datatype.name}'"
             )
         now_ns = time.monotonic_ns()
-        given_up: list[Given[SequenceRequest]] = []
         with self._lock:
             scheduler, bounds = self._scheduler, self._bounds
             if self._is_closed and start:
@@ -148,20 +146,19 @@ class SequenceServable:
                     f"and may take {bounds.state_bytes}; try again when some have ended"
                 )
             for idle in scheduler.idle_since(now_ns):
-                given_up += self._give_up(idle)
+                self._give_up(idle)
             due_ns = now_ns + timeout_us * 1_000 if timeout_us else 0
             scheduler.add(
                 request,
                 identifier,
                 now_ns,
-                shapes=request.way.key,
+                shapes=request.way.shapes,
                 start=start,
                 end=end,
                 due_ns=due_ns,
             )
             self._request_bytes += request.size
             self._wake_at(min(now_ns + scheduler.rules.idle_ns, due_ns or _NEVER_NS))
-        assert not given_up  # idle sequences have no requests
 
     def commit(self) -> None:
         """See ``Batcher``."""
@@ -196,7 +193,7 @@ class SequenceServable:
         left: Rows = [row if row is not None and _is_wanted(row, now_ns) else None for row in rows]
         unwanted = [row for row, still in zip(rows, left, strict=True) if row is not None and still is None]
         for row in unwanted:
-            self._cancel(row, now_ns)
+            self._cancel(row)
         if not self._scheduler.rules.by_slot:
             left = [row for row in left if row is not None]
         while left and left[-1] is None:
@@ -215,8 +212,10 @@ class SequenceServable:
         try:
             self._calls[instance].submit(call, *self._inputs(left, wanted[0]))
         except RequestError as error:
-            moment = Timing(now_ns, now_ns, now_ns, now_ns)
-            self._finish(instance, left, Outcome(None, 0, len(left), error, moment, now_ns))
+            self._finish(instance, left, _failure(error))
+        except Exception:  # such as MemoryError; the instance has to be free again
+            logger.exception("making a batch of sequences of model '%s' failed", self._model)
+            self._finish(instance, left, _failure(ExecutionFailed("internal error")))
         return True
 
     def _inputs(self, rows: Rows, first: Given[SequenceRequest]) -> tuple[RowShapes, list[bytes]]:
@@ -255,7 +254,12 @@ class SequenceServable:
         alone = outcome.error is not None and len(wanted) > 1 and not isinstance(outcome.error, Overloaded | TooLate)
         states: list[RowStates] = []
         if outputs is not None and self._tensors.states:
-            states = self._tensors.states_of(outputs, outcome.first, len(rows))
+            try:
+                states = self._tensors.states_of(outputs, outcome.first, len(rows))
+            except Exception:
+                logger.exception("keeping the states of model '%s' failed", self._model)
+                outcome = _failure(ExecutionFailed("internal error"))
+        overgrown: list[Given[SequenceRequest]] = []
         with self._lock:
             if alone:
                 # Only those fail that cause the failure.
@@ -263,15 +267,25 @@ class SequenceServable:
             else:
                 for at, row in enumerate(rows):
                     if row is not None:
+                        grown = 0
                         if row.end or row.sequence.is_given_up:
                             self._keep(row.sequence, None)
                         elif states:
+                            # A first state was let in with its sequence.
+                            before: RowStates | None = row.sequence.state
+                            grown = states[at].size - before.size if before is not None else 0
                             self._keep(row.sequence, states[at])
                         self._request_bytes -= row.own.size
                         self._scheduler.done(row)
+                        if grown > 0 and self._state_bytes > self._bounds.state_bytes:
+                            overgrown += self._give_up(row.sequence)
             self._is_busy[instance] = False
         if not alone:
             _deliver(rows, outcome)
+        if overgrown:
+            most = self._bounds.state_bytes
+            text = f"model '{self._model}': the sequence has ended, because states take more than {most} bytes"
+            _deliver(overgrown, _failure(Overloaded(text)))
         self._pump(instance)
         if self._is_closed:
             with self._lock:
@@ -288,14 +302,13 @@ class SequenceServable:
 
     # --- the end of sequences ----------------------------------------------------------------------------------------
 
-    def _cancel(self, row: Given[SequenceRequest], now_ns: int) -> None:
+    def _cancel(self, row: Given[SequenceRequest]) -> None:
         """Nobody waits for a request any more: its sequence ends, and so do the requests behind it."""
         with self._lock:
             self._request_bytes -= row.own.size
             left = self._give_up(row.sequence)
             self._scheduler.done(row)
-        moment = Timing(now_ns, now_ns, now_ns, now_ns)
-        _deliver([row, *left], Outcome(None, 0, 0, TooLate("Deadline Exceeded"), moment, now_ns))
+        _deliver([row, *left], _failure(TooLate("Deadline Exceeded")))
 
     def _give_up(self, sequence: Running[SequenceRequest]) -> list[Given[SequenceRequest]]:
         """End a sequence, and return its requests that have not run. With the lock held."""
@@ -329,9 +342,7 @@ class SequenceServable:
             ]
             self._sleeps_until_ns = min(again)
         if failed:
-            moment = Timing(now_ns, now_ns, now_ns, now_ns)
-            error = Unavailable("timeout of the corresponding sequence has been expired")
-            _deliver(failed, Outcome(None, 0, 0, error, moment, now_ns))
+            _deliver(failed, _failure(Unavailable("timeout of the corresponding sequence has been expired")))
         if idle or scheduler.rules.delay_ns:  # else nothing can run that could not before; ports commit what they add
             self.commit()
         return self._sleeps_until_ns
@@ -442,7 +453,6 @@ class SequenceServable:
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``. Sequences of the backlog end; what waits in slots is answered."""
-        now_ns = time.monotonic_ns()
         with self._lock:
             self._is_closed = True
             self._workers_ended = self._workers_ended or workers_ended
@@ -450,9 +460,8 @@ class SequenceServable:
             for sequence in list(self._scheduler):
                 if sequence.slot < 0:
                     left += self._give_up(sequence)
-        moment = Timing(now_ns, now_ns, now_ns, now_ns)
         error = ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
-        _deliver(left, Outcome(None, 0, 0, error, moment, now_ns))
+        _deliver(left, _failure(error))
         self.commit()
         with self._lock:
             self._wake_at(0)
@@ -492,6 +501,12 @@ def _control(control: Control, rows: Rows) -> bytes:
         case ControlKind.READY:
             return b"".join([false if row is None else true for row in rows])
     return b"".join([false if row is None else control.corrid(row.sequence.identifier) for row in rows])
+
+
+def _failure(error: RequestError) -> Outcome:
+    """The outcome of requests that have not run."""
+    now_ns = time.monotonic_ns()
+    return Outcome(None, 0, 0, error, Timing(now_ns, now_ns, now_ns, now_ns), now_ns)
 
 
 def _deliver(rows: Sequence[Given[SequenceRequest] | None], outcome: Outcome) -> None:
