@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -20,10 +20,16 @@ from toutates.models.table import ModelTable
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.local.repository import LocalRepository
+from toutates.system import errors
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.levels import parse_levels
 
-__all__ = ["plane_of", "put", "serving"]
+__all__ = ["REQUEST_ERRORS", "plane_of", "put", "serving"]
+
+#: Every error that any part of the server may answer with. What one API alone knows has a status there.
+REQUEST_ERRORS: Final = {
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)
+} - {errors.RequestError}
 
 
 def put(root: Path, name: str, version: int = 1, content: bytes = DOUBLE) -> None:
