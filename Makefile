@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings models test lint pytest fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings models test lint pytest test-long fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -80,12 +80,12 @@ serve-embeddings: $(VENV)/.embeddings  ## Fetch all-MiniLM-L6-v2 (80 MB, once), 
 # --- checking ---------------------------------------------------------------------------------------------------
 
 # Processes that tests run in: most tests wait most of the time. JOBS=0 runs them one after the other, in this process.
-JOBS = 4
+JOBS = 6
 # Files are handed out in the order of their names, for the long ones do not come last; pytest-xdist would begin with
 # those that have the most tests.
 IN_PARALLEL = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test: lint pytest  ## Lint, types and all tests
+test: lint pytest  ## Lint, types and all tests but the long ones
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -98,6 +98,10 @@ lint: $(VENV)/.dev  ## ruff and mypy
 
 pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+# What it measures under load wants the machine for itself: hence fewer at a time.
+test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, overload, a page open for hours
+	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile $(ARGS)
 
 $(VENV)/.backends: $(VENV)/.dev
 	$(PIP) -e '.[lightgbm,openvino,pytorch,sklearn,xgboost]'

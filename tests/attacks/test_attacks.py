@@ -26,6 +26,9 @@ from tests.attacks.support import (
 from tests.e2e.process import ServerProcess, running
 from tests.waiting import wait_until
 
+#: Seconds under each attack, one after the other.
+pytestmark = pytest.mark.long
+
 #: These need a server with other limits, below.
 _ELSEWHERE: Final = {"hold-connections", "vanished-peer", "ensemble-reloads"}
 #: These wait for timers, and so for each other.

@@ -11,6 +11,7 @@ from fuzz.attacks.honest import Crowd, RawClient
 from tests.e2e.process import ServerProcess
 
 
+@pytest.mark.long
 def test_a_request_that_is_still_under_way_counts_in_full(
     target: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

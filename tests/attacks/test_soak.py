@@ -57,6 +57,7 @@ def test_memory_that_is_given_back_is_no_growth_and_memory_that_stays_is() -> No
     assert any("memory" in problem for problem in account(whole(), *samples(110, 120, 130, 140, 150, 160)).verdict())
 
 
+@pytest.mark.long
 def test_a_short_soak_is_passed() -> None:
     pytest.importorskip("tritonclient.grpc")
     command = [sys.executable, "-m", "fuzz.soak", "--minutes", "0.05", "--clients", "3", "--python", PYTHON]

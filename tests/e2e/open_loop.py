@@ -8,6 +8,7 @@ prints a JSON object: ``Report``. The message is one row of 64 floats.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -65,7 +66,9 @@ class Report:
 
     @staticmethod
     def percentile(times: list[float], share: float) -> float:
-        """Of sorted times."""
+        """Of sorted times; infinite where there are none."""
+        if not times:
+            return math.inf
         return times[min(len(times) - 1, int(share * len(times)))]
 
 

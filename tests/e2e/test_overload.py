@@ -21,6 +21,9 @@ from tests.e2e.process import ServerProcess
 from tests.e2e.wire import client_of
 from toutates.protocol.grpc_service_pb2 import ModelStatisticsRequest, ModelStatisticsResponse
 
+#: What is measured again where the machine is busy may take minutes.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
 BATCH: Final = 4
 CAPACITY: Final = 8
 #: Rows that can be in the ring at once: those who wait, and those who run.

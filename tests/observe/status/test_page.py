@@ -256,6 +256,7 @@ A_LONG_DAY: Final = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0 if "TOUTATES_PAGE_HOURS" in os.environ else 300)
 def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[ServerProcess, int]) -> None:
     _, port = server

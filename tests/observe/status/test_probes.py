@@ -18,6 +18,9 @@ from fuzz.attacks.models import build_repository
 from tests.e2e.process import ServerProcess, running
 from tests.observe.status.support import get
 
+#: A flood has to last.
+pytestmark = pytest.mark.long
+
 #: How long each flood lasts, and how long probes go on after it.
 FLOOD_S: Final = 8.0
 AFTER_S: Final = 4.0
