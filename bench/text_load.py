@@ -238,8 +238,8 @@ def _tokens(server: Server) -> tuple[float, float]:
         text = connection.getresponse().read().decode()
     finally:
         connection.close()
-    real = re.search(r"^text_tokens_total\S* (\S+)$", text, re.MULTILINE)
-    padded = re.search(r"^text_padded_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    real = re.search(r"^toutates_real_elements_total\S* (\S+)$", text, re.MULTILINE)
+    padded = re.search(r"^toutates_padded_elements_total\S* (\S+)$", text, re.MULTILINE)
     if real is None or padded is None:
         raise NoFigure("the server does not tell its tokens")
     return float(real[1]), float(padded[1])

@@ -94,8 +94,8 @@ def compute(model: TextModel, texts: Sequence[str]) -> None:
 
 def counted(model: TextModel) -> tuple[float, float]:
     """Tokens that were run, and the same with padding."""
-    series = {one.name: one.values[0] for one in model.statistics().own_metrics}  # type: ignore[attr-defined]
-    return series["text_tokens_total"], series["text_padded_tokens_total"]
+    batches = model.statistics().batches.values()  # type: ignore[attr-defined]
+    return sum(one.real_elements for one in batches), sum(one.padded_elements for one in batches)
 
 
 def in_order(path: Path, limit: int) -> Callable[[Sequence[str]], None]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.text.interface import DEFAULT_OPTIONS, Text, TextModel, TextOptions, TextResult
 from toutates.backends.text.kind import TextKind
-from toutates.engine.servable import Host
+from toutates.engine.servable import Host, Servable
 from toutates.models.kinds import load_version
 from toutates.models.repository import scan_model
 from toutates.models.table import ServedVersion
@@ -33,6 +34,7 @@ __all__ = [
     "hidden",
     "load",
     "make_folder",
+    "running",
     "save_weights",
     "served",
     "table",
@@ -211,22 +213,34 @@ def served(path: Path) -> Iterator[TextModel]:
     version = load(path)
     model = version.servable
     assert isinstance(model, TextModel)
+    with running(version.servable):
+        yield model
+    version.servable.free()
+
+
+@contextmanager
+def running(servable: Servable) -> Iterator[None]:
+    """Run the threads of a servable until the block is over, and close it."""
+    tokens: SimpleQueue[trio.lowlevel.TrioToken] = SimpleQueue()
     ended: list[BaseException] = []
+
+    async def main() -> None:
+        tokens.put(trio.lowlevel.current_trio_token())
+        await servable.run(Host(lambda: (), (), lambda: None, lambda: None))
 
     def run() -> None:
         try:
-            trio.run(version.servable.run, Host(lambda: (), (), lambda: None, lambda: None))
+            trio.run(main)
         except BaseException as error:
             ended.append(error)
 
     thread = threading.Thread(target=run, name="served model")
     thread.start()
     try:
-        yield model
+        yield
     finally:
-        version.servable.close()
+        trio.from_thread.run_sync(servable.close, trio_token=tokens.get())
         thread.join()
-        version.servable.free()
     assert not ended
 
 

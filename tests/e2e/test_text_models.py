@@ -169,7 +169,7 @@ def test_statistics_and_metrics_count_texts_and_tokens(server: ServerProcess, cl
     wait_until(lambda: counted() == (before[0] + 1, before[1] + 2))
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=20) as answer:
         metrics = answer.read().decode()
-    assert 'text_tokens_total{model="declared",version="1"}' in metrics
+    assert 'toutates_real_elements_total{model="declared",version="1"}' in metrics
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/status.json", timeout=20) as answer:
         assert "declared" in json.dumps(json.load(answer))
 

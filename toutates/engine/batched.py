@@ -29,6 +29,7 @@ class BatchedServable:
         version: its number, for the log.
         supertensor: holds its rows. It belongs to this servable.
         backends: one per executor.
+        counters: of each executor, where the backends count as well; the rows of a pool are then theirs to pad.
         pool_threads: threads that these have of their own.
         memory_kind: see ``VersionStatistics``.
     """
@@ -39,16 +40,17 @@ class BatchedServable:
         supertensor: SuperTensor,
         backends: Sequence[Backend],
         *,
+        counters: Sequence[ExecutorCounters] = (),
         pool_threads: int = 0,
         memory_kind: str = "CPU",
     ) -> None:
         self.supertensor = supertensor
-        self.counters = VersionCounters([], [ExecutorCounters() for _ in backends])
+        self.counters = VersionCounters([], list(counters) or [ExecutorCounters() for _ in backends])
         self._pool_threads = pool_threads
         self._memory_kind = memory_kind
         executors = [
-            Executor(supertensor, self._padded(backend, counters), on_batch=counters.add)
-            for backend, counters in zip(backends, self.counters.executors, strict=True)
+            Executor(supertensor, backend if counters else self._padded(backend, own), on_batch=own.add)
+            for backend, own in zip(backends, self.counters.executors, strict=True)
         ]
         # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
         self._threads = ExecutorThreads(supertensor.name, version, executors)

@@ -133,7 +133,8 @@ class Executor(ExecutorHandle):
             moved_bytes = batch.held_bytes if large is None else batch.held_bytes + rows * sum(large.row_bytes)
             batch.lane.note_run(rows, took_ns, moved_bytes)
         batch.lane.note_wall(rows, timing.done_ns - taken_ns)
-        self._on_batch(rows, sum(map(len, pending)), timing)
+        if batch.lane.computes:
+            self._on_batch(rows, sum(map(len, pending)), timing)
         if isinstance(outputs, Separate):
             return _separate(outputs, len(pending), timing)
         return [(pending, outputs, None, timing)]

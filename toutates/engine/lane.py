@@ -170,6 +170,7 @@ class Lane:
 
     Attributes:
         packed: whether batches have buffers, as a PackedLane's do.
+        computes: whether a run computes rows, and does not only prepare them.
         batch_rows: rows that one batch of this lane takes at most.
         row_memory: bytes of one row in a batch's buffers.
         room: rows that the next batch is to have room for, ``batch_rows`` at most.
@@ -182,6 +183,7 @@ class Lane:
     """
 
     packed: ClassVar[bool]
+    computes: bool = True
 
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
         self.signature = signature

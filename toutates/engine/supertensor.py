@@ -21,7 +21,7 @@ writes without the lock and which wait for nobody else's round to end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final
 
@@ -68,6 +68,7 @@ class SuperTensor:
             are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``.
         keeps_whole: whether the rows of a request are all in one batch, as decoupled models have to have them.
         grows: whether a batch has room for few rows at first, and for more when they come.
+        make_queue: makes the queue of a version with ``padding``, of what a ``PaddedQueue`` takes.
 
     Attributes:
         lock: guards the parts.
@@ -96,6 +97,7 @@ class SuperTensor:
         padding: Padding | None = None,
         keeps_whole: bool = False,
         grows: bool = True,
+        make_queue: Callable[..., PaddedQueue] = PaddedQueue,
     ) -> None:
         self.name = name
         self.keeps_whole = keeps_whole
@@ -118,7 +120,7 @@ class SuperTensor:
             self.queue = BatchQueue(open_batches, self.budget, delay_ns=delay_ns, enough_rows=enough_rows)
         else:
             self.lanes = PaddedLanes(signature, batch_size, padding)
-            self.queue = PaddedQueue(open_batches, self.budget, self.lanes, delay_ns=delay_ns, enough_rows=enough_rows)
+            self.queue = make_queue(open_batches, self.budget, self.lanes, delay_ns=delay_ns, enough_rows=enough_rows)
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
         self.ports: list[Consumer] = []
         #: what a lane's runs must take less than, for workers to have batches of their own
@@ -273,6 +275,27 @@ class SuperTensor:
         batch = self.queue.open.get(lane)
         if self.keeps_whole and batch is not None and batch.rows + rows > batch.room:
             self.seal(batch)
+
+    def let_in(self, lane: Lane, rows: int, held_bytes: int) -> None:
+        """Count the rows of a request, which wait in a pool, until they have run. Call with the lock held.
+
+        Args:
+            lane: of its rows.
+            rows: how many.
+            held_bytes: of what is kept for it.
+
+        Raises:
+            InvalidRequest: it is larger than the bounds.
+            Overloaded: too much is under way now.
+            ModelNotReady: the model version is being unloaded.
+        """
+        self._check_open()
+        if self.budget.bounds.waiting:
+            # What idle executors take at the commit does not wait.
+            self.budget.check_waiting(len(self.executors.idle) * lane.batch_rows)
+        self.budget.check_fit(lane, rows, held_bytes)
+        self.budget.rows += rows
+        self.budget.memory_bytes += held_bytes
 
     def note_request(self, first: Batch, last: Batch, held_bytes: int) -> None:
         """A request that ``check_fit`` let in has its rows reserved from the first to the last of these batches.

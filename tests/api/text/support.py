@@ -142,7 +142,7 @@ class Double(TextModel):
     def tokenizer(self) -> Tokenizer:
         return Tokenizer()
 
-    def compute(
+    def add(
         self,
         texts: Sequence[Any],
         options: TextOptions,
@@ -158,6 +158,9 @@ class Double(TextModel):
             on_done(self._result(texts, options))
 
         compute() if self.held is None else self.held.append(compute)
+
+    def commit(self) -> None:
+        """See ``TextModel``."""
 
     def _result(self, texts: Sequence[Any], options: TextOptions) -> TextResult:
         tokens = []
@@ -201,7 +204,7 @@ class _Worker:
     def __init__(self) -> None:
         self.now_ns = 0
         self.soon: list[Callable[[], None]] = []
-        self.call_soon = self.soon.append
+        self.call_soon = self.at_round_end = self.soon.append
         self.dirty: list[Any] = []
         self.limits = SimpleNamespace(max_unsent_bytes=2**22)
         self.limit_hits = {"message_size": 0, "header_list_size": 0}

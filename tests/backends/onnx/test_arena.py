@@ -13,7 +13,7 @@ from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.executor_sessions import executor_session_options
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.onnx.signature_reader import read_signature
-from toutates.engine.padded.lanes import Entry, Form, PaddedBatch, PaddedLane, PaddedLanes, PaddedWay
+from toutates.engine.padded.lanes import Entry, PaddedBatch, PaddedLane, PaddedLanes
 from toutates.engine.padded.padding import PaddedInput, Padding
 from toutates.models.config.padding import PaddedTensor, PaddingSettings
 from toutates.models.config.settings import ModelSettings
@@ -52,15 +52,12 @@ def test_the_arena_gives_back_what_a_large_run_took(tmp_path: Path, monkeypatch:
     signature = read_signature(loaded, SETTINGS, source=tmp_path)
     session = ModelSession(loaded, signature, "m", shrinks_in_time=True)
     lanes = PaddedLanes(signature, 8, PADDING)
-    form = lanes.find(((0, (-1,)),))
-    assert isinstance(form, Form)
 
     def run(length: int) -> float:
         """Run a row of ones; returns the memory of the process afterwards."""
         lane = lanes.find(((0, (length,)),))
         assert isinstance(lane, PaddedLane)
-        way = PaddedWay(form, length, form.row_bytes(length), 0, length, 1)
-        entry = Entry(way, 0, None, 1, [np.ones(length, np.float32).tobytes()], None, 0)
+        entry = Entry(length, 0, None, 1, [np.ones(length, np.float32).tobytes()])
         outputs = session.run(PaddedBatch(lane, [entry], 1), 0, 1)
         [data] = outputs.data
         assert isinstance(data, bytes)

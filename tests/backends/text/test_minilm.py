@@ -53,9 +53,9 @@ def test_all_texts_in_one_crowd_have_their_vectors_and_little_is_padded(
     assert result.error is None
     assert list(result.tokens) == tokens[order].tolist()
     assert distances(result.vectors, vectors[order]).max() < MOST
-    sums = {one.name: one.values[0] for one in model.statistics().own_metrics}  # type: ignore[attr-defined]
-    assert sums["text_tokens_total"] == tokens.sum()
-    assert sums["text_padded_tokens_total"] <= 1.3 * sums["text_tokens_total"]
+    batches = model.statistics().batches.values()  # type: ignore[attr-defined]
+    assert sum(one.real_elements for one in batches) == tokens.sum()
+    assert sum(one.padded_elements for one in batches) <= 1.3 * tokens.sum()
 
 
 def test_texts_alone_and_in_small_company_have_the_same_vectors(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-import trio
 
 from tests.text_models import (
     DIM,
@@ -22,6 +21,7 @@ from tests.text_models import (
     ids_of,
     load,
     make_folder,
+    running,
     save_weights,
     served,
 )
@@ -35,10 +35,10 @@ from toutates.backends.text.interface import (
     find_text_model,
     text_models,
 )
-from toutates.engine.servable import Host
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.system.errors import (
     ConfigurationError,
+    InvalidRequest,
     ModelLoadError,
     ModelNotReady,
     Overloaded,
@@ -167,9 +167,9 @@ def test_a_full_model_refuses_and_a_closed_one_too(folder: Path) -> None:
     servable: Any = load(folder).servable  # which has no threads, so that nothing leaves
     results: list[TextResult] = []
     servable.compute(["one"] * 4_000, DEFAULT_OPTIONS, results.append)
-    with pytest.raises(Overloaded, match="4000 of at most 4096 texts"):
+    with pytest.raises(Overloaded, match="4000 of at most 4096 rows"):
         servable.compute(["one"] * 97, DEFAULT_OPTIONS, results.append)
-    with pytest.raises(Overloaded, match="bytes of texts"):
+    with pytest.raises(InvalidRequest, match="needs 269484032 bytes"):
         servable.compute(["x" * (257 << 20)], DEFAULT_OPTIONS, results.append)
     servable.close()
     with pytest.raises(ModelNotReady):
@@ -195,16 +195,8 @@ def test_a_batch_that_fails_fails_only_the_request_at_fault(tmp_path: Path) -> N
     for text in ("one two", "seven two", "six two"):  # which share a batch, because there is no thread yet
         servable.compute([text], DEFAULT_OPTIONS, lambda result, text=text: keep(text, result))
 
-    def run() -> None:
-        trio.run(servable.run, Host(lambda: (), (), lambda: None, lambda: None))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with running(servable):
         done.wait(60)
-    finally:
-        servable.close()
-        thread.join()
     assert [type(results[text].error).__name__ for text in ("one two", "seven two", "six two")] == [
         "NoneType",
         "ExecutionFailed",

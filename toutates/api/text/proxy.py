@@ -193,7 +193,7 @@ class _TensorModel(TextModel):
     def tokenizer(self) -> TextTokenizer:
         raise Problem(Kind.WRONG_MODEL, "the model has no tokenizer here")
 
-    def compute(
+    def add(
         self,
         texts: Sequence[Text],
         options: TextOptions,
@@ -205,6 +205,9 @@ class _TensorModel(TextModel):
         call = ModelCall(len(texts), done, (self._output,), is_wanted)
         tensor = Tensor(BY_NAME["BYTES"], (len(texts), 1), content)
         self._version.calls.call(call, {self._input: tensor})
+
+    def commit(self) -> None:
+        """Nothing waits for it."""
 
     def _done(self, texts: int, on_done: Callable[[TextResult], object], outcome: Outcome) -> None:
         if outcome.error is not None:

@@ -1,7 +1,7 @@
 """Requests on their way: read, computed, and answered; what may take long is done beside the worker.
 
-begin ─▶ read (beside the worker, if large) ─▶ TextModel.compute ··· on_done, in any thread
-                                                                   ─▶ worker: written (beside it, if large), sent
+begin ─▶ read (beside the worker, if large) ─▶ TextModel.add ··· on_done, in any thread
+                                                               ─▶ worker: written (beside it, if large), sent
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from threading import get_ident
 from typing import Any, Final
 
 from toutates.api.rest.answers import Answer
@@ -19,7 +20,7 @@ from toutates.api.text.observing import TextObserver
 from toutates.api.text.problems import Problem, as_problem
 from toutates.api.text.reading import LARGE_BYTES
 from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
-from toutates.backends.text.interface import Float32, SparseVector, TextOptions, TextResult
+from toutates.backends.text.interface import Float32, SparseVector, TextModel, TextOptions, TextResult
 from toutates.infer.inflight import Inflight
 from toutates.models.table import ModelTable
 from toutates.net import Worker
@@ -63,6 +64,10 @@ class TextWork:
         self.inflight = inflight
         self.get_table = get_table
         self._side = side
+        #: models with texts that were added in this round
+        self._added: set[TextModel] = set()
+        #: the worker's thread, while it hands out what it has run itself
+        self.runs_in = 0
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -111,6 +116,21 @@ class TextWork:
             request.end(error)
             return
         request.go_on(asked)
+
+    def note_added(self, model: TextModel) -> None:
+        """Texts were added to a model, which are to run from the round's end on."""
+        if not self._added:
+            self.worker.at_round_end(self._commit)
+        self._added.add(model)
+
+    def _commit(self) -> None:
+        added, self._added = self._added, set()
+        self.runs_in = get_ident()
+        try:
+            for model in added:
+                model.commit()
+        finally:
+            self.runs_in = 0
 
     def aside(self, call: RestHttpCall, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Have something done in the other thread, and go on with what it returns, or with the error that it raises.
@@ -236,7 +256,12 @@ class _Request:
             version = work.get_table().models[found.name].versions[found.version].served
             if version is not None:
                 work.observer.found(call, version, len(asked.texts))
-        found.model.compute(asked.texts, options, self._done_soon, lambda by_ns: call.open)
+        found.model.add(asked.texts, options, self._done_soon, self._is_wanted)
+        work.note_added(found.model)
+
+    def _is_wanted(self, by_ns: int) -> bool:
+        """In any thread: whether the caller is there."""
+        return self._call.open
 
     def _count_in(self) -> None:
         """Count the request as in flight."""
@@ -251,7 +276,11 @@ class _Request:
 
     def _done_soon(self, result: TextResult) -> None:
         """In any thread: the texts are computed, or not."""
-        self._work.worker.call_soon(partial(self._done, result))
+        work = self._work
+        if work.runs_in and work.runs_in == get_ident():
+            self._done(result)
+        else:
+            work.worker.call_soon(partial(self._done, result))
 
     def _done(self, result: TextResult) -> None:
         try:

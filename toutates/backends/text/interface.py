@@ -1,7 +1,7 @@
 """What an API needs of a text model: what it is, its tokenizer, and one call that computes texts.
 
     found = find_text_model(table, "minilm:query")        a model by its name, and the prompt that an alias names
-    found.model.compute(texts, options, on_done)          returns at once; raises what can be seen at once
+    found.model.compute(texts, options, on_done)          raises what can be seen at once
     on_done(TextResult)                                   once, in any thread: an array per text, or an error
 
 A text is a string, a pair of strings, or the ids of its tokens. Texts of all callers share batches, and clients that
@@ -303,18 +303,19 @@ class TextModel(ABC):
         """Its tokenizer."""
 
     @abstractmethod
-    def compute(
+    def add(
         self,
         texts: Sequence[Text],
         options: TextOptions,
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
     ) -> None:
-        """Compute texts. Does not block; any thread may call it, best in the same round in which it took the model out
-        of the table.
+        """Have texts computed, from the next ``commit`` on. Does not block; any thread may call it, best in the same
+        round in which it took the model out of the table.
 
-        Strings are read into tokens in another thread, so most of what is wrong with a text comes with the result. An
-        empty string is a text like others, of special tokens alone: an API that does not take it refuses it itself.
+        Strings are mostly read into tokens in another thread, so most of what is wrong with a text comes with the
+        result. An empty string is a text like others, of special tokens alone: an API that does not take it refuses it
+        itself.
 
         Args:
             texts: at least one.
@@ -330,8 +331,23 @@ class TextModel(ABC):
             ModelNotReady: the version is being unloaded: look into the table again.
         """
 
+    @abstractmethod
+    def commit(self) -> None:
+        """Let run what was added so far. What is quick may be run by the calling thread."""
+
+    def compute(
+        self,
+        texts: Sequence[Text],
+        options: TextOptions,
+        on_done: Callable[[TextResult], object],
+        is_wanted: Callable[[int], bool] = lambda by_ns: True,
+    ) -> None:
+        """``add`` and ``commit``."""
+        self.add(texts, options, on_done, is_wanted)
+        self.commit()
+
     def check(self, options: TextOptions) -> None:
-        """Refuse options that the model cannot follow; ``compute`` does so too.
+        """Refuse options that the model cannot follow; ``add`` does so too.
 
         Raises:
             TextError: it cannot.

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from toutates.backends.interface import Source
@@ -17,14 +18,17 @@ from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
 from toutates.backends.text.folder import TextFolder, read_folder
 from toutates.backends.text.interface import DEFAULT_OPTIONS, SparseVector, Task, TextError, TextInfo, VectorForm
-from toutates.backends.text.queue import Bounds, TextQueue
+from toutates.backends.text.queue import TextQueue
 from toutates.backends.text.reading import Reader
 from toutates.backends.text.servable import TextServable
 from toutates.backends.text.steps import ACTIVATIONS, POOLING_MODES, Normalize, Pooling
 from toutates.backends.text.tokenizing import WordTokenizer, load_tokenizer
 from toutates.backends.text.work import Row, Settled, TextRequest
+from toutates.engine.budget import Keys
 from toutates.engine.lengths import Buckets
+from toutates.engine.padded.padding import PaddedInput, Padding
 from toutates.engine.result import Timing
+from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.labels import Labels, read_labels
@@ -68,7 +72,7 @@ class _Loaded:
         info: what it is.
         signature: its tensors.
         tokenizer, reader, computing: what computes it.
-        bounds: how much may be under way.
+        batch_rows: texts of a batch.
         buckets: what lengths are rounded up to.
         warnings: for the operator.
         run_ns: how long a run of a short text and of a longer one took.
@@ -80,7 +84,7 @@ class _Loaded:
     tokenizer: WordTokenizer
     reader: Reader
     computing: Computing
-    bounds: Bounds
+    batch_rows: int
     buckets: Buckets
     warnings: tuple[str, ...]
     run_ns: int
@@ -131,16 +135,26 @@ class TextKind:
             advice = idle_cores_advice(loaded.run_ns, settings, intra_threads, cores, configuration.source.name)
         if advice:
             logger.info("model '%s' version %d: %s", model, number, advice)
-        servable = TextServable(
+        rows, pads = loaded.batch_rows, loaded.computing.pads
+        supertensor = SuperTensor(
             model,
+            loaded.signature,
+            batch_size=rows,
+            # Clients send 2,048 texts in one request.
+            capacity=-(-loaded.info.max_texts // rows),
+            capacity_bytes=settings.capacity_bytes or _MEMORY_BYTES,
+            keys=Keys(configuration.source.name, "'capacity'", "'capacity_bytes'"),
+            padding=Padding({0: PaddedInput(0)}, buckets=loaded.buckets, most_elements=loaded.info.max_batch_tokens),
+            make_queue=partial(TextQueue, signature=loaded.signature, pads=pads),
+        )
+        servable = TextServable(
             number,
             loaded.folder,
             loaded.info,
-            loaded.signature,
             loaded.tokenizer,
             loaded.reader,
             loaded.computing,
-            TextQueue(model, loaded.bounds, loaded.buckets),
+            supertensor,
             settings.num_executors,
             pool_threads=intra_threads - 1 if loaded.folder.graph is not None else 0,
         )
@@ -188,13 +202,6 @@ class TextKind:
         default_tokens = _SPARSE_TOKENS if folder.form is VectorForm.SPARSE else _BATCH_TOKENS
         batch_tokens = source.integer("max_batch_tokens", default_tokens, 1, 2**24)
         rows = settings.batch_size if encoder.pads else max(settings.batch_size, _TABLE_ROWS)
-        bounds = Bounds(
-            texts=max(settings.batch_size * settings.capacity, _LEAST_TEXTS),
-            memory_bytes=settings.capacity_bytes or _MEMORY_BYTES,
-            batch_rows=rows,
-            batch_tokens=batch_tokens if encoder.pads else rows * limit,
-            file=configuration.source.name,
-        )
         # A text of a table costs the same whatever it shares a batch with.
         lengths = sorted({min(one, limit) for one in Buckets().up_to(limit)}) if encoder.pads else [limit]
         info = TextInfo(
@@ -213,7 +220,7 @@ class TextKind:
             datatype=encoder.datatype,
             model_type=folder.model_type,
             max_batch_tokens=batch_tokens,
-            max_texts=bounds.texts,
+            max_texts=max(settings.batch_size * settings.capacity, _LEAST_TEXTS),
         )
         if source.left_over:
             raise source.refused(source.left_over[0], "is no parameter of text models", f"one of {', '.join(_KEYS)}")
@@ -245,7 +252,7 @@ class TextKind:
             tokenizer,
             reader,
             computing,
-            bounds,
+            rows,
             Buckets(lengths),
             tuple(warnings),
             run_ns,

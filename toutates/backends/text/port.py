@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from toutates.backends.text.interface import Fault, Scores, SparseVector, TextError, TextOptions
-from toutates.backends.text.queue import TextQueue
 from toutates.backends.text.work import Settled, TextRequest
 from toutates.engine.lane import RowShapes
+from toutates.engine.padded.port import PooledPort
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.servable import Buffer, Consumer, Content
-from toutates.protocol.signature import Signature
+from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.strings import StringRows
 from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError
 
@@ -41,39 +42,38 @@ class TextWay:
     settled: Settled | None = None
 
 
-class TextPort:
+class TextPort(PooledPort):
     """A port of a text model (``engine.servable.Port``), and the sink of what comes through it.
 
     Args:
-        queue: of the model.
+        supertensor: of the model.
         consumer: for whom it is.
-        signature: of the model.
+        put: puts a request into the queue.
         settle: makes options into what the model does.
         dimensions: of a vector, for requests without rows.
-
-    Attributes:
-        counters: the consumer's.
     """
 
     def __init__(
         self,
-        queue: TextQueue,
+        supertensor: SuperTensor,
         consumer: Consumer,
-        signature: Signature,
+        put: Callable[[TextRequest], None],
         settle: Callable[[TextOptions], Settled],
         dimensions: int,
     ) -> None:
-        self.counters = consumer.counters
-        self._queue = queue
+        super().__init__(supertensor, consumer)
         self._consumer = consumer
+        self._put = put
         self._settle = settle
-        self._multi = -1 in signature.outputs[0].shape
+        self._bounds = supertensor.budget.bounds
+        outputs = supertensor.signature.outputs
+        self._multi = -1 in outputs[0].shape
         self._is_fixed = not self._multi
         #: the same object for all outputs; see ``Outputs``
-        self._row_shapes = tuple([tensor.graph_shape for tensor in signature.outputs])
+        self._row_shapes = tuple([tensor.graph_shape for tensor in outputs])
         self._dimensions = dimensions
-        self._added: list[TextRequest] = []
-        self._commit_asked = False
+        #: the consumer's thread, while it hands out what it has run itself
+        self._runs_in = 0
 
     def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> TextWay:
         """See ``Port``. A run makes all outputs, whichever are wanted."""
@@ -94,51 +94,47 @@ class TextPort:
         if settled is None or parameters is not way.parameters:
             settled = self._settle(_options(parameters))
             way.parameters, way.settled = parameters, settled
-        consumer, queue = self._consumer, self._queue
-        if rows > queue.bounds.texts:
-            raise InvalidRequest(f"a request may have at most {queue.bounds.texts} texts, and this one has {rows}")
+        consumer, bounds = self._consumer, self._bounds
+        if rows > bounds.rows:
+            raise InvalidRequest(f"a request may have at most {bounds.rows} texts, and this one has {rows}")
         # What the answer takes counts too; that of a multi-vector model is counted when it is known.
         result_bytes = 4 * rows * self._dimensions * self._is_fixed
-        size, most = held_bytes + result_bytes, queue.bounds.memory_bytes
+        size, most = held_bytes + result_bytes, bounds.memory_bytes
         if size > most:
             raise InvalidRequest(
                 f"the texts and vectors of this request take {size} bytes, of {most} at most; send fewer texts at once"
             )
-        queue.count(rows, size)
+        texts = [_elements(piece) for piece in arrays]
+        request = TextRequest(
+            texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)),
+            settled,
+            self,
+            (context, rows),
+            partial(consumer.is_wanted, context),
+            held_bytes,
+            time.monotonic_ns(),
+            result_bytes,
+        )
+        if rows:
+            self._put(request)
+            self._note_added()
+        else:
+            now_ns = request.arrived_ns
+            self.finish([request], Timing(now_ns, now_ns, now_ns, now_ns))
+
+    def _deliver(self, port: int, result: BatchResult) -> None:
+        self._runs_in = get_ident()
         try:
-            texts = [_elements(piece) for piece in arrays]
-            request = TextRequest(
-                texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)),
-                settled,
-                self,
-                (context, rows),
-                partial(consumer.is_wanted, context),
-                held_bytes,
-                time.monotonic_ns(),
-                result_bytes,
-            )
-        except BaseException:
-            queue.give_back(rows, size)
-            raise
-        self._added.append(request)
-        if not self._commit_asked:
-            self._commit_asked = True
-            consumer.at_round_end(self._commit_round)
-
-    def commit(self, *, inline: bool = True) -> None:
-        """See ``Port``. Nothing is run by the calling thread."""
-        if self._added:
-            added, self._added = self._added, []
-            self._queue.add(added)
-
-    def _commit_round(self) -> None:
-        self._commit_asked = False
-        self.commit()
+            super()._deliver(port, result)
+        finally:
+            self._runs_in = 0
 
     # --- as a sink ---------------------------------------------------------------------------------------------------
 
     def finish(self, requests: Sequence[TextRequest], timing: Timing) -> None:
         """See ``Sink``."""
+        consumer = self._consumer
+        finish = consumer.finish_here if self._runs_in and self._runs_in == get_ident() else consumer.finish
         pending: list[PendingRequest] = []
         answered: list[TextRequest] = []
         first = 0
@@ -146,17 +142,17 @@ class TextPort:
             context, rows = request.context
             if request.error is not None:
                 one: list[PendingRequest] = [(context, 0, rows, None)]
-                self._consumer.finish(BatchResult(one, None, _error(request.error, rows), timing))
+                finish(BatchResult(one, None, _error(request.error, rows), timing))
                 continue
             if self._multi:  # of which each has as many rows as its longest text has vectors
                 outputs, refusal = self._multi_outputs(request)
-                self._consumer.finish(BatchResult([(context, 0, rows, None)], outputs, refusal, timing))
+                finish(BatchResult([(context, 0, rows, None)], outputs, refusal, timing))
                 continue
             pending.append((context, first, rows, None))
             answered.append(request)
             first += rows
         if pending:
-            self._consumer.finish(BatchResult(pending, self._outputs(answered, first), None, timing))
+            finish(BatchResult(pending, self._outputs(answered, first), None, timing))
 
     def _outputs(self, requests: Sequence[TextRequest], rows: int) -> Outputs:
         size = self._dimensions
@@ -174,10 +170,10 @@ class TextPort:
     def _multi_outputs(self, request: TextRequest) -> tuple[Outputs | None, RequestError | None]:
         size, vectors = self._dimensions, request.vectors
         longest = max([len(vector) for vector in vectors if isinstance(vector, np.ndarray)], default=0)
-        if 4 * len(vectors) * longest * size > self._queue.bounds.memory_bytes:
+        if 4 * len(vectors) * longest * size > self._bounds.memory_bytes:
             return None, InvalidRequest(
                 f"the vectors of this request's {len(vectors)} texts, padded to the longest one of {longest} tokens, "
-                f"take more than {self._queue.bounds.memory_bytes} bytes; send fewer texts at once"
+                f"take more than {self._bounds.memory_bytes} bytes; send fewer texts at once"
             )
         values = np.zeros((len(vectors), longest, size), np.float32)
         counts = np.zeros(len(vectors), np.int32)

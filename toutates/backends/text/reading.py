@@ -155,7 +155,7 @@ class Reader:
                 done.failed.append((row.request, _of(error, row.index)))
 
     def _add(self, row: Row, done: ReadTexts) -> None:
-        size = row.request.tokens[row.index] = len(row.ids)
+        size = row.length = row.context.tokens[row.index] = len(row.ids)
         if size:
             if size > _FEW_TOKENS:
                 row.ids = np.array(row.ids, np.int32)  # a tenth of the memory of a list

@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
+from toutates.backends.text.backend import TextBackend, TextCounters
 from toutates.backends.text.computing import Computing
-from toutates.backends.text.executor import TextCounters, TextExecutor
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import (
     Fault,
@@ -27,18 +28,19 @@ from toutates.backends.text.interface import (
     VectorForm,
 )
 from toutates.backends.text.port import TextPort
-from toutates.backends.text.queue import TextQueue
+from toutates.backends.text.queue import TextQueue, slices_of
 from toutates.backends.text.reading import Reader
 from toutates.backends.text.steps import ACTIVATIONS, Activation, sigmoid, softmax
 from toutates.backends.text.tokenizing import WordTokenizer
-from toutates.backends.text.work import Settled, TextRequest
-from toutates.engine.counters import ExecutorCounters, VersionCounters, WorkerCounters
-from toutates.engine.executor_threads import ExecutorThreads
+from toutates.backends.text.work import Settled, Sink, TextRequest
+from toutates.engine.batched import BatchedServable
+from toutates.engine.budget import Budget
+from toutates.engine.counters import ExecutorCounters, WorkerCounters
 from toutates.engine.model_metrics import COUNTER, ModelSeries
-from toutates.engine.result import Timing
-from toutates.engine.servable import Consumer, Host
-from toutates.engine.statistics import Occupancy, VersionStatistics
-from toutates.protocol.signature import Signature
+from toutates.engine.result import BatchResult, Timing
+from toutates.engine.servable import Consumer
+from toutates.engine.statistics import VersionStatistics
+from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import ExecutionFailed, InvalidRequest, Overloaded, RequestError, TooLate
 
 __all__ = ["TextServable"]
@@ -49,52 +51,51 @@ logger = logging.getLogger(__name__)
 _MAX_SETTLED: Final = 256
 
 
-class TextServable(TextModel):
+class TextServable(BatchedServable, TextModel):
     """A version (``engine.servable.Servable`` and ``TextModel``).
 
     Args:
-        model, version: name and number.
+        version: its number.
         folder: of the version.
         info: what it is.
-        signature: its tensors.
         tokenizer, reader, computing: by which texts are computed.
-        queue: of its texts.
+        supertensor: of its texts; its queue is a ``TextQueue``.
         executors: how many threads compute them.
         pool_threads: threads that its session has beside these.
     """
 
     def __init__(
         self,
-        model: str,
         version: int,
         folder: TextFolder,
         info: TextInfo,
-        signature: Signature,
         tokenizer: WordTokenizer,
         reader: Reader,
         computing: Computing,
-        queue: TextQueue,
+        supertensor: SuperTensor,
         executors: int,
         pool_threads: int = 0,
     ) -> None:
-        self._model, self._version = model, version
+        elements = [ExecutorCounters() for _ in range(executors)]
+        self._text_counters = [TextCounters() for _ in range(executors)]
+        backends = [
+            TextBackend(supertensor, reader, computing, info.dimensions, own, texts)
+            for own, texts in zip(elements, self._text_counters, strict=True)
+        ]
+        super().__init__(version, supertensor, backends, counters=elements, pool_threads=pool_threads)
+        self._labels = (("model", supertensor.name), ("version", str(version)))
         self._folder = folder
         self._info = info
-        self._signature = signature
         self._tokenizer = tokenizer
+        queue = supertensor.queue
+        assert isinstance(queue, TextQueue)
         self._queue = queue
-        self._pool_threads = pool_threads
-        self._lock = threading.Lock()
         #: replaced as a whole, so that readers need no lock
         self._settled: dict[TextOptions, Settled] = {}
+        self._settling = threading.Lock()
         self._shared: WorkerCounters | None = None
-        self._text_counters = [TextCounters() for _ in range(executors)]
-        self._counters = VersionCounters([], [ExecutorCounters() for _ in range(executors)])
-        loops = [
-            TextExecutor(queue, reader, computing, info.dimensions, batches.add, texts)
-            for batches, texts in zip(self._counters.executors, self._text_counters, strict=True)
-        ]
-        self._threads = ExecutorThreads(model, version, loops)
+        finish = self._finish_batch
+        supertensor.connect(Consumer(finish, finish, lambda callback: None, _is_wanted))
 
     # --- for APIs ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class TextServable(TextModel):
         """See ``TextModel``."""
         return self._tokenizer
 
-    def compute(
+    def add(
         self,
         texts: Sequence[Text],
         options: TextOptions,
@@ -117,11 +118,10 @@ class TextServable(TextModel):
     ) -> None:
         """See ``TextModel``."""
         try:
-            settled = self.settle(options)
             size = self._check_texts(texts)
-            self._queue.submit(TextRequest(texts, settled, self, on_done, is_wanted, size, time.monotonic_ns()))
+            self.put(TextRequest(texts, self.settle(options), self, on_done, is_wanted, size, time.monotonic_ns()))
         except RequestError as error:
-            with self._lock:
+            with self._settling:
                 counters = self._shared_counters()
                 if isinstance(error, Overloaded):
                     counters.overloaded += 1
@@ -129,15 +129,35 @@ class TextServable(TextModel):
                     counters.refused += 1
             raise
 
+    def commit(self) -> None:
+        """See ``TextModel``."""
+        run = self.supertensor.commit(())
+        if run is not None:
+            executor, batch = run
+            del run
+            executor.run_inline(batch, self.supertensor.deliver)
+
+    def put(self, request: TextRequest) -> None:
+        """Put a request with texts into the queue; executors hear of it by a commit.
+
+        Raises:
+            Overloaded: too much is under way.
+            InvalidRequest: it is larger than the bounds.
+            ModelNotReady: the version is being unloaded.
+        """
+        slices, texts, queue, supertensor = slices_of(request), len(request.texts), self._queue, self.supertensor
+        with supertensor.lock:
+            supertensor.let_in(queue.form, texts, request.size)
+            queue.put(slices, texts)
+
     def _check_texts(self, texts: Sequence[Text]) -> int:
         """Refuse texts of a kind that the model does not read; returns their size, about bytes."""
         if not texts:
             raise TextError("there is no text", Fault.EMPTY)
-        if len(texts) > self._queue.bounds.texts:
+        most = self.supertensor.budget.bounds.rows
+        if len(texts) > most:
             raise TextError(
-                f"a request may have at most {self._queue.bounds.texts} texts, and this one has {len(texts)}",
-                Fault.TOO_LONG,
-                limit=self._queue.bounds.texts,
+                f"a request may have at most {most} texts, and this one has {len(texts)}", Fault.TOO_LONG, limit=most
             )
         task, size = self._info.task, 0
         for index, text in enumerate(texts):
@@ -167,7 +187,7 @@ class TextServable(TextModel):
         if settled is None:
             self.check(options)
             settled = self._settle(options)
-            with self._lock:
+            with self._settling:
                 kept = self._settled if len(self._settled) < _MAX_SETTLED else {}
                 self._settled = {**kept, options: settled}
         return settled
@@ -200,12 +220,48 @@ class TextServable(TextModel):
             return ACTIVATIONS[self._folder.activation]
         return softmax if self._info.dimensions > 1 and self._folder.exclusive else sigmoid
 
-    # --- as a sink ---------------------------------------------------------------------------------------------------
+    # --- what has become of requests ---------------------------------------------------------------------------------
+
+    def _finish_batch(self, result: BatchResult) -> None:
+        """A batch is over: requests with all of their vectors, and those that have failed, go to their sinks."""
+        over: dict[Sink, list[TextRequest]] = {}
+        with self.supertensor.lock:
+            budget = self.supertensor.budget
+            for request, _, texts, _ in result.pending:
+                request.left -= texts
+                if request.is_over:
+                    continue
+                if result.error is not None and request.error is None:
+                    request.error = result.error
+                if request.new_size:
+                    self._count_results(request, budget)
+                if request.error is not None or not request.left:
+                    request.is_over = True
+                    budget.memory_bytes -= request.size
+                    over.setdefault(request.sink, []).append(request)
+        for sink, own in over.items():
+            try:
+                sink.finish(own, result.timing)
+            except Exception:  # and the others hear
+                logger.exception("handing out texts that were computed failed")
+
+    def _count_results(self, request: TextRequest, budget: Budget) -> None:
+        """Count what was computed for a request as memory under way, or fail it. With the lock held."""
+        more, request.new_size = request.new_size, 0
+        if budget.memory_bytes + more > budget.bounds.memory_bytes:
+            request.error = Overloaded(
+                f"model '{self.supertensor.name}' has {budget.memory_bytes} of at most {budget.bounds.memory_bytes} "
+                "bytes of texts and results under way, and this request makes more; send fewer texts at once, or raise "
+                f"{budget.bounds.keys.memory} in its {budget.bounds.keys.file}"
+            )
+            return
+        request.size += more
+        budget.memory_bytes += more
 
     def finish(self, requests: Sequence[TextRequest], timing: Timing) -> None:
-        """See ``Sink``: what came by ``compute``."""
+        """See ``Sink``: what came by ``add``."""
         now_ns = time.monotonic_ns()
-        with self._lock:
+        with self._settling:
             counters = self._shared_counters()
             answered = [(one.arrived_ns, len(one.texts), 1) for one in requests if one.error is None]
             if answered:
@@ -224,30 +280,15 @@ class TextServable(TextModel):
         """Of all calls of ``compute``, written under the lock."""
         if self._shared is None:
             self._shared = WorkerCounters()
-            self._counters.workers.append(self._shared)
+            self.counters.workers.append(self._shared)
         return self._shared
 
     # --- as a servable -----------------------------------------------------------------------------------------------
 
-    @property
-    def signature(self) -> Signature:
-        """See ``Servable``."""
-        return self._signature
-
-    @property
-    def counters(self) -> VersionCounters:
-        """See ``Servable``."""
-        return self._counters
-
-    @property
-    def ready(self) -> bool:
-        """See ``Servable``."""
-        return self._threads.ready
-
     def port(self, consumer: Consumer) -> TextPort:
         """See ``Servable``."""
-        self._counters.workers.append(consumer.counters)
-        return TextPort(self._queue, consumer, self._signature, self.settle_for_port, self._info.dimensions)
+        self.counters.workers.append(consumer.counters)
+        return TextPort(self.supertensor, consumer, self.put, self.settle_for_port, self._info.dimensions)
 
     def settle_for_port(self, options: TextOptions) -> Settled:
         """``settle``, with errors that have no parts beside their words.
@@ -261,70 +302,33 @@ class TextServable(TextModel):
             raise InvalidRequest(str(error)) from None
 
     def statistics(self) -> VersionStatistics:
-        """See ``Servable``. What is under way is counted in texts."""
-        counters, queue = self._counters, self._queue
-        unread, waiting, idle = queue.state()
-        return VersionStatistics(
-            requests=counters.requests(),
-            batches=counters.batches(),
-            batch_durations=counters.batch_durations(),
-            batch_runs=counters.batch_runs(),
-            occupancy=Occupancy(
-                in_flight=queue.running,
-                running=queue.running,
-                capacity=max(1, queue.bounds.texts // queue.bounds.batch_rows),
-                waiting=unread + waiting,
-                rows=queue.texts,
-                row_capacity=queue.bounds.texts,
-                in_flight_bytes=queue.memory_bytes,
-                capacity_bytes=queue.bounds.memory_bytes,
-                idle_executors=idle,
-                lanes=0,
-                spare_bytes=0,
-                buffer_bytes=0,
-            ),
-            batch_size=queue.bounds.batch_rows,
-            executors=len(counters.executors),
-            pool_threads=self._pool_threads,
-            own_metrics=self._metrics(),
-        )
+        """See ``Servable``. Rows are texts."""
+        return replace(super().statistics(), own_metrics=self._metrics())
 
     def _metrics(self) -> tuple[ModelSeries, ...]:
-        labels = (("model", self._model), ("version", str(self._version)))
         found: list[tuple[str, str, float]] = [
-            ("text_tokens_total", "Tokens of texts that were run", self._sum("tokens")),
-            ("text_padded_tokens_total", "The same with padding", self._sum("padded")),
             ("text_cut_total", "Texts that were too long and were cut", self._sum("cut")),
             ("text_read_total", "Texts whose tokens were read", self._sum("texts")),
             ("text_read_seconds_total", "Time in which tokens were read", self._sum("read_ns") / 1e9),
         ]
-        return tuple([ModelSeries(name, COUNTER, text, labels, (), (value,)) for name, text, value in found])
+        return tuple([ModelSeries(name, COUNTER, text, self._labels, (), (value,)) for name, text, value in found])
 
     def _sum(self, counter: str) -> int:
         return sum([getattr(one, counter) for one in self._text_counters])
 
     def describe(self, most: int) -> list[str]:
         """See ``Servable``."""
-        unread, waiting, idle = self._queue.state()
-        return [
-            f"text model, {self._info.task.value}: {self._queue.texts} of {self._queue.bounds.texts} texts and "
-            f"{self._queue.memory_bytes} of {self._queue.bounds.memory_bytes} bytes under way; {unread} texts are not "
-            f"read, {waiting} wait for a batch, {self._queue.running} batches run, {idle} executors are idle"
-        ]
-
-    async def run(self, host: Host) -> None:
-        """See ``Servable``."""
-        await self._threads.run(host)
-
-    def close(self, *, workers_ended: bool = False) -> None:
-        """See ``Servable``."""
-        if workers_ended:
-            self._threads.note_that_workers_ended()
-        self._queue.close(abandoned=workers_ended)
+        task, unread = self._info.task.value, self._queue.unread
+        return [f"text model, {task}: the tokens of {unread} texts are not read", *super().describe(most)]
 
     def free(self) -> None:
         """See ``Servable``. Executors, which have ended, had the session to themselves."""
         self._settled = {}
+        super().free()
+
+
+def _is_wanted(request: TextRequest, by_ns: int) -> bool:
+    return request.error is None and request.is_wanted(by_ns)
 
 
 def _result(request: TextRequest, now_ns: int) -> TextResult:

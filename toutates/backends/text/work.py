@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.text.interface import Float32, SparseVector, Text, TextOptions
+from toutates.engine.padded.lanes import Entry
 from toutates.engine.result import Timing
 from toutates.system.errors import RequestError
 
@@ -63,20 +64,22 @@ class Sink(Protocol):
 
 
 class TextRequest:
-    """Texts that came together. Guarded by the lock of the ``TextQueue``, but for what its executors write.
+    """Texts that came together.
 
     Attributes:
         texts: as they came; bytes are UTF-8.
         settled: how they are computed.
         sink: takes it when it is over.
         context: the sink's own.
-        is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds. Called with the lock held.
+        is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds. Called in any thread.
         text_size: bytes of its texts, or characters.
-        size: bytes that it keeps, those of large results included.
+        size: bytes that it keeps, those of large results included. This and what follows but the vectors and times,
+            which the executors write, are guarded by the SuperTensor's lock.
+        new_size: bytes of large results that are not in ``size`` yet.
         arrived_ns: when it came, monotonic.
         vectors, tokens: what has been computed, by text.
         left: texts that have not been.
-        error: why it failed; None if it did not.
+        error: why it failed; None if it did not. An executor may set it, and what is left of it is then not computed.
         is_over: whether a sink has it.
         read_ns, run_ns: sums over the texts of the time that reading their tokens and their batches took.
     """
@@ -88,6 +91,7 @@ class TextRequest:
         "is_over",
         "is_wanted",
         "left",
+        "new_size",
         "read_ns",
         "run_ns",
         "settled",
@@ -110,6 +114,7 @@ class TextRequest:
         arrived_ns: int,
         result_size: int = 0,
     ) -> None:
+        count = len(texts)
         self.texts = texts
         self.settled = settled
         self.sink = sink
@@ -117,17 +122,17 @@ class TextRequest:
         self.is_wanted = is_wanted
         self.text_size = text_size
         self.size = text_size + result_size
+        self.new_size = 0
         self.arrived_ns = arrived_ns
-        self.vectors: list[Float32 | SparseVector | None] = [None] * len(texts)
-        self.tokens = [0] * len(texts)
-        self.left = len(texts)
+        self.vectors: list[Float32 | SparseVector | None] = [None] * count
+        self.tokens = [0] * count
+        self.left = count
         self.error: RequestError | None = None
         self.is_over = False
         self.read_ns = self.run_ns = 0
 
 
-@dataclass(slots=True, eq=False)
-class Row:
+class Row(Entry):
     """One text whose tokens are known.
 
     Attributes:
@@ -138,8 +143,18 @@ class Row:
         has_prompt: whether a prompt was put before it.
     """
 
-    request: TextRequest
-    index: int
-    ids: Sequence[int] | npt.NDArray[np.int32]
-    segments: Sequence[int] | None = None
-    has_prompt: bool = True
+    __slots__ = ("has_prompt", "ids", "index", "segments")
+
+    def __init__(
+        self, request: TextRequest, index: int, ids: Sequence[int] | npt.NDArray[np.int32], *, has_prompt: bool = True
+    ) -> None:
+        super().__init__(len(ids), 0, request, 1, ())
+        self.index = index
+        self.ids = ids
+        self.segments: Sequence[int] | None = None
+        self.has_prompt = has_prompt
+
+    @property
+    def request(self) -> TextRequest:
+        request: TextRequest = self.context
+        return request

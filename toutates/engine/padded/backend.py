@@ -59,7 +59,7 @@ class PaddedBackend:
         assert isinstance(batch, PaddedBatch)
         assert isinstance(lane, PaddedLane)
         entries = batch.among(first, rows)
-        real = sum([entry.rows * entry.way.length for _, entry in entries])
+        real = sum([entry.rows * entry.length for _, entry in entries])
         self._counters.add_elements(rows, real, rows * lane.length)
         try:
             outputs = self._backend.run(batch, first, rows)
@@ -67,7 +67,7 @@ class PaddedBackend:
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
         if isinstance(outputs, Separate) or not self._padding.outputs:
             return outputs
-        if all([entry.way.length == lane.length for _, entry in entries]):
+        if all([entry.length == lane.length for _, entry in entries]):
             return outputs
         arrays = self._arrays(outputs, lane.length, rows)
         if len(entries) == 1:
@@ -112,7 +112,7 @@ class PaddedBackend:
             own = array[first : first + entry.rows]
             axis = self._padding.outputs.get(index)
             if axis is not None:
-                own = own[(slice(None),) * (axis + 1) + (slice(entry.way.length),)]
+                own = own[(slice(None),) * (axis + 1) + (slice(entry.length),)]
             row_shapes.append(own.shape[1:])
             row_bytes.append(own.nbytes // entry.rows)
             if own.nbytes > LARGE_OUTPUT_BYTES:

@@ -1,6 +1,6 @@
 """Forms, which rows have in common whatever their length, and the lanes that they run in, one for each bucket.
 
-    rows of a form, waiting in its Pool ──(an executor is free)──▶ a PaddedBatch of the lane of its longest row's bucket
+    rows of a form, waiting in its pool ──(an executor is free)──▶ a PaddedBatch of the lane of its longest row's bucket
 
 Requests add rows to their form's pool. Which of them run together is chosen when an executor takes them
 (``engine.lengths``). There are no buffers: whoever runs a batch makes its arrays.
@@ -25,7 +25,7 @@ from toutates.engine.servable import Buffer
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 
-__all__ = ["Entry", "Form", "PaddedBatch", "PaddedLane", "PaddedLanes", "PaddedWay", "Pool"]
+__all__ = ["Entry", "Form", "PaddedBatch", "PaddedLane", "PaddedLanes", "PaddedWay", "Pool", "RowPool"]
 
 
 class Form(Lane):
@@ -43,8 +43,8 @@ class Form(Lane):
         closed = self.padding.closed(self.row_shapes, length)
         return tuple([prod(shape) * inputs[index].datatype.size for index, shape in closed])
 
-    def new_batch(self, ports: int, room: int) -> Pool:
-        return Pool(self, WaitingRows(self.padding.buckets, self.batch_rows, self.padding.most_elements))
+    def new_batch(self, ports: int, room: int) -> RowPool:
+        return RowPool(self, WaitingRows(self.padding.buckets, self.batch_rows, self.padding.most_elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +75,23 @@ class Entry:
     """Rows of one request that wait, all of them unless they are more than run together.
 
     Attributes:
-        way: by which they came.
+        length: of each row.
         port: number of the port.
         context: the request's.
         rows: how many.
         contents: bytes of each input, by position in the form's row shapes.
         part: which part of a split request they are; None for all of it.
         held_bytes: that are counted for them.
-        arrived_ns: when they were committed, monotonic nanoseconds; only where batches wait for more rows.
+        arrived_ns: when they came, monotonic nanoseconds; only where batches wait for more rows.
     """
 
-    way: PaddedWay
+    length: int
     port: int
     context: Any
     rows: int
     contents: Sequence[Buffer]
-    part: tuple[Split, int] | None
-    held_bytes: int
+    part: tuple[Split, int] | None = None
+    held_bytes: int = 0
     arrived_ns: int = 0
 
     @property
@@ -101,7 +101,34 @@ class Entry:
 
 
 class Pool(Batch):
-    """The rows of one form that wait; among the open batches as long as there are any (``engine.batch_queue``).
+    """What waits and is no batch yet; among the open batches as long as there is any (``engine.batch_queue``)."""
+
+    __slots__ = ()
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__(lane, 0, 0)
+
+    @property
+    def entries(self) -> int:
+        """How many entries wait."""
+        raise NotImplementedError
+
+    @property
+    def oldest_ns(self) -> int:
+        """When the entry came that waits longest, as it says itself."""
+        raise NotImplementedError
+
+    def take(self, lanes: LaneTable) -> Batch:
+        """The batch to run next; there has to be an entry.
+
+        Args:
+            lanes: of the version.
+        """
+        raise NotImplementedError
+
+
+class RowPool(Pool):
+    """The rows of one form that wait.
 
     Attributes:
         waiting: the rows.
@@ -110,16 +137,23 @@ class Pool(Batch):
     __slots__ = ("waiting",)
 
     def __init__(self, form: Form, waiting: WaitingRows[Entry]) -> None:
-        super().__init__(form, 0, 0)
+        super().__init__(form)
         self.waiting = waiting
+
+    @property
+    def entries(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def oldest_ns(self) -> int:
+        return self.waiting.oldest.arrived_ns
 
     def add(self, entry: Entry) -> None:
         """Add rows that are counted already."""
-        self.waiting.add(entry, entry.rows, entry.way.length)
+        self.waiting.add(entry, entry.rows, entry.length)
         self.rows = self.counted = self.waiting.rows
 
     def take(self, lanes: LaneTable) -> PaddedBatch:
-        """The batch to run next; its lane is one of ``lanes``."""
         chosen = self.waiting.take()
         self.rows = self.counted = self.waiting.rows
         form = self.lane
@@ -130,7 +164,8 @@ class Pool(Batch):
 
 
 class PaddedBatch(Batch):
-    """Rows that are padded to one length and run together.
+    """Rows that are padded to one length and run together. Entries of one request that are neighbours are one of
+    ``pending``, unless the request was split.
 
     Attributes:
         entries: with the first row of each.
@@ -144,16 +179,21 @@ class PaddedBatch(Batch):
         self.entries: list[tuple[int, Entry]] = []
         first = 0
         for entry in entries:
-            self.pending[entry.port].append((entry.context, first, entry.rows, entry.part))
+            own = self.pending[entry.port]
+            last = own[-1] if own and entry.part is None else None
+            if last is not None and last[0] is entry.context and last[1] + last[2] == first:
+                own[-1] = (entry.context, last[1], last[2] + entry.rows, None)
+            else:
+                own.append((entry.context, first, entry.rows, entry.part))
             self.entries.append((first, entry))
             self.held_bytes += entry.held_bytes
             first += entry.rows
 
     def among(self, first: int, rows: int) -> list[tuple[int, Entry]]:
-        """The entries of some rows: of all, or of one entry's."""
+        """The entries of some rows: of all, or of one request's."""
         if rows == self.rows:
             return self.entries
-        return [(at, entry) for at, entry in self.entries if at == first]
+        return [(at, entry) for at, entry in self.entries if first <= at < first + rows]
 
     @staticmethod
     def request(first: int, entry: Entry) -> PendingRequest:
@@ -187,8 +227,8 @@ class PaddedLane(Lane):
                 own = list(shape)
                 part = [slice(start - first, start - first + entry.rows), *(slice(None) for _ in shape)]
                 if padded is not None:
-                    own[padded.axis] = entry.way.length
-                    part[1 + padded.axis] = slice(entry.way.length)
+                    own[padded.axis] = entry.length
+                    part[1 + padded.axis] = slice(entry.length)
                 content = np.frombuffer(entry.contents[at], spec.datatype.numpy)
                 array[tuple(part)] = content.reshape(entry.rows, *own)
             inputs[index] = array
@@ -204,7 +244,7 @@ class PaddedLane(Lane):
         mask = np.zeros((rows, *shape), spec.datatype.numpy)
         along = mask.swapaxes(1, 1 + axis)  # a view
         for start, entry in entries:
-            along[start - first : start - first + entry.rows, : entry.way.length] = 1
+            along[start - first : start - first + entry.rows, : entry.length] = 1
         return mask
 
 

@@ -1,4 +1,4 @@
-"""A port of a padded version: rows are copied as they come, and wait in their form's pool from the round's end on."""
+"""Ports of versions whose rows wait in pools: they are copied as they come."""
 
 from __future__ import annotations
 
@@ -12,36 +12,73 @@ from toutates.engine.padded.queue import PaddedQueue
 from toutates.engine.result import BatchResult, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
 from toutates.engine.supertensor import SuperTensor
-from toutates.system.errors import InvalidRequest, ModelNotReady
+from toutates.system.errors import InvalidRequest
 
-__all__ = ["PaddedPort"]
+__all__ = ["PaddedPort", "PooledPort"]
 
 
-class PaddedPort:
-    """See ``engine.servable.Port``; used by its consumer's thread only.
+class PooledPort:
+    """What ports have in common whose rows wait in pools: they are added as they come, and executors hear of them at
+    the round's end. Used by its consumer's thread only.
 
     Args:
         supertensor: shared with the other ports.
-        padding: of the version.
         consumer: for whom it is.
 
     Attributes:
         counters: the consumer's.
     """
 
-    def __init__(self, supertensor: SuperTensor, padding: Padding, consumer: Consumer) -> None:
+    def __init__(self, supertensor: SuperTensor, consumer: Consumer) -> None:
+        self.counters = consumer.counters
         self._supertensor = supertensor
+        self._at_round_end = consumer.at_round_end
+        self._has_added = self._commit_asked = False
+
+    def commit(self, *, inline: bool = True) -> None:
+        """See ``Port``."""
+        if not self._has_added:
+            return
+        self._has_added = False
+        run = self._supertensor.commit((), inline=inline)
+        if run is not None:
+            executor, batch = run
+            del run  # a batch that has run here is to be freed
+            executor.run_inline(batch, self._deliver)
+
+    def _note_added(self) -> None:
+        """Rows were added."""
+        self._has_added = True
+        if not self._commit_asked:
+            self._commit_asked = True
+            self._at_round_end(self._commit_round)
+
+    def _commit_round(self) -> None:
+        self._commit_asked = False
+        self.commit()
+
+    def _deliver(self, port: int, result: BatchResult) -> None:
+        """Hand out the outcome of a batch that this thread has run."""
+        self._supertensor.deliver(port, result)
+
+
+class PaddedPort(PooledPort):
+    """See ``engine.servable.Port``.
+
+    Args:
+        supertensor, consumer: see ``PooledPort``.
+        padding: of the version.
+    """
+
+    def __init__(self, supertensor: SuperTensor, padding: Padding, consumer: Consumer) -> None:
+        super().__init__(supertensor, consumer)
         self._padding = padding
         queue = supertensor.queue
         assert isinstance(queue, PaddedQueue)
         self._queue = queue
         self._port = supertensor.connect(consumer)
         self._finish_here = consumer.finish_here
-        self._at_round_end = consumer.at_round_end
-        self.counters = consumer.counters
-        self._commit_asked = False
-        #: what was added since the last commit, its rows and padded elements
-        self._added: list[Entry] = []
+        #: what was added since the last commit
         self._rows = 0
         self._elements = 0
 
@@ -75,76 +112,47 @@ class PaddedPort:
         """Not called: rows are given as bytes."""
         raise NotImplementedError
 
-    def commit(self, *, inline: bool = True) -> None:
-        """See ``Port``."""
-        if not self._added:
-            return
-        added, self._added = self._added, []
-        self._rows = self._elements = 0
-        supertensor = self._supertensor
-        with supertensor.lock:
-            for entry in added:
-                self._queue.add(entry)
-            run = supertensor.executors.dispatch(inline=inline)
-        del added  # a batch that has run here is to be freed
-        if run is not None:
-            executor, batch = run
-            executor.run_inline(batch, self._deliver)
-
     def _add(self, way: PaddedWay, rows: int, context: Any, contents: Sequence[bytes]) -> None:
+        supertensor = self._supertensor
         if rows < 1:
-            raise InvalidRequest(f"the batch dimension for model '{self._supertensor.name}' is 0; send 1 row or more")
-        self._count(way, rows)
+            raise InvalidRequest(f"the batch dimension for model '{supertensor.name}' is 0; send 1 row or more")
         row_held = sum(way.row_bytes) + way.padded_bytes
         if rows <= way.most_rows:
-            self._added.append(Entry(way, self._port, context, rows, contents, None, rows * row_held))
+            entries = [Entry(way.length, self._port, context, rows, contents, None, rows * row_held)]
         else:
-            split = Split(-(-rows // way.most_rows))
-            for index in range(split.left):
-                first = index * way.most_rows
-                own = min(way.most_rows, rows - first)
-                pieces = [
-                    content[first * size : (first + own) * size]
-                    for content, size in zip(contents, way.row_bytes, strict=True)
-                ]
-                self._added.append(Entry(way, self._port, context, own, pieces, (split, index), own * row_held))
+            entries = self._split(way, rows, context, contents, row_held)
+        with supertensor.lock:
+            supertensor.let_in(way.form, rows, rows * row_held)
+            if supertensor.budget.bounds.waiting:
+                supertensor.budget.waiting += 1
+            for entry in entries:
+                self._queue.add(way.form, entry)
         self._rows += rows
         self._elements += rows * way.padded_length
+        self._note_added()
         if self._rows >= way.form.batch_rows or self._elements >= self._padding.most_elements:
             self.commit()
-        elif not self._commit_asked:
-            self._commit_asked = True
-            self._at_round_end(self._commit_round)
 
-    def _count(self, way: PaddedWay, rows: int) -> None:
-        """Count the rows of a request, from when they are added until they have run.
+    def _split(self, way: PaddedWay, rows: int, context: Any, contents: Sequence[bytes], row_held: int) -> list[Entry]:
+        split = Split(-(-rows // way.most_rows))
+        entries: list[Entry] = []
+        for index in range(split.left):
+            first = index * way.most_rows
+            own = min(way.most_rows, rows - first)
+            pieces = [
+                content[first * size : (first + own) * size]
+                for content, size in zip(contents, way.row_bytes, strict=True)
+            ]
+            entries.append(Entry(way.length, self._port, context, own, pieces, (split, index), own * row_held))
+        return entries
 
-        Raises:
-            RequestError: they do not fit in now, or never will.
-        """
-        supertensor = self._supertensor
-        budget = supertensor.budget
-        held = rows * (sum(way.row_bytes) + way.padded_bytes)
-        with supertensor.lock:
-            if self._queue.closed:
-                raise ModelNotReady(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
-            if budget.bounds.waiting:
-                # What idle executors take at the commit does not wait.
-                budget.check_waiting(len(supertensor.executors.idle) * way.form.batch_rows)
-            budget.check_fit(way.form, rows, held)
-            budget.rows += rows
-            budget.memory_bytes += held
-            if budget.bounds.waiting:
-                budget.waiting += 1
-
-    def _commit_round(self) -> None:
-        self._commit_asked = False
-        self.commit()
+    def commit(self, *, inline: bool = True) -> None:
+        """See ``Port``."""
+        self._rows = self._elements = 0
+        super().commit(inline=inline)
 
     def _deliver(self, port: int, result: BatchResult) -> None:
         if port == self._port:
             self._finish_here(result)
         else:
-            self._supertensor.deliver(port, result)
+            super()._deliver(port, result)

@@ -9,7 +9,7 @@ from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import Budget
 from toutates.engine.lane import Batch, Lane
 from toutates.engine.lane_table import LaneTable
-from toutates.engine.padded.lanes import Entry, Pool
+from toutates.engine.padded.lanes import Entry, Form, PaddedBatch, Pool, RowPool
 
 __all__ = ["PaddedQueue"]
 
@@ -35,16 +35,15 @@ class PaddedQueue(BatchQueue):
         super().__init__(open_batches, budget, delay_ns=delay_ns, enough_rows=enough_rows, clock_ns=clock_ns)
         self._lanes = lanes
 
-    def add(self, entry: Entry) -> None:
-        """Have rows wait that are written, and counted."""
-        form = entry.way.form
+    def add(self, form: Form, entry: Entry) -> None:
+        """Have rows of a form wait that are counted."""
         if self._delay_ns:
             entry.arrived_ns = self._clock_ns()
         pool = self.open.get(form)
         if pool is None:
             pool = form.new_batch(0, 0)
             self.add_open(pool)
-        assert isinstance(pool, Pool)
+        assert isinstance(pool, RowPool)
         pool.add(entry)
 
     def next(self, *, seal_busy: bool) -> Batch | None:
@@ -54,16 +53,16 @@ class PaddedQueue(BatchQueue):
             return None
         assert isinstance(pool, Pool)
         batch = pool.take(self._lanes)
-        if self._budget.bounds.waiting:
+        if self._budget.bounds.waiting and isinstance(batch, PaddedBatch):
             batch.requests = sum([entry.is_first for _, entry in batch.entries])
         self._budget.start(batch)
         self.running.add(batch)
         del self.open[pool.lane]
-        if len(pool.waiting):
+        if pool.rows:
             self.open[pool.lane] = pool
-            pool.due_ns = pool.waiting.oldest.arrived_ns + self._delay_ns
+            pool.due_ns = pool.oldest_ns + self._delay_ns
         return batch
 
     def waiting_requests(self) -> int:
         """How many requests wait; one that was split counts for each of its parts."""
-        return sum(len(pool.waiting) for pool in self.open.values() if isinstance(pool, Pool))
+        return sum(pool.entries for pool in self.open.values() if isinstance(pool, Pool))
