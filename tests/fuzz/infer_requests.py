@@ -2,7 +2,8 @@
 
 Invariant: for any bytes, ``scan`` raises nothing and looks at nothing beyond its bounds. What it returns is what
 protobuf finds, if protobuf accepts the constant part (only then can there be a plan that the rest is served by). A
-``Layout`` reads a message as ``scan`` does, or not at all. A request that protobuf accepts is validated, and its
+``Layout`` reads a message as ``scan`` does, or not at all. A ``SequenceLayout`` reads what protobuf does, or nothing,
+and a message without parameters of a sequence has none. A request that protobuf accepts is validated, and its
 contents decoded, or refused with a RequestError; one that it does not accept is refused with a MalformedMessage.
 
 A case is a message.
@@ -19,10 +20,12 @@ import numpy as np
 
 from tests.fuzz.sessions import mutate
 from toutates.infer.scanning import Scan, read_layout, scan
+from toutates.infer.sequenced import sequence_layout
 from toutates.infer.validation import ValidatedRequest, validate
 from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.parsing import parse
+from toutates.protocol.sequence_parameters import NAMES, said_in
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import StringRows, join_rows
 from toutates.system.errors import MalformedMessage, RequestError
@@ -80,8 +83,21 @@ def _nearly_right(rng: random.Random) -> bytes:
         parameter = message.parameters[key]
         name = rng.choice(("int64_param", "uint64_param", "bool_param", "string_param", "double_param"))
         setattr(parameter, name, {"string_param": "s", "bool_param": True}.get(name, 3))
+    if rng.random() < 0.3:
+        _add_sequence(message, rng)
     octets = message.SerializeToString()
     return octets if rng.random() < 0.7 else _shuffled(octets, rng)
+
+
+def _add_sequence(message: ModelInferRequest, rng: random.Random) -> None:
+    parameters = message.parameters
+    if rng.random() < 0.5:
+        parameters["sequence_id"].int64_param = rng.choice((*INTERESTING, 300, 70_000))
+    else:
+        parameters["sequence_id"].string_param = rng.choice(("s", "", "\u00e9", "i" * 128, "i" * 129))
+    for name in ("sequence_start", "sequence_end"):
+        if rng.random() < 0.8:
+            parameters[name].bool_param = rng.random() < 0.5
 
 
 def _shuffled(octets: bytes, rng: random.Random) -> bytes:
@@ -153,6 +169,7 @@ def check(case: bytes) -> None:
     if scanned is not None:
         _check_scan(around, scanned, parsed)
         _check_layout(case, around, scanned)
+    _check_sequence_layout(case, around, parsed)
     if parsed is None:
         return
     sizes = [len(raw) for raw in parsed.raw_input_contents]
@@ -222,6 +239,45 @@ def _check_layout(case: bytes, around: bytes, scanned: Scan) -> None:
     read = layout.read(surroundings, 5)
     if read is not None:
         assert scan(surroundings, 5, 5 + len(case)) == (key, *read), "a layout reads what a scan does not find"
+
+
+def _check_sequence_layout(case: bytes, around: bytes, parsed: ModelInferRequest | None) -> None:
+    layout = sequence_layout(around, 1, 1 + len(case))
+    if layout is None:
+        return
+    assert scan(around, 1, 1 + len(case)) is None, "a message of a sequence is scanned without it"
+    chance = random.Random(case)
+    for changes in range(4):
+        other = bytearray(case)
+        for _ in range(changes):
+            other[chance.randrange(len(other))] = chance.choice((chance.randrange(256), 0x80, 0, 1, 0x61))
+        surroundings = b"\xff" * 5 + bytes(other) + b"\xff" * 3
+        read = layout.read(surroundings, 5)
+        if read is None:
+            continue
+        judged = _parse(bytes(other))
+        if judged is None or parsed is None:
+            # Then no message of this key is read, so that there is no plan for it.
+            assert judged is parsed, "messages of one key are not alike"
+            continue
+        id_field, spans, said = read
+        assert _parse(id_field) == ModelInferRequest(id=judged.id), "ids differ"
+        raws = [surroundings[spans[at] : spans[at + 1]] for at in range(0, len(spans), 2)]
+        assert raws == list(judged.raw_input_contents), "raw contents differ"
+        assert said == said_in(judged.parameters), "what is said of a sequence differs"
+        assert _rest(judged) == _rest(parsed), "messages of one key differ in other things"
+
+
+def _rest(message: ModelInferRequest) -> bytes:
+    """What a plan is made of."""
+    rest = ModelInferRequest()
+    rest.CopyFrom(message)
+    for field in ("raw_input_contents", "id"):
+        rest.ClearField(field)
+    for name in NAMES:
+        if name in rest.parameters:
+            rest.parameters[name].bool_param = False
+    return rest.SerializeToString(deterministic=True)
 
 
 def _check_validated(validated: ValidatedRequest, sizes: list[int]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -23,6 +24,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.rest.cutting import cut
 from toutates.protocol.rest.generate import read_generate_request
 from toutates.protocol.rest.request import InferRequest, Target, read_request
+from toutates.protocol.sequence_parameters import said_in
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import RequestError
 
@@ -49,7 +51,10 @@ NUMBERS = (
 ODD = ("", "null", "true", '"a"', "{}", "[]", "01", "1.", "1e999", "9" * 30, "nan", '{"data":[1]}', "[1", "1]")
 STRINGS = ('"a"', '""', '"]"', '"\\""', '"\\u00e9"', '"\u00e9"', '"\\ud800"', '"[1,2]"', '"\\"data\\":[1]"', '"Inf"')
 IDENTIFIERS = ('"7"', '""', '"0123456789abcdef"', '"a\\"b"', '"\u00e9"', "1", '"\\u0041"', '"a b,c:d]}"')
+SEQUENCES = ("5", "5", "1234567890123456789", "18446744073709551615", "0", "05", "-1", "1.5", '"a b"', '""', '"\u00e9"')
 SHAPES = ("[1]", "[2]", "[1,2]", "[2,1]", "[0]", "[4]", "[]", "[2,-1]", "[9223372036854775807]", "[1.0]")
+
+SEQUENCE_VALUE = re.compile(rb'("sequence_[a-z]+": ?)(?:[0-9]+|"[^"]*"|true|false)')
 
 # --- cases -----------------------------------------------------------------------------------------------------------
 
@@ -79,6 +84,8 @@ def _request(rng: random.Random) -> tuple[str, bytes]:
         members.append(
             ("parameters", f'{{"binary_data_output":{binary_output},"id":"x","k":{rng.choice(("1", "1", "[]"))}}}')
         )
+    if rng.random() < 0.2:
+        members.append(("parameters", _sequence(rng)))
     if rng.random() < 0.1:
         members.append((rng.choice(("data", "id", "inputs", "z")), rng.choice(('{"data":[5]}', "[1]", '"7"', "Inf"))))
     if rng.random() < 0.1:
@@ -86,6 +93,15 @@ def _request(rng: random.Random) -> tuple[str, bytes]:
     if rng.random() < 0.1:
         binary += b"surplus"
     return _object(rng, members), binary
+
+
+def _sequence(rng: random.Random) -> str:
+    """Parameters of a sequence, right or not, and not always where they belong."""
+    members = [("sequence_id", rng.choice(SEQUENCES)), ("sequence_start", "true"), ("sequence_end", "false")]
+    members = members[: rng.choice((1, 2, 3, 3))]
+    if rng.random() < 0.2:
+        members.append((rng.choice(("sequence_id", "sequence_end", "sequence_z")), rng.choice(("1", "true", '"a"'))))
+    return _object(rng, members)
 
 
 def _input(rng: random.Random, name: str) -> tuple[str, bytes]:
@@ -96,7 +112,8 @@ def _input(rng: random.Random, name: str) -> tuple[str, bytes]:
     if rng.random() < 0.3:
         binary = rng.randbytes(rng.choice((0, 4, 8)))
         size = len(binary) if rng.random() < 0.9 else rng.choice((0, 5, 2**40))
-        members.append(("parameters", f'{{"binary_data_size":{size}}}'))
+        more = f",{_sequence(rng)[1:-1]}" if rng.random() < 0.05 else ""
+        members.append(("parameters", f'{{"binary_data_size":{size}{more}}}'))
     if not binary or rng.random() < 0.05:
         count = {"[1]": 1, "[0]": 0, "[4]": 4}.get(shape, 2)
         members.append(("data", _array(rng, datatype, count)))
@@ -203,6 +220,9 @@ def _check_form(case: bytes, known: InferRequest) -> None:
     assert contents == _contents(judged), "a form reads other contents"
     assert known.form.identifier_of(found, body) == judged.identifier, "a form reads another id"
     assert known.form.outputs == judged.form.outputs
+    assert found[4] == said_in(judged.message.parameters), "what is said of a sequence is read otherwise"
+    expected, parameters = known.message.parameters, judged.message.parameters
+    assert {*expected} == {*parameters}, "other parameters"
 
 
 def _check_layout(case: bytes, like: bytes, known: InferRequest) -> None:
@@ -235,7 +255,7 @@ def _other(case: bytes, chance: random.Random) -> bytes:
     text, binary = _split(case)
     found = cut(text, 0, len(text))
     assert found is not None
-    _, id_start, id_end, arrays = found
+    _, id_start, id_end, arrays, _ = found
     parts = [(arrays[at], arrays[at + 1]) for at in range(0, len(arrays), 2)]
     if id_end:
         parts.append((id_start, id_end))
@@ -253,6 +273,9 @@ def _other(case: bytes, chance: random.Random) -> bytes:
             datatype = chance.choice(("FP32", "BYTES", "BOOL"))
             out += _array(chance, datatype, chance.choice((1, 2, 2, 4))).encode()
     out += text[at:]
+    if chance.random() < 0.5:
+        values = (*SEQUENCES, "true", "false")
+        out = SEQUENCE_VALUE.sub(lambda found: found[1] + chance.choice(values).encode(), out)
     return out + b"\0" + (binary if chance.random() < 0.8 else chance.randbytes(len(binary)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.infer.support import PEER, TWO, KnownCall, KnownServable, Served, Turned, signature_of
+from tests.infer.support import PEER, TWO, KnownCall, KnownServable, Served, Turned, field_of, signature_of
 from toutates.infer import observing, service
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observation, Sampling
@@ -66,6 +66,101 @@ def test_a_kind_of_request_is_parsed_once_and_each_has_its_own_rows_and_id(
         }
         assert call.values() == [wanted[name] for name in sorted(inputs)]
     assert served.service.counters.parsed == 1
+
+
+SAYS = [
+    (1, True, False), (1, False, False), (77, False, False), (300, False, True), (2**40 + 1, False, False),
+    (2**64 - 1, False, False), ("one", True, False), ("two", False, False), ("t" * 128, False, True),
+    ("", False, False),
+]  # fmt: skip
+
+
+def of_sequence(said: tuple[int | str, bool, bool], *inputs: str, first: int = 0, **fields: Any) -> ModelInferRequest:
+    """A request as ``tritonclient`` writes it."""
+    message = request(*inputs, first=first, **fields)
+    identifier, message.parameters["sequence_start"].bool_param, message.parameters["sequence_end"].bool_param = said
+    if isinstance(identifier, str):
+        message.parameters["sequence_id"].string_param = identifier
+    else:
+        message.parameters["sequence_id"].int64_param = identifier - (2**64 if identifier >= 2**63 else 0)
+    return message
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("inputs", [("A",), ("A", "B"), ("B", "A")])
+def test_requests_of_all_sequences_are_of_one_kind_and_each_is_its_own(inputs: tuple[str, ...], packed: bool) -> None:
+    served = Served(signature_of(*sorted(inputs)), packed=packed)
+    for at, (said, identifier) in enumerate((said, one) for said in SAYS for one in ("", "a", "bb", "é")):
+        message = of_sequence(said, *inputs, first=10 * at, id=identifier)
+        message.parameters["timeout"].int64_param = 7
+        served.ask(message)
+        added = served.port.added[-1]
+        about = served.port.consumer.about(added.context)
+        assert about.identifier == identifier
+        named = dict(zip(("sequence_id", "sequence_start", "sequence_end"), said, strict=True))
+        assert about.parameters == {"timeout": 7, **named}
+        assert served.port.consumer.sequence is not None
+        assert served.port.consumer.sequence(added.context) == (*said, 7)
+        given = [bytes(one) for one in added.inputs]
+        rows = {name: np.arange(10 * at + 4 * n, 10 * at + 4 * n + 4, dtype=np.int32) for n, name in enumerate(inputs)}
+        assert given == [rows[name].tobytes() for name in sorted(inputs)]
+    # Ids that are not plainly ASCII are read by protobuf.
+    assert served.service.counters.parsed == 1 + len(SAYS)
+
+
+def test_a_request_without_a_sequence_is_of_another_kind() -> None:
+    served = Served()
+    for _ in range(3):
+        served.ask(of_sequence((5, False, True)))
+        assert served.port.consumer.about(served.port.added[-1].context).parameters["sequence_id"] == 5
+        served.ask(request())
+        assert served.port.consumer.about(served.port.added[-1].context).parameters == {}
+    assert served.service.counters.parsed == 2
+
+
+def test_parameters_with_names_alike_are_of_their_kind() -> None:
+    served = Served()
+    for _ in range(2):
+        message = request()
+        message.parameters["my_sequence_idea"].int64_param = 1
+        served.ask(message)
+    assert served.service.counters.parsed == 1 + 1  # the name holds one of the three, so it is read each time
+    message = request()
+    message.parameters["my_sequence_length"].int64_param = 1
+    for _ in range(2):
+        served.ask(message)
+    assert served.service.counters.parsed == 1 + 1 + 1
+
+
+def test_parameters_of_a_sequence_that_are_given_twice_or_oddly_are_read_by_protobuf() -> None:
+    served = Served()
+    entry = field_of(1, b"sequence_id"), field_of(2, b"\x10\x05")
+    odd = [
+        field_of(4, *entry) + field_of(4, entry[0], field_of(2, b"\x10\x06")),  # the last one counts
+        field_of(4, entry[0], field_of(2, b"\x10\x09"), entry[0], field_of(2, b"\x10\x06")),
+        field_of(4, field_of(2, b"\x10\x06"), entry[0]),
+        field_of(4, entry[0], field_of(2, b"\x10\x05\x10\x06")),
+        field_of(4, b"\x0a\x8b\x00sequence_id", field_of(2, b"\x10\x06")),
+    ]
+    served.ask(of_sequence((5, False, False)))
+    for at, parameters in enumerate(odd):
+        served.ask(request().SerializeToString() + parameters)
+        assert served.port.consumer.about(served.port.added[-1].context).parameters["sequence_id"] == 6
+        assert served.service.counters.parsed == 2 + at
+
+
+@pytest.mark.parametrize("name", ["sequence_start", "sequence_end"])
+def test_a_flag_is_true_for_each_value_but_zero(name: str) -> None:
+    served = Served()
+    known = of_sequence((5, False, False)).SerializeToString()
+    served.ask(known)
+    served.ask(known)
+    key = field_of(1, name.encode())
+    served.ask(known.replace(key + b"\x12\x02\x08\x00", key + b"\x12\x02\x08\x02"))
+    assert served.port.consumer.about(served.port.added[-1].context).parameters[name] is True
+    with pytest.raises(InvalidRequest, match=f"invalid value type for '{name}' parameter, expected bool_param."):
+        served.ask(known.replace(key + b"\x12\x02\x08\x00", key + b"\x12\x02\x10\x00"))
+    assert len(served.port.added) == 3
 
 
 def test_a_call_waits_with_the_time_of_its_round() -> None:

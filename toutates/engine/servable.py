@@ -19,7 +19,19 @@ from toutates.engine.result import BatchResult, Outputs, Parameters, Separate
 from toutates.engine.statistics import VersionStatistics
 from toutates.protocol.signature import Signature
 
-__all__ = ["Backend", "Buffer", "Consumer", "Content", "Host", "Port", "RequestAbout", "Servable", "Way", "view_of"]
+__all__ = [
+    "Backend",
+    "Buffer",
+    "Consumer",
+    "Content",
+    "Host",
+    "Port",
+    "RequestAbout",
+    "SequenceOf",
+    "Servable",
+    "Way",
+    "view_of",
+]
 
 Buffer = bytes | bytearray | memoryview
 #: The bytes of one input. An array is one of uint8; several threads may read it, as they may not slice one memoryview.
@@ -30,6 +42,11 @@ def view_of(content: Content) -> memoryview:
     """The bytes of a content, for the calling thread alone."""
     # Of an array object of its own, see ``Outputs.with_views``.
     return content[:].data if isinstance(content, np.ndarray) else memoryview(content)
+
+
+#: What a request says of its sequence: the id, a number of 64 bits or a text, 0 or "" for none; whether it is the first
+#: and the last one of the sequence; and for how many microseconds it waits for a slot, 0 for ever.
+SequenceOf = tuple[int | str, bool, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,7 @@ class Consumer:
             ask for it.
         may_have_left: whether the caller of a request may have left, although nobody can tell: what a model is told
             that has begun to answer it and may stop. Called in any thread.
+        sequence: what the request of a context says of its sequence; None where ``about`` says it.
     """
 
     finish: Callable[[BatchResult], None]
@@ -71,6 +89,7 @@ class Consumer:
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     about: Callable[[Any], RequestAbout] = lambda context: RequestAbout()
     may_have_left: Callable[[Any], bool] = lambda context: False
+    sequence: Callable[[Any], SequenceOf] | None = None
 
 
 class Way(Protocol):

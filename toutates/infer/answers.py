@@ -16,15 +16,34 @@ from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.infer_response import WireTensor, classify, write_response
+from toutates.protocol.sequence_parameters import Said
 from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
 
-__all__ = ["Answers", "RequestContext", "is_wanted", "wire_output"]
+__all__ = ["Answers", "RequestContext", "SequenceContext", "is_wanted", "wire_output"]
 
 logger = logging.getLogger(__name__)
 
 #: What comes back with a request's rows: its call, its plan, its id field as it goes into the response, and when it
 #: arrived, monotonic nanoseconds.
 RequestContext = tuple[Call, Plan, bytes, int]
+
+
+class SequenceContext(tuple[Call, Plan, bytes, int]):
+    """The context of a request that belongs to a sequence.
+
+    Attributes:
+        said: what it says of that.
+    """
+
+    said: Said
+
+    @classmethod
+    def of(cls, context: RequestContext, said: Said) -> SequenceContext:
+        """A context that says more than ``context``."""
+        made = cls(context)
+        made.said = said
+        return made
+
 
 _INTERNAL_ERROR: Final = ExecutionFailed("internal error")
 #: gRPC's own limit for a message.

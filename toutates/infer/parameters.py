@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from toutates.protocol.grpc_service_pb2 import InferParameter
+from toutates.protocol.sequence_parameters import NAMES
 from toutates.system.errors import InvalidRequest, Unsupported
 
 __all__ = ["check_parameters", "parameter_values", "parameters_without_effect", "shared_memory_region"]
@@ -47,9 +48,11 @@ def check_parameters(parameters: Mapping[str, InferParameter]) -> None:
 
 
 def parameter_values(parameters: Mapping[str, InferParameter]) -> dict[str, bool | int | float | str]:
-    """The values of valid parameters, by name."""
+    """The values of valid parameters, by name, but for those of a sequence (``sequence_parameters``)."""
     return {
-        key: getattr(parameter, parameter.WhichOneof(_KIND) or "int64_param") for key, parameter in parameters.items()
+        key: getattr(parameter, parameter.WhichOneof(_KIND) or "int64_param")
+        for key, parameter in parameters.items()
+        if key not in NAMES
     }
 
 

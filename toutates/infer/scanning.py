@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from toutates.infer.sequenced import names_sequence
 from toutates.protocol.wire_format import read_varint
 
 __all__ = ["Layout", "Scan", "read_layout", "scan"]
@@ -23,7 +24,8 @@ __all__ = ["Layout", "Scan", "read_layout", "scan"]
 #: Tags of ModelInferRequest's top-level fields: field number << 3 | wire type 2 (length-delimited).
 _ID_TAG: Final = 3 << 3 | 2
 _RAW_TAG: Final = 7 << 3 | 2
-_OTHER_TAGS: Final = frozenset(number << 3 | 2 for number in (1, 2, 4, 5, 6))
+_PARAMETER_TAG: Final = 4 << 3 | 2
+_OTHER_TAGS: Final = frozenset(number << 3 | 2 for number in (1, 2, 5, 6))
 
 #: The key, the id field as it stands in the request or b"", and a list of start and end of each raw content.
 Scan = tuple[bytes, bytes, list[int]]
@@ -40,7 +42,8 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
         end: where it ends.
 
     Returns:
-        A Scan; None for a message that no known client writes. Protobuf has to read such a message.
+        A Scan; None for a message with parameters of a sequence, which ``sequenced`` reads, and for one that no known
+        client writes, which protobuf has to read.
     """
     constant: list[bytes] = []
     identifier = b""
@@ -65,7 +68,7 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
                 # It goes back as it is, and a client cannot read a response with a string that is not UTF-8.
                 if not identifier.isascii() and not _is_utf8(buffer[start:at]):
                     return None
-            elif tag in _OTHER_TAGS:
+            elif tag in _OTHER_TAGS or (tag == _PARAMETER_TAG and not names_sequence(buffer, start, at)):
                 continue
             else:
                 return None

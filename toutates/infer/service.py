@@ -12,8 +12,8 @@ from typing import Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.result import BatchResult
-from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, Way
-from toutates.infer.answers import Answers, RequestContext, is_wanted
+from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, SequenceOf, Way
+from toutates.infer.answers import Answers, RequestContext, SequenceContext, is_wanted
 from toutates.infer.call import Call, Handler, Transport
 from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
@@ -22,13 +22,15 @@ from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.plan import Plan
 from toutates.infer.plan_cache import PlanCache
 from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_long, read_request, request_id
-from toutates.infer.scanning import scan
+from toutates.infer.scanning import Layout, scan
+from toutates.infer.sequenced import SequenceLayout, sequence_layout
 from toutates.infer.structure import check_structure
 from toutates.infer.validation import validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
+from toutates.protocol.sequence_parameters import Said, named, said_in
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
 from toutates.system.errors import (
     ExecutionFailed,
@@ -187,18 +189,33 @@ class InferService:
         return infer_within_limit
 
     def _infer_by_scan(self, call: Call, buffer: bytes, start: int, end: int) -> None:
-        """Handle a request that is unlike the last one of its length."""
+        """Handle a request that is unlike the last one of its length, or belongs to a sequence."""
+        of_sequence = self._latest.get(start - end)
+        if of_sequence is not None:
+            known, plan, writer = of_sequence
+            read = known.read(buffer, start)
+            if read is not None:
+                self._pack_said(call, plan, writer, read[0], buffer, read[1], read[2])
+                return
         if end - start > LARGE_MESSAGE_BYTES:
             try:
                 check_structure(buffer, start, end)
             except RequestError as error:
                 self._count_refusal(error, None)
                 raise
+        said: Said | None = None
+        layout: Layout | SequenceLayout | None = None
         scanned = scan(buffer, start, end)
-        if scanned is None:
-            self._infer_by_parsing(call, b"")
-            return
-        key, id_field, spans = scanned
+        if scanned is not None:
+            key, id_field, spans = scanned
+        else:
+            layout = sequence_layout(buffer, start, end)
+            found = layout.read(buffer, start) if layout is not None else None
+            if layout is None or found is None:
+                self._infer_by_parsing(call, b"")
+                return
+            key = layout.key
+            id_field, spans, said = found
         if len(id_field) > MAX_ID_FIELD_BYTES:
             refusal = id_too_long(request_id(id_field))
             self._count_refusal(refusal, None)
@@ -208,10 +225,14 @@ class InferService:
             self._infer_by_parsing(call, key)
             return
         if plan.packed is None:
-            self._gather(call, plan, id_field, spans)
+            self._gather(call, plan, id_field, spans, said)
             return
         if not plan.in_order or not _fit(spans, plan.sizes):
-            self._pack_in_order(call, plan, id_field, spans)
+            self._pack_in_order(call, plan, id_field, spans, said)
+            return
+        if said is not None:
+            self._cache.remember_layout(start - end, layout, plan, plan.packed)
+            self._pack_said(call, plan, plan.packed, id_field, buffer, spans, said)
             return
         layout = plan.layout_of(key, buffer, start, end)
         if layout is not None:
@@ -227,9 +248,31 @@ class InferService:
         except RequestError as error:
             raise self._refused_by_port(error, plan.version, id_field) from None
 
+    def _pack_said(
+        self,
+        call: Call,
+        plan: Plan,
+        writer: Way,
+        id_field: bytes,
+        buffer: Buffer,
+        spans: Sequence[int],
+        said: Said | None,
+    ) -> None:
+        """The same for a request that may say something of a sequence."""
+        if said is None:
+            self._pack(call, plan, writer, id_field, buffer, spans)
+            return
+        if call.context is not None:
+            call.context.found(plan, id_field)
+        context = SequenceContext.of((call, plan, id_field, self.worker.now_ns), said)
+        try:
+            plan.port.add_packed(writer, plan.rows, context, buffer, spans)
+        except RequestError as error:
+            raise self._refused_by_port(error, plan.version, id_field) from None
+
     # --- requests that take longer -----------------------------------------------------------------------------------
 
-    def _pack_in_order(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
+    def _pack_in_order(self, call: Call, plan: Plan, id_field: bytes, spans: list[int], said: Said | None) -> None:
         """Handle inputs in another order than the model's. Parsing finds the words for those of the wrong size."""
         sources = plan.request.sources
         ordered = [bound for source in sources if source is not None for bound in spans[2 * source : 2 * source + 2]]
@@ -237,9 +280,9 @@ class InferService:
             self._infer_by_parsing(call, b"")
             return
         assert plan.packed is not None
-        self._pack(call, plan, plan.packed, id_field, call.buffer, ordered)
+        self._pack_said(call, plan, plan.packed, id_field, call.buffer, ordered, said)
 
-    def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int]) -> None:
+    def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int], said: Said | None) -> None:
         """Handle a request whose plan is known, and whose inputs are arrays."""
         whole = memoryview(call.buffer)
         contents = [whole[spans[2 * at] : spans[2 * at + 1]] for at in plan.request.sources if at is not None]
@@ -247,7 +290,7 @@ class InferService:
             if size is not None and size != len(content):
                 self._infer_by_parsing(call, b"")
                 return
-        self._submit(call, plan, id_field, contents, request_id(id_field))
+        self._submit(call, plan, id_field, contents, request_id(id_field), said)
 
     def _infer_by_parsing(self, call: Call, key: bytes) -> None:
         """Parse and validate a request, and remember its plan under ``key``, if that is not empty.
@@ -274,7 +317,7 @@ class InferService:
         if key and None not in validated.sources and len(read.raws) == len(validated.sources):
             self._cache.remember(key, plan)
         id_field = ModelInferRequest(id=request.id).SerializeToString()
-        self._submit(call, plan, id_field, contents, request.id)
+        self._submit(call, plan, id_field, contents, request.id, said_in(request.parameters))
 
     def _admit(self, call: Call, version: ServedVersion) -> None:
         """Look at the version that a request is for, before the request is checked.
@@ -285,7 +328,15 @@ class InferService:
         if version.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
 
-    def _submit(self, call: Call, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str) -> None:
+    def _submit(
+        self,
+        call: Call,
+        plan: Plan,
+        id_field: bytes,
+        contents: Sequence[Buffer],
+        identifier: str,
+        said: Said | None = None,
+    ) -> None:
         """Put rows into a batch, given as the bytes of each input by its position in the lane."""
         if plan.writer is not None:
             spans: list[int] = []
@@ -294,7 +345,7 @@ class InferService:
                 spans += (at, at + len(content))
                 at += len(content)
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
-            self._pack(call, plan, plan.writer, id_field, buffer, spans)
+            self._pack_said(call, plan, plan.writer, id_field, buffer, spans, said)
             return
         if call.context is not None:
             call.context.found(plan, id_field)
@@ -303,8 +354,10 @@ class InferService:
         except RequestError as error:
             self._count_refusal(error, plan.version)
             raise
+        context = call, plan, id_field, self.worker.now_ns
+        if said is not None:
+            context = SequenceContext.of(context, said)
         try:
-            context = call, plan, id_field, self.worker.now_ns
             plan.port.add_gathered(plan.way, plan.rows, context, arrays, sum(map(len, contents)))
         except RequestError as error:
             raise self._refused_by_port(error, plan.version, id_field) from None
@@ -361,7 +414,14 @@ class InferService:
             finish_soon = partial(self._finish_soon, finish)
             port = version.servable.port(
                 Consumer(
-                    finish_soon, finish, self.worker.at_round_end, is_wanted, counters, self._about, self._may_have_left
+                    finish_soon,
+                    finish,
+                    self.worker.at_round_end,
+                    is_wanted,
+                    counters,
+                    self._about,
+                    self._may_have_left,
+                    self._sequence,
                 )
             )
             self._ports[version] = port
@@ -371,7 +431,15 @@ class InferService:
         """See ``Consumer``."""
         _, plan, id_field, _ = context
         request = plan.request
-        return RequestAbout(self._transport.request_id(id_field), request.outputs, request.parameters)
+        parameters = request.parameters
+        if isinstance(context, SequenceContext):
+            parameters = {**parameters, **named(context.said)}
+        return RequestAbout(self._transport.request_id(id_field), request.outputs, parameters)
+
+    def _sequence(self, context: RequestContext) -> SequenceOf:
+        """See ``Consumer``."""
+        timeout = int(context[1].request.parameters.get("timeout", 0))
+        return (*context.said, timeout) if isinstance(context, SequenceContext) else (0, False, False, timeout)
 
     def _may_have_left(self, context: RequestContext) -> bool:
         """See ``Consumer``."""

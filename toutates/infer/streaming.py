@@ -22,6 +22,7 @@ from toutates.infer.plan import Plan
 from toutates.infer.service import InferService
 from toutates.models.table import ServedVersion
 from toutates.protocol.infer_response import write_response
+from toutates.protocol.sequence_parameters import Said
 from toutates.system.errors import RequestError
 
 __all__ = ["StreamAnswers", "StreamInferService", "StreamResponder", "StreamResponses"]
@@ -67,10 +68,10 @@ class StreamInferService(InferService):
         if version.decoupled:
             call.responder.set_apart(call)
 
-    def _gather(self, call: Any, plan: Plan, id_field: bytes, spans: list[int]) -> None:
+    def _gather(self, call: Any, plan: Plan, id_field: bytes, spans: list[int], said: Said | None) -> None:
         """See ``InferService``."""
         self._admit(call, plan.version)
-        super()._gather(call, plan, id_field, spans)
+        super()._gather(call, plan, id_field, spans, said)
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         answers = StreamResponses if version.decoupled else StreamAnswers

@@ -33,7 +33,7 @@ class ValidatedRequest:
         raw_count: how many raw contents there are.
         outputs: index in the signature of each output to return, sorted by name as Triton returns them.
         classes: the number of classes asked for, by index of the output.
-        parameters: of the request, for models that read them.
+        parameters: of the request, for models that read them; without those of its sequence.
         asked_version: as the request names it; "" for none.
     """
 

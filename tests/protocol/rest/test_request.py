@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from typing import Any
@@ -234,6 +235,45 @@ def test_binary_data_is_found_where_it_is() -> None:
     assert by_form(known, other, INT32[::-1]) == ([INT32[::-1]], b"88")
     assert by_form(known, other, INT32[1:]) is None
     assert by_form(known, other, INT32 + b"1") is None
+
+
+def test_requests_of_all_sequences_are_of_one_kind() -> None:
+    data = {"inputs": [tensor("x", "UINT8", [1], [7])]}
+
+    def of_sequence(identifier: int | str, start: bool, end: bool, **more: Any) -> dict[str, Any]:
+        named = {"sequence_id": identifier, "sequence_start": start, "sequence_end": end}
+        return {**more, **data, "parameters": {**named, "binary_data_output": True}}
+
+    known = read(of_sequence(5, True, False, id="a"))
+    assert known.key is not None
+    for said in ((5, True, False), (10**18, False, True), ("text, not a number", False, False), (0, True, True)):
+        document = compact(of_sequence(*said, id="bb"))
+        assert by_form(known, document) == ([b"\x07"], b"bb")
+        for text in (document, json.dumps(of_sequence(*said, id="bb")).encode()):
+            found = cut(text, 0, len(text))
+            assert found is not None
+            assert found[4] == said
+            assert known.form.layout(b"", found, text, len(text)) is None
+    # What a parser has to look at, each time: numbers of 20 digits, escape sequences, wide letters.
+    for identifier in (2**64 - 1, 'a"b', "\u00e9"):
+        assert read(of_sequence(identifier, True, False)).key is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[7],"parameters":{"sequence_id":5}}]}',
+        b'{"parameters":{"sequence_id":5},"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[7],'
+        b'"parameters":{"sequence_end":false}}]}',
+        b'{"parameters":{"sequence_id":5,"sequence_id":5},"inputs":[{"name":"x","shape":[1],"datatype":"UINT8",'
+        b'"data":[7]}]}',
+        b'{"parameters":{"sequence_id":5,"sequence_start":true},"parameters":{"sequence_end":true},'
+        b'"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[7]}]}',
+        b'{"parameters":{"sequence_id" :5},"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[7]}]}',
+    ],
+)
+def test_what_only_looks_like_a_sequence_is_not_remembered(text: bytes) -> None:
+    assert read(text).key is None
 
 
 def test_a_layout_finds_what_requests_without_an_id_differ_in() -> None:

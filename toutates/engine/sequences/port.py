@@ -12,7 +12,8 @@ import numpy as np
 from toutates.engine.lane import Piece, RowShapes
 from toutates.engine.result import BatchResult
 from toutates.engine.sequences.scheduler import Identifier
-from toutates.engine.servable import Buffer, Consumer, Content, view_of
+from toutates.engine.servable import Buffer, Consumer, Content, SequenceOf, view_of
+from toutates.protocol.sequence_parameters import ID_MASK
 from toutates.protocol.strings import StringRows
 from toutates.system.errors import InvalidSequence
 
@@ -72,7 +73,7 @@ class Batcher(Protocol):
 
 
 class SequencePort:
-    """See ``engine.servable.Port``. A request's sequence is what its parameters say (``Consumer.about``).
+    """See ``engine.servable.Port``. A request's sequence is what ``Consumer.sequence`` says, or its parameters.
 
     Args:
         batcher: of the model.
@@ -89,6 +90,7 @@ class SequencePort:
         self._model = model
         self.consumer = consumer
         self.counters = consumer.counters
+        self._sequence = consumer.sequence or self._sequence_about
         self._at_round_end: Callable[[Callable[[], None]], None] = consumer.at_round_end
         self._commit_asked = False
         #: the thread that commits now; None while none does
@@ -141,23 +143,25 @@ class SequencePort:
                 f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
                 "batcher"
             )
-        said = self.consumer.about(context).parameters
-        identifier = said.get("sequence_id", 0)
-        if not isinstance(identifier, int | str) or not identifier:
+        identifier, start, end, timeout_us = self._sequence(context)
+        if not identifier:
             raise InvalidSequence(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
             )
         request = SequenceRequest(self, way, context, contents, sum(map(len, contents)))
-        self._batcher.add(
-            request,
-            identifier,
-            start=bool(said.get("sequence_start")),
-            end=bool(said.get("sequence_end")),
-            timeout_us=int(said.get("timeout", 0)),
-        )
+        self._batcher.add(request, identifier, start=start, end=end, timeout_us=timeout_us)
         if not self._commit_asked:
             self._commit_asked = True
             self._at_round_end(self._commit_round)
+
+    def _sequence_about(self, context: Any) -> SequenceOf:
+        """See ``Consumer.sequence``, of a consumer that has none."""
+        said = self.consumer.about(context).parameters
+        identifier = said.get("sequence_id", 0)
+        if not isinstance(identifier, str):
+            identifier = int(identifier) & ID_MASK
+        start, end = bool(said.get("sequence_start")), bool(said.get("sequence_end"))
+        return identifier, start, end, int(said.get("timeout", 0))
 
     def _commit_round(self) -> None:
         self._commit_asked = False

@@ -32,6 +32,7 @@ from toutates.protocol.rest.generate import read_generate_request
 from toutates.protocol.rest.lengths import RAW, json_length
 from toutates.protocol.rest.raw_request import RAW_OUTPUTS, read_raw_request
 from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest, OutputForms, read_request
+from toutates.protocol.sequence_parameters import Said, said_in
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
 from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError, Unsupported
@@ -132,23 +133,28 @@ class RestInferService(InferService):
         identifier = bytes(form.identifier_of(found, body))
         buffer, spans = read
         if plan.packed is None:
-            self._gather_spans(call, plan, identifier, buffer, spans)
+            self._gather_spans(call, plan, identifier, buffer, spans, found[4])
             return True
         if plan.in_order:
             layout = form.layout(asked.key, found, body, json_end)
             if layout is not None and (layout.reader is None) is (asked.json_field is not None):
                 self._cache.remember_layout(layout.key if layout.reader else len(body), layout, plan, plan.packed)
+        else:
+            spans = _ordered(plan, spans)
+        if found[4] is None:
             self._pack(call, plan, plan.packed, identifier, buffer, spans)
         else:
-            self._pack(call, plan, plan.packed, identifier, buffer, _ordered(plan, spans))
+            self._pack_said(call, plan, plan.packed, identifier, buffer, spans, found[4])
         return True
 
-    def _gather_spans(self, call: Any, plan: RestPlan, identifier: bytes, buffer: bytes, spans: Sequence[int]) -> None:
+    def _gather_spans(
+        self, call: Any, plan: RestPlan, identifier: bytes, buffer: bytes, spans: Sequence[int], said: Said | None
+    ) -> None:
         """Handle a request whose inputs are arrays."""
         whole = memoryview(buffer)
         ordered = _ordered(plan, spans)
         contents = [whole[ordered[at] : ordered[at + 1]] for at in range(0, len(ordered), 2)]
-        self._submit(call, plan, identifier, contents, self._transport.request_id(identifier))
+        self._submit(call, plan, identifier, contents, self._transport.request_id(identifier), said)
 
     # --- requests that take longer -----------------------------------------------------------------------------------
 
@@ -261,7 +267,7 @@ class RestInferService(InferService):
         if key:
             self._cache.remember(key, plan)
         contents = [given[source] for source in validated.sources if source is not None]
-        self._submit(call, plan, identifier, contents, message.id)
+        self._submit(call, plan, identifier, contents, message.id, said_in(message.parameters))
 
     # --- large JSON --------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
 """Separating what changes in a request's JSON from what does not, without parsing it.
 
-A client's requests differ in ``id``, in the arrays of ``data``, and in the binary tensors behind the JSON. Everything
-else (names, datatypes, shapes, outputs, parameters) is the same bytes each time. ``cut`` finds the text of each array
-and of the id. What is left is the key under which a server remembers what requests of this kind are made of
-(``request.Form``). For binary tensors that is all of the JSON, or all but the id.
+A client's requests differ in ``id``, in the arrays of ``data``, in what they say of their sequence, and in the binary
+tensors behind the JSON. Everything else (names, datatypes, shapes, outputs, other parameters) is the same bytes each
+time. ``cut`` finds the text of each array, of the id, and of the parameters of a sequence. What is left is the key by
+which a server remembers what requests of this kind are made of (``request.Form``). For binary tensors that is all of
+the JSON, or all but the id and the sequence.
 
-``cut`` guesses: it takes every ``"data":[`` and the first ``"id":"`` for what they look like, wherever they stand. Two
-things make that safe. A key is only remembered if in its first request every guess was right (``request``). And what
-was cut out has to be an array, or the text of a string, by itself. So bodies of the same key have the same structure.
+``cut`` guesses: it takes every ``"data":[``, the first ``"id":"``, and such as ``"sequence_id":5`` for what they look
+like, wherever they stand. Two things make that safe. A key is only remembered if in its first request every guess was
+right (``request``). And what was cut out has to be an array, the text of a string, a number or a truth value, by
+itself. So bodies of the same key have the same structure.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import re
 from itertools import islice
 from typing import Final
 
-__all__ = ["Cut", "cut", "cut_is_plain"]
+from toutates.protocol.sequence_parameters import MAX_TEXT, NAMES, Said
 
-#: (key, where the id's text begins and ends or 0 and 0, where each array begins and ends, flat)
-Cut = tuple[bytes, int, int, list[int]]
+__all__ = ["Cut", "cut", "cut_is_plain", "sequence_names"]
+
+#: (key, where the id's text begins and ends or 0 and 0, where each array begins and ends, flat, what is said of a
+#: sequence or None)
+Cut = tuple[bytes, int, int, list[int], Said | None]
 
 #: Arrays of one request.
 MAX_ARRAYS: Final = 1_024
@@ -34,6 +39,12 @@ _ID: Final = b'"id":'
 _PLAIN_ID: Final = re.compile(rb'"([ !#-\[\]-~]*)"')
 _TOKENS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _DATA_NAMES: Final = re.compile(rb'"data"\s*:')
+_SEQUENCE: Final = b'"sequence_'
+_SEQUENCE_VALUE: Final = re.compile(
+    rb'"sequence_(?:id": ?(?:(?P<number>0|[1-9][0-9]{0,18})|(?P<text>"[ !#-\[\]-~]{0,%d}"))'
+    rb'|(?P<flag>start|end)": ?(?P<value>true|false))(?=[,}\s])' % MAX_TEXT
+)
+_SEQUENCE_NAMES: Final = re.compile(rb'"sequence_(?:id|start|end)"\s*:')
 _ID_NAMES: Final = re.compile(rb'"id"\s*:')
 
 
@@ -42,7 +53,8 @@ def cut(buffer: bytes, start: int, end: int, id_before: int | None = None) -> Cu
 
     Args:
         buffer, start, end: where it is.
-        id_before: where the search for the id ends; in 64 MiB of JSON it would take 30 ms. An id behind that stays.
+        id_before: where the search for the id and for parameters of a sequence ends; in 64 MiB of JSON it would take
+            30 ms. What is behind that stays.
 
     Returns:
         See Cut; None if it is not as clients write it, which is for a parser to judge.
@@ -68,7 +80,40 @@ def cut(buffer: bytes, start: int, end: int, id_before: int | None = None) -> Cu
             return None
         arrays += (at, close)
         at = close
-    return _without(buffer, start, end, id_start, id_end, arrays), id_start, id_end, arrays
+    at = buffer.find(_SEQUENCE, start, id_before or end)
+    if at >= 0:
+        return _cut_sequence(buffer, start, end, (at, id_before or end), id_start, id_end, arrays)
+    return _without(buffer, start, end, id_start, id_end, arrays), id_start, id_end, arrays, None
+
+
+def _cut_sequence(
+    buffer: bytes, start: int, end: int, search: tuple[int, int], id_start: int, id_end: int, arrays: list[int]
+) -> Cut | None:
+    """Cut what is said of a sequence as well, where that is plain."""
+    identifier: int | str = 0
+    flags: dict[bytes, bool] = {}
+    places: dict[bytes, tuple[int, int]] = {}
+    at, until = search
+    while at >= 0 and len(places) < len(NAMES):
+        found = _SEQUENCE_VALUE.match(buffer, at, until)
+        if found is not None:
+            number, text, flag, value = found.group("number", "text", "flag", "value")
+            if (flag or b"id") in places:
+                break
+            places[flag or b"id"] = found.span(found.lastgroup or 0)
+            if flag:
+                flags[flag] = value == b"true"
+            else:
+                identifier = int(number) if number else text[1:-1].decode()
+        at = buffer.find(_SEQUENCE, at + 1, until)
+    said = (identifier, flags.get(b"start", False), flags.get(b"end", False)) if places else None
+    cut_out = [*places.values(), *zip(arrays[::2], arrays[1::2], strict=True)]
+    if id_end:
+        cut_out.append((id_start, id_end))
+    bounds = [bound for place in sorted(cut_out) for bound in place]
+    if bounds != sorted(bounds):
+        return None  # it was found in an array, which is none then
+    return _without(buffer, start, end, 0, 0, bounds), id_start, id_end, arrays, said
 
 
 def _end_of_array(buffer: bytes, at: int, end: int) -> int:
@@ -118,11 +163,20 @@ def _without(buffer: bytes, start: int, end: int, id_start: int, id_end: int, ar
 
 
 def cut_is_plain(found: Cut) -> bool:
-    """Whether no member ``data`` or ``id`` can hide in what is left: each of those names that is there was cut.
+    """Whether no member ``data`` or ``id``, and nothing of a sequence, can hide in what is left.
+
+    Each of those names that is there was cut; of parameters of a sequence ``sequence_names`` are counted besides.
 
     Names with escape sequences could, so a key must have none.
     """
-    key, _, id_end, arrays = found
+    key, _, id_end, arrays, said = found
     if b"\\" in key or len(_DATA_NAMES.findall(key)) * 2 != len(arrays):
         return False
+    if said is None and sequence_names(found):
+        return False
     return not id_end or len(_ID_NAMES.findall(key)) == 1
+
+
+def sequence_names(found: Cut) -> int:
+    """How many names of parameters of a sequence there are, wherever they stand."""
+    return len(_SEQUENCE_NAMES.findall(found[0]))

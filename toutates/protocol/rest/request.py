@@ -20,7 +20,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
 from toutates.protocol.rest.arrays import NumberReader, Pause, Reader, Unreadable, read_elements, reader_of
-from toutates.protocol.rest.cutting import Cut, cut_is_plain
+from toutates.protocol.rest.cutting import Cut, cut_is_plain, sequence_names
 from toutates.protocol.rest.document import (
     MAX_DOCUMENT_BYTES,
     as_array,
@@ -33,6 +33,7 @@ from toutates.protocol.rest.document import (
 )
 from toutates.protocol.rest.lengths import check_json_size, too_large
 from toutates.protocol.rest.parameters import add_forwarded, read_parameters, read_region
+from toutates.protocol.sequence_parameters import NAMES, said_in
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
 
 __all__ = [
@@ -213,8 +214,11 @@ class Form:
     def layout(self, key: bytes, found: Cut, buffer: bytes, json_end: int) -> Layout | None:
         """Where the inputs of requests of this form are, from one that ``read`` has read.
 
-        None where requests have ids, arrays beside binary data, more than one array, or one that is not of numbers.
+        None where requests have ids, arrays beside binary data, more than one array, or one that is not of numbers, and
+        where they belong to sequences.
         """
+        if found[4] is not None:
+            return None
         if self.without_id and self._spans is not None:
             return Layout(key, bytes(buffer[:json_end]), b"", [json_end + offset for offset in self._spans], None)
         if self.without_id and self._reader is not None:
@@ -368,6 +372,12 @@ class _Reading:
             elif "id" in members and identifier == self._buffer[found[1] : found[2]]:
                 key = found[0]
                 constant = None
+            said = found[4]
+            if said is not None and (
+                said != said_in(message.parameters)
+                or sequence_names(found) != sum(name in message.parameters for name in NAMES)
+            ):
+                key = None
         form = Form(self._sources, outputs, arrays, constant)
         return InferRequest(message, self._contents, identifier, form, key)
 
