@@ -68,7 +68,7 @@ def test_a_kind_of_request_is_parsed_once_and_each_has_its_own_rows_and_id(
     assert served.service.counters.parsed == 1
 
 
-SAYS = [
+SAYS: list[tuple[int | str, bool, bool]] = [
     (1, True, False), (1, False, False), (77, False, False), (300, False, True), (2**40 + 1, False, False),
     (2**64 - 1, False, False), ("one", True, False), ("two", False, False), ("t" * 128, False, True),
     ("", False, False),
