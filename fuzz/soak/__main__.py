@@ -3,7 +3,8 @@
 Invariant: every request is answered with what ONNX Runtime makes of it, or refused with a status that it may have, or
 given up by its client; none is lost. Afterwards the server has no more files and threads than at the start, but for two
 threads of each worker that are started when they are first needed. Its memory, the least of the last third of the
-rounds, is no more than once every attack had been made, after five minutes or so, but for 10 % and 24 MiB.
+rounds, is no more than once every attack had been made, after five minutes or so, but for 10 % and 24 MiB. With
+``--only`` one sort of clients comes alone, and memory is compared with that of the first half of the time.
 """
 
 from __future__ import annotations
@@ -35,18 +36,22 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6, help="connections of the storm (default: 6)")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter (default: this one)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--only", metavar="CLIENTS", default="", help="one sort of clients, such as 'texts of any length'")
     parser.add_argument("--write", action="store_true", help="write the account into docs/reliability.md")
     arguments = parser.parse_args()
     # The tests' server takes its interpreter from here, when their module is imported.
     os.environ["TOUTATES_SERVER_PYTHON"] = arguments.python
+    from fuzz.soak.clients import clients
     from fuzz.soak.soak import Plan, soak
 
-    plan = Plan(arguments.minutes * 60, arguments.workers, arguments.clients, arguments.seed)
+    if arguments.only and arguments.only not in clients():
+        parser.error(f"--only: there is no '{arguments.only}'; there are: {', '.join(clients())}")
+    plan = Plan(arguments.minutes * 60, arguments.workers, arguments.clients, arguments.seed, arguments.only)
     with tempfile.TemporaryDirectory() as folder:
         account = soak(plan, Path(folder))
     section = account.markdown(_heading(arguments))
     print(section)
-    if arguments.write and not account.verdict():
+    if arguments.write and not arguments.only and not account.verdict():
         write(section)
     return int(bool(account.verdict()))
 

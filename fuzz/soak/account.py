@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import linear_regression
 from typing import Final
 
 from bench.process import open_files
@@ -18,6 +19,8 @@ MOST_GROWTH: Final = 0.10
 MOST_GROWTH_MIB: Final = 24.0
 #: The last of so many parts of the samples are late ones.
 LATE_SHARE: Final = 3
+#: Samples that a trend is made of, at least.
+LEAST_TREND: Final = 3
 #: Faults shown of each sort of client.
 _SHOWN_FAULTS: Final = 5
 
@@ -145,9 +148,19 @@ class Account:
                 f"| {name}, {sample.seconds / 60:.1f} min | {sample.anonymous_mib:.1f} | {sample.files} "
                 f"| {sample.threads} |"
             )
+        lines += self._trend()
         verdict = self.verdict()
         lines += ["", "Passed." if not verdict else "**Failed**: " + "; ".join(verdict)]
         return "\n".join(lines) + "\n"
+
+    def _trend(self) -> list[str]:
+        """How memory went in the second half of the time, in words; nothing where there are too few samples."""
+        late = self.samples[len(self.samples) // 2 :]
+        if len(late) < LEAST_TREND:
+            return []
+        sizes = [sample.anonymous_mib for sample in late]
+        slope = linear_regression([sample.seconds / 3600 for sample in late], sizes).slope
+        return ["", f"Memory in the second half: {min(sizes):.1f} to {max(sizes):.1f} MiB, {slope:+.1f} MiB an hour."]
 
     def _milestones(self) -> Sequence[tuple[str, Sample]]:
         if not self.samples:

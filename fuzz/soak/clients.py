@@ -28,6 +28,7 @@ from fuzz.soak.python_clients import run_python
 from fuzz.soak.questions import Question
 from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
 from fuzz.soak.stream_clients import run_streams
+from fuzz.soak.text_clients import run_texts
 from tests.e2e.http import peer_of, post
 
 __all__ = ["clients"]
@@ -209,6 +210,7 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "tritonclient, streams": run_streams,
         "Python models, a process of which dies": run_python,
         "rows of any length": run_lengths,
+        "texts of any length": run_texts,
         "REST: tritonclient.http, JSON, binary, compressed": rest_clients.run_tritonclient,
         "REST: pipelined bytes": rest_clients.run_pipelined,
         "REST: clients that leave in the middle of a request": rest_clients.run_rude,

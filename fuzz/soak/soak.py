@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from fuzz.soak.length_clients import ENCODER, build_encoder
 from fuzz.soak.python_clients import PYTHON_MODELS, build_python_models
 from fuzz.soak.questions import MODELS, Questions
 from fuzz.soak.round import Round
+from fuzz.soak.text_clients import TEXTS, build_text_model
 from tests.e2e import stress
 from tests.e2e.process import FRESH, ServerProcess, command, environment, running
 
@@ -59,12 +61,14 @@ class Plan:
         seconds: in all, without the pauses between rounds.
         workers: of the server.
         storm_clients: connections of the storm (``tests.e2e.stress``), half as many again of which are rude.
+        only: the sort of clients that comes alone, without storm, attackers and SIGHUPs; "" for all of it.
     """
 
     seconds: float
     workers: int
     storm_clients: int
     seed: int
+    only: str = ""
 
 
 @dataclass(slots=True)
@@ -87,8 +91,11 @@ class _Soak:
         for number in range(rounds):
             self._run_round(number, self.plan.seconds / rounds)
             self._settle()
-            self.account.samples.append(take_sample(self.server.process.pid, time.monotonic() - began))
-            if self.account.warm_up is None and self._attacks >= len(_ATTACKS):
+            sample = take_sample(self.server.process.pid, time.monotonic() - began)
+            self.account.samples.append(sample)
+            print(f"{sample.seconds:.0f} s: {sample.anonymous_mib:.1f} MiB anonymous", file=sys.stderr, flush=True)
+            warm = number + 1 >= rounds // 2 if self.plan.only else self._attacks >= len(_ATTACKS)
+            if self.account.warm_up is None and warm:
                 self.account.warm_up = number + 1
             if self.account.problems:
                 break
@@ -97,15 +104,19 @@ class _Soak:
         until = time.monotonic() + seconds
         parties: list[Callable[[], None]] = []
         for name, run in clients().items():
+            if self.plan.only not in ("", name):
+                continue
             around = Round(self.server.port, self.questions, until, random.Random(f"{self.plan.seed} {name} {number}"))
             parties.append(lambda name=name, run=run, around=around: self._add(name, run(around)))  # type: ignore[misc]
-        parties.append(lambda: self._attack(until, random.Random(f"{self.plan.seed} attacks {number}")))
-        if self.reloads:
-            parties.append(lambda: self._reload(until))
+        if not self.plan.only:
+            parties.append(lambda: self._attack(until, random.Random(f"{self.plan.seed} attacks {number}")))
+            if self.reloads:
+                parties.append(lambda: self._reload(until))
         threads = [threading.Thread(target=self._guard, args=(party,)) for party in parties]
         for thread in threads:
             thread.start()
-        self._guard(lambda: self.storm.rage(seconds))
+        if not self.plan.only:
+            self._guard(lambda: self.storm.rage(seconds))
         for thread in threads:
             thread.join()
         self._guard(self.storm.check_calm)
@@ -168,7 +179,8 @@ def soak(plan: Plan, folder: Path) -> Account:
     build_repository(models)
     build_python_models(models)
     build_encoder(models)
-    names = [*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, "victim", "shapes", "generator"]
+    build_text_model(models)
+    names = [*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, TEXTS, "victim", "shapes", "generator"]
     flags = ["--load-models", ",".join(names), "--processing-cores", str(plan.workers), *_FLAGS]
     with running(models, folder, flags, FRESH) as server:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)

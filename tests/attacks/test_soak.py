@@ -57,6 +57,12 @@ def test_memory_that_is_given_back_is_no_growth_and_memory_that_stays_is() -> No
     assert any("memory" in problem for problem in account(whole(), *samples(110, 120, 130, 140, 150, 160)).verdict())
 
 
+def test_the_account_says_how_memory_went_in_the_second_half() -> None:
+    samples = [Sample(360.0 * at, size, 20, 10) for at, size in enumerate((110, 190, 120, 121, 122), 1)]
+    text = account(whole(), *samples).markdown("heading")
+    assert "Memory in the second half: 120.0 to 122.0 MiB, +10.0 MiB an hour." in text
+
+
 @pytest.mark.long
 def test_a_short_soak_is_passed() -> None:
     pytest.importorskip("tritonclient.grpc")
