@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6, help="connections of the storm (default: 6)")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter (default: this one)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--only", metavar="CLIENTS", default="", help="one sort of clients, such as 'texts of any length'")
+    parser.add_argument("--only", metavar="CLIENTS", default="", help="one sort, such as 'texts of any length'")
     parser.add_argument("--write", action="store_true", help="write the account into docs/reliability.md")
     arguments = parser.parse_args()
     # The tests' server takes its interpreter from here, when their module is imported.

@@ -1,7 +1,7 @@
 """A client of a soak that sends texts of any length to a text model, by OpenAI's API and as BYTES over gRPC.
 
-Every run of ONNX Runtime has another shape. The vectors are those that ONNX Runtime has for each text alone, in whatever
-company it ran.
+Every run of ONNX Runtime has another shape. The vectors are those that ONNX Runtime has for each text alone, whatever
+company it ran in.
 """
 
 from __future__ import annotations
