@@ -1,4 +1,4 @@
-"""Rows of different length share a batch (``padding``): over gRPC and REST, and as a step of an ensemble."""
+"""Rows of different length share a batch (``padding``, ``ragged``): over gRPC, REST, and as a step of an ensemble."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import Tensor, channel_to, infer, outputs_of, refused, request, statistics_of, triton
 from tests.engine.test_padded import TEXTS
+from tests.engine.test_ragged import SEGMENTS
 from tests.ensembles import add_ensemble, add_graph, pbtxt
 from tests.waiting import wait_until
 
@@ -35,11 +36,28 @@ padding:
 """
 
 
+SEGMENTS_PBTXT = """\
+platform: "onnxruntime_onnx"
+max_batch_size: 16
+input { name: "values" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true }
+input { name: "weight" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "sum" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "scaled" data_type: TYPE_INT64 dims: [ -1 ] }
+batch_input {
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO
+  target_name: "offsets" data_type: TYPE_INT32 source_input: "values"
+}
+batch_output { target_name: "scaled" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "values" }
+dynamic_batching { }
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("repository")
     add_graph(root, "texts", TEXTS)
     (root / "texts" / "1" / "config.yaml").write_text(CONFIG)
+    add_graph(root, "segments", SEGMENTS, config=SEGMENTS_PBTXT)
     whole = pbtxt(
         ["IN INT64 [-1]"],
         ["OUT INT64 [-1]"],
@@ -175,3 +193,51 @@ def test_many_lengths_are_many_plans_and_few_lanes(server: ServerProcess, channe
     assert lanes is not None
     # The buckets, for rows with a mask and without one, and the two forms.
     assert float(lanes[1]) <= 2 * 5 + 2
+
+
+# --- ragged rows -----------------------------------------------------------------------------------------------------
+
+
+def ask_segments(client: Any, module: Any, length: int, weight: int) -> None:
+    """Send a row with tritonclient, and check the answer."""
+    values = np.arange(length, dtype=np.int64).reshape(1, length) % 100
+    tensors = []
+    for name, array in (("values", values), ("weight", np.array([[weight]]))):
+        tensors.append(module.InferInput(name, list(array.shape), "INT64").set_data_from_numpy(array))
+    result = client.infer("segments", tensors)
+    npt.assert_array_equal(result.as_numpy("sum"), [[values.sum() * weight]])
+    npt.assert_array_equal(result.as_numpy("scaled"), values * 2)
+
+
+def test_ragged_rows_over_grpc_and_rest(server: ServerProcess) -> None:
+    def over_grpc(number: int) -> None:
+        with triton.InferenceServerClient(server.address) as client:
+            for at in range(12):
+                ask_segments(client, triton, (7 * number + 11 * at) % 50, number)
+
+    with channel_to(server.address) as channel:
+        before = statistics_of(channel, "segments")
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(over_grpc, range(4)))
+        with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as client:
+            for length in (5, 1_000, 5):
+                ask_segments(client, http, length, 2)
+        after = statistics_of(channel, "segments")
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 4 * 12 + 3
+    assert after.execution_count - before.execution_count <= 4 * 12 + 3
+
+
+def test_clients_of_ragged_rows_do_not_see_what_the_server_makes(server: ServerProcess, channel: Any) -> None:
+    with triton.InferenceServerClient(server.address) as client:
+        metadata = client.get_model_metadata("segments", as_json=True)
+        config = client.get_model_config("segments").config
+    assert [(one["name"], one["shape"]) for one in metadata["inputs"]] == [
+        ("values", ["-1", "-1"]),
+        ("weight", ["-1", "1"]),
+    ]
+    assert [one["shape"] for one in metadata["outputs"]] == [["-1", "1"], ["-1", "-1"]]
+    assert config.input[0].allow_ragged_batch
+    assert config.batch_input[0].target_name == ["offsets"]
+    tensors = [Tensor.of(name, "INT64", np.ones((1, 1), np.int64)) for name in ("values", "weight", "offsets")]
+    status, said = refused(channel, request("segments", *tensors))
+    assert (status, "expected 2 inputs but got 3" in said) == ("INVALID_ARGUMENT", True), said

@@ -30,6 +30,9 @@ from toutates.engine.lane import Batch, GatheredLane, PackedLane, Piece, RowShap
 from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
+from toutates.engine.ragged.backend import RaggedBackend
+from toutates.engine.ragged.port import RaggedPort
+from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.result import BatchResult, Outputs, Split
 from toutates.engine.servable import Backend, Consumer, Host, Servable
 from toutates.engine.submitter import Submitter
@@ -287,7 +290,7 @@ class Rig:
         enough_rows: int = 1,
         settings: ModelSettings | None = None,
         profile: tuple[Path, int] | None = None,
-        padding: Padding | None = None,
+        padding: Padding | Ragged | None = None,
     ) -> None:
         sessions = []
         for number in range(executors):
@@ -299,9 +302,12 @@ class Rig:
                 options.profile_file_prefix = f"{profile[0]}_{number}"
             sessions.append(onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"]))
         self.signature = read_signature(sessions[0], settings or ModelSettings(), source=Path("config.yaml"))
-        self.signature = with_made_mask(self.signature, padding)
+        if isinstance(padding, Ragged):
+            run_signature = padding.run_signature(self.signature)
+        else:
+            run_signature = self.signature = with_made_mask(self.signature, padding)
         self.sessions = [
-            ModelSession(session, self.signature, "m", number, profile_batches=profile[1] if profile else None)
+            ModelSession(session, run_signature, "m", number, profile_batches=profile[1] if profile else None)
             for number, session in enumerate(sessions)
         ]
         self.supertensor = SuperTensor(
@@ -323,7 +329,8 @@ class Rig:
             if padding is None:
                 worker.submitter = Submitter(self.supertensor, consumer)
             else:
-                worker.padded = PaddedPort(self.supertensor, padding, consumer)
+                kind = PaddedPort if isinstance(padding, Padding) else RaggedPort
+                worker.padded = kind(self.supertensor, padding, consumer)
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
         self.gate.set()
@@ -350,7 +357,9 @@ class Rig:
 
         backend: Backend = self.sessions[number]
         padding = self.supertensor.padding
-        if padding is not None:
+        if isinstance(padding, Ragged):
+            backend = RaggedBackend(self.sessions[number], padding, self.signature, "m")
+        elif padding is not None:
             backend = PaddedBackend(backend, padding, self.signature, "m", self.counters[number])
         return Executor(self.supertensor, backend, on_batch=on_batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
 from toutates.engine.lane import Allocate, Pin
 from toutates.engine.padded.padding import Padding
+from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.supertensor import QUICK_NS, SuperTensor
 from toutates.models.capacity import capacity_bytes
 from toutates.models.config.settings import ModelSettings
@@ -23,7 +24,7 @@ def batches_of(
     allocate: Allocate | None = None,
     lends: bool = False,
     quick_ns: int = QUICK_NS,
-    padding: Padding | None = None,
+    padding: Padding | Ragged | None = None,
     keeps_whole: bool = False,
     grows: bool = True,
 ) -> SuperTensor:

@@ -279,6 +279,9 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
         lengths = ", ".join(map(str, settings.padding.buckets)) or "four lengths to each doubling"
         most = f"at most {settings.padding.max_batch_tokens} padded elements a batch"
         shown = f"rows padded to {lengths}, {most} and {_size(inspected.capacity_bytes)} in all"
+    if settings.ragged is not None:
+        most = f"at most {settings.ragged.max_batch_elements} elements a batch"
+        shown = f"rows of any shape end to end, {most} and {_size(inspected.capacity_bytes)} in all"
     report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")
     if inspected.advice:
         report.facts.append(f"{folder.name} {version.number}: {inspected.advice}")

@@ -12,7 +12,9 @@ from toutates.engine.executor import Executor
 from toutates.engine.executor_threads import ExecutorThreads
 from toutates.engine.lane import LaneState
 from toutates.engine.padded.backend import PaddedBackend
+from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
+from toutates.engine.ragged.port import RaggedPort
 from toutates.engine.servable import Backend, Consumer, Host, Port
 from toutates.engine.statistics import VersionStatistics
 from toutates.engine.submitter import Submitter
@@ -66,18 +68,20 @@ class BatchedServable:
         return self._threads.ready
 
     def _padded(self, backend: Backend, counters: ExecutorCounters) -> Backend:
-        """The backend of an executor that may have to pad rows."""
+        """The backend of an executor that may have to pad rows; one for ragged rows joins and cuts them itself."""
         supertensor = self.supertensor
-        if supertensor.padding is None:
+        if not isinstance(supertensor.padding, Padding):
             return backend
         return PaddedBackend(backend, supertensor.padding, supertensor.signature, supertensor.name, counters)
 
     def port(self, consumer: Consumer) -> Port:
         """See ``Servable``."""
         self.counters.workers.append(consumer.counters)
-        if self.supertensor.padding is not None:
-            return PaddedPort(self.supertensor, self.supertensor.padding, consumer)
-        return Submitter(self.supertensor, consumer)
+        padding = self.supertensor.padding
+        if padding is None:
+            return Submitter(self.supertensor, consumer)
+        kind = PaddedPort if isinstance(padding, Padding) else RaggedPort
+        return kind(self.supertensor, padding, consumer)
 
     def statistics(self) -> VersionStatistics:
         """See ``Servable``."""

@@ -33,6 +33,8 @@ from toutates.engine.lane_table import LaneTable
 from toutates.engine.padded.lanes import PaddedLanes
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
+from toutates.engine.ragged.lanes import RaggedLanes
+from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
 from toutates.engine.statistics import Occupancy
@@ -65,7 +67,8 @@ class SuperTensor:
         delay_ns: how long an open batch may wait for more rows; 0 for not at all.
         enough_rows: a batch of so many rows does not wait.
         padding: of a version whose rows may differ in length; None where those of one batch have one shape. Its ports
-            are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``.
+            are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``. Where rows are joined
+            without padding, they are those of ``engine.ragged``.
         keeps_whole: whether the rows of a request are all in one batch, as decoupled models have to have them.
         grows: whether a batch has room for few rows at first, and for more when they come.
         make_queue: makes the queue of a version with ``padding``, of what a ``PaddedQueue`` takes.
@@ -94,7 +97,7 @@ class SuperTensor:
         quick_ns: int = QUICK_NS,
         delay_ns: int = 0,
         enough_rows: int = 1,
-        padding: Padding | None = None,
+        padding: Padding | Ragged | None = None,
         keeps_whole: bool = False,
         grows: bool = True,
         make_queue: Callable[..., PaddedQueue] = PaddedQueue,
@@ -119,7 +122,10 @@ class SuperTensor:
             )
             self.queue = BatchQueue(open_batches, self.budget, delay_ns=delay_ns, enough_rows=enough_rows)
         else:
-            self.lanes = PaddedLanes(signature, batch_size, padding)
+            if isinstance(padding, Ragged):
+                self.lanes = RaggedLanes(signature, batch_size, padding)
+            else:
+                self.lanes = PaddedLanes(signature, batch_size, padding)
             self.queue = make_queue(open_batches, self.budget, self.lanes, delay_ns=delay_ns, enough_rows=enough_rows)
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
         self.ports: list[Consumer] = []

@@ -332,10 +332,6 @@ REFUSED = {
     "no GPU": ("instance_group { gpus: [ 0, 1000 ] }", "instance_group[0].gpus: names what is no GPU (got [0, 1000])"),
     "iterative": ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence: only"),
     "decoupled": ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: a model that"),
-    "ragged": (
-        "input { name: 'x' data_type: TYPE_FP32 dims: 1 allow_ragged_batch: true }",
-        "input.allow_ragged_batch: a model that needs it cannot be served",
-    ),
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def executor_session_options(
         graph_level=own.graph_level,
         memory_arena=own.memory_arena,
         # A pattern is kept for every shape that has run.
-        memory_pattern=own.memory_pattern and settings.padding is None,
+        memory_pattern=own.memory_pattern and settings.padding is None and settings.ragged is None,
         config_entries=entries,
     )
 

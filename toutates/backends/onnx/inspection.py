@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from toutates.backends.onnx.preparing import check_graph, explained, prepare
+from onnxruntime import InferenceSession
+
+from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.sequences import sequences_of
-from toutates.backends.warming import time_row, warm_up
+from toutates.backends.warming import Runner, time_row, warm_up
+from toutates.engine.ragged.backend import RaggedBackend
+from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import ONNX_NAME
 from toutates.models.config.labels import read_labels, shortfalls
@@ -73,15 +77,23 @@ def inspect_graph(
     run_ns = 0
     if try_warmup and settings.warmup:
         once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-        run_ns = warm_up([ModelSession(session, graph, model)], once, graph, model, folder.model_dir)
+        run_ns = warm_up([_runner(session, checked, model)], once, graph, model, folder.model_dir)
     elif try_warmup and served_by[0] == CPU:
-        run_ns = time_row(ModelSession(session, graph, model), graph)
+        run_ns = time_row(_runner(session, checked, model), graph)
     advice = ""
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
         advice = idle_cores_advice(run_ns, settings, threads, cores, configuration.source.name)
     seen = signature if tensors is None else tensors.signature
     return InspectedVersion.of(model, configuration, seen, ONNX_NAME, warnings, advice)
+
+
+def _runner(session: InferenceSession, checked: CheckedGraph, model: str) -> Runner:
+    """What runs the arrays of clients."""
+    graph, ragged = checked.graph, checked.padding
+    if not isinstance(ragged, Ragged):
+        return ModelSession(session, graph, model)
+    return RaggedBackend(ModelSession(session, ragged.run_signature(graph), model), ragged, graph, model)
 
 
 def _hashable(providers: Sequence[Provider]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

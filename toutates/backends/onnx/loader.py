@@ -17,6 +17,8 @@ from toutates.backends.onnx.session import ModelSession, SessionOptions, load_se
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import warm_up
 from toutates.engine.batched import BatchedServable
+from toutates.engine.ragged.backend import RaggedBackend
+from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.sequences.tensors import SequenceTensors
 from toutates.engine.servable import Servable
 from toutates.models.config.configuration import VersionConfiguration
@@ -102,10 +104,11 @@ class OnnxKind:
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         shrinkage = settings.session.arena_shrinkage
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
+        ragged = checked.padding if isinstance(checked.padding, Ragged) else None
         sessions = [
             ModelSession(
                 session,
-                signature,
+                ragged.run_signature(signature) if ragged is not None else signature,
                 model,
                 number,
                 profile_batches=profile_batches,
@@ -114,9 +117,12 @@ class OnnxKind:
             )
             for number, session in enumerate((first, *others))
         ]
-        served = self._describe(model, version.number, configuration, checked, tensors, sessions, first.get_providers())
+        backends: Sequence[ModelSession | RaggedBackend] = sessions
+        if ragged is not None:
+            backends = [RaggedBackend(session, ragged, signature, model) for session in sessions]
+        served = self._describe(model, version.number, configuration, checked, tensors, backends, first.get_providers())
         served = replace(served, labels=labels)
-        run_ns = warm_up(sessions, settings, checked.graph, model, version.model_dir)
+        run_ns = warm_up(backends, settings, checked.graph, model, version.model_dir)
         if all(session.on_cpu for session in sessions):
             cores = usable_cores(self._placement)
             advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)
@@ -140,7 +146,7 @@ class OnnxKind:
         configuration: VersionConfiguration,
         checked: CheckedGraph,
         tensors: SequenceTensors | None,
-        sessions: list[ModelSession],
+        sessions: Sequence[ModelSession | RaggedBackend],
         providers: list[str],
     ) -> ServedVersion:
         signature = checked.signature
@@ -149,7 +155,7 @@ class OnnxKind:
         pin = _pinned_memory(configuration.source).pin if pinned else None
         pool_threads = (settings.session.intra_threads or self._sessions.intra_threads) - 1
 
-        def batched(own: ModelSettings, backends: list[ModelSession]) -> BatchedServable:
+        def batched(own: ModelSettings, backends: Sequence[ModelSession | RaggedBackend]) -> BatchedServable:
             supertensor = batches_of(
                 model,
                 signature,

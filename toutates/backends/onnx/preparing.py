@@ -23,9 +23,12 @@ from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.padded.padding import Padding
+from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.padding import padding_of, padding_warnings, with_made_mask
+from toutates.models.config.ragged import RaggedKeys, ragged_of
 from toutates.models.config.settings import ModelSettings
+from toutates.models.config.triton_ragged import PBTXT_RAGGED_KEYS
 from toutates.models.config.warmup import check_warmup
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
@@ -57,7 +60,7 @@ class CheckedGraph:
     """A version's graph together with its configuration.
 
     Attributes:
-        graph: the tensors of a run.
+        graph: the tensors of a run, but for batch inputs of ragged rows.
         signature: the tensors that clients see.
         padding: how rows of different length share a batch; None where they do not.
         warnings: what may be a mistake, one sentence each.
@@ -65,7 +68,7 @@ class CheckedGraph:
 
     graph: Signature
     signature: Signature
-    padding: Padding | None
+    padding: Padding | Ragged | None
     warnings: tuple[str, ...]
 
 
@@ -127,6 +130,11 @@ def check_graph(
     datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
     if {"BF16", "BYTES"} <= datatypes:
         raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")
+    ragged = ragged_of(
+        settings.ragged, signature, source, RaggedKeys() if configuration.declared is None else PBTXT_RAGGED_KEYS
+    )
+    if ragged is not None:
+        return CheckedGraph(signature, signature, ragged, ())
     padding = padding_of(settings.padding, signature, source)
     warnings = padding_warnings(padding, signature, source)
     return CheckedGraph(signature, with_made_mask(signature, padding), padding, tuple(warnings))

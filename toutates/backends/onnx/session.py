@@ -257,9 +257,7 @@ class ModelSession:
         """
         lane = batch.lane
         if not self.on_cpu or not isinstance(lane, PackedLane):
-            if self._sometimes is not None:
-                self._shrink_in_time()
-            return self._packer.pack(self.run_arrays(lane.inputs(batch, first, rows)), rows)
+            return self._packer.pack(self.run_raw(batch, first, rows), rows)
         if rows != batch.rows:
             binding = self._bind(lane, batch, first, rows)
         else:
@@ -276,6 +274,16 @@ class ModelSession:
             return outputs
         self.run_bound(binding)
         return lane.take_outputs(batch, first, rows)
+
+    def run_raw(self, batch: Batch, first: int, rows: int) -> list[OutputArray]:
+        """Run some rows of a batch on arrays that are made now; the outputs come as they are.
+
+        Raises:
+            ExecutionFailed, InvalidRequest: as ``run``.
+        """
+        if self._sometimes is not None:
+            self._shrink_in_time()
+        return self.run_arrays(batch.lane.inputs(batch, first, rows))
 
     def _shrink_in_time(self) -> None:
         """Have the next run give memory back if none has for a while: after each run it would cost a tenth of it."""

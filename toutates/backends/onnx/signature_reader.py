@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from toutates.models.config.declared import Declared
+from toutates.models.config.ragged import RaggedKeys, seen_by_clients
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.signature_of import signature_of
+from toutates.models.config.triton_ragged import PBTXT_RAGGED_KEYS
 from toutates.protocol.datatypes import BY_ORT_TYPE, Datatype
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ModelLoadError
@@ -72,7 +74,8 @@ def read_signature(
 
     Returns:
         Required inputs, then optional ones, and outputs, in the graph's order or that of a config.pbtxt which lists
-        them; shapes without the batch dimension when the model is batched.
+        them; shapes without the batch dimension when the model is batched. Where rows are ragged, the tensors that
+        clients see.
 
     Raises:
         ConfigurationError: the configuration names a tensor that the graph does not have, or contradicts the graph.
@@ -81,6 +84,9 @@ def read_signature(
     initializers = {tensor.name for tensor in declared.inputs} if declared is not None else settings.input_shapes
     inputs = _read_inputs(session, initializers)
     outputs = [_read_tensor(arg, "output") for arg in session.get_outputs()]
+    if settings.ragged is not None:
+        keys = RaggedKeys() if declared is None else PBTXT_RAGGED_KEYS
+        inputs, outputs = seen_by_clients(inputs, outputs, settings.ragged, source, keys)
     return signature_of(inputs, outputs, settings, source=source, declared=declared)
 
 

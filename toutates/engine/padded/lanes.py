@@ -20,6 +20,8 @@ from toutates.engine.lane import Batch, Lane, RowShapes
 from toutates.engine.lane_table import LaneTable
 from toutates.engine.lengths import WaitingRows
 from toutates.engine.padded.padding import Padding
+from toutates.engine.ragged.ragged import Ragged
+from toutates.engine.ragged.waiting import RowsInOrder
 from toutates.engine.result import PendingRequest, Split
 from toutates.engine.servable import Buffer
 from toutates.protocol.signature import Signature
@@ -33,7 +35,7 @@ class Form(Lane):
 
     packed: ClassVar[bool] = False
 
-    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, padding: Padding) -> None:
+    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, padding: Padding | Ragged) -> None:
         super().__init__(signature, row_shapes, batch_size)
         self.padding = padding
 
@@ -44,7 +46,9 @@ class Form(Lane):
         return tuple([prod(shape) * inputs[index].datatype.size for index, shape in closed])
 
     def new_batch(self, ports: int, room: int) -> RowPool:
-        return RowPool(self, WaitingRows(self.padding.buckets, self.batch_rows, self.padding.most_elements))
+        padding = self.padding
+        assert isinstance(padding, Padding)
+        return RowPool(self, WaitingRows(padding.buckets, self.batch_rows, padding.most_elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class RowPool(Pool):
 
     __slots__ = ("waiting",)
 
-    def __init__(self, form: Form, waiting: WaitingRows[Entry]) -> None:
+    def __init__(self, form: Form, waiting: WaitingRows[Entry] | RowsInOrder[Entry]) -> None:
         super().__init__(form)
         self.waiting = waiting
 
@@ -159,13 +163,12 @@ class RowPool(Pool):
         form = self.lane
         assert isinstance(form, Form)
         lane = lanes.find(form.padding.closed(form.row_shapes, chosen.length))
-        assert isinstance(lane, PaddedLane)
         return PaddedBatch(lane, chosen.entries, chosen.rows)
 
 
 class PaddedBatch(Batch):
-    """Rows that are padded to one length and run together. Entries of one request that are neighbours are one of
-    ``pending``, unless the request was split.
+    """Rows that wait in one pool and run together, padded to one length or joined end to end. Entries of one request
+    that are neighbours are one of ``pending``, unless the request was split.
 
     Attributes:
         entries: with the first row of each.
@@ -173,7 +176,7 @@ class PaddedBatch(Batch):
 
     __slots__ = ("entries",)
 
-    def __init__(self, lane: PaddedLane, entries: Sequence[Entry], rows: int) -> None:
+    def __init__(self, lane: Lane, entries: Sequence[Entry], rows: int) -> None:
         super().__init__(lane, 1 + max([entry.port for entry in entries]), 0)
         self.rows = self.counted = rows
         self.entries: list[tuple[int, Entry]] = []

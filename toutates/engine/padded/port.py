@@ -9,6 +9,7 @@ from toutates.engine.lane import Piece
 from toutates.engine.padded.lanes import Entry, Form, PaddedWay
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
+from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.result import BatchResult, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
 from toutates.engine.supertensor import SuperTensor
@@ -70,7 +71,7 @@ class PaddedPort(PooledPort):
         padding: of the version.
     """
 
-    def __init__(self, supertensor: SuperTensor, padding: Padding, consumer: Consumer) -> None:
+    def __init__(self, supertensor: SuperTensor, padding: Padding | Ragged, consumer: Consumer) -> None:
         super().__init__(supertensor, consumer)
         self._padding = padding
         queue = supertensor.queue
@@ -89,6 +90,7 @@ class PaddedPort(PooledPort):
             InvalidRequest: the rows have no length, or one that the version does not take.
         """
         padding, supertensor = self._padding, self._supertensor
+        assert isinstance(padding, Padding)
         shapes, length = padding.form_of(tuple(row_shapes), supertensor.signature, supertensor.name)
         form = supertensor.lane(shapes)
         assert isinstance(form, Form)
@@ -117,10 +119,7 @@ class PaddedPort(PooledPort):
         if rows < 1:
             raise InvalidRequest(f"the batch dimension for model '{supertensor.name}' is 0; send 1 row or more")
         row_held = sum(way.row_bytes) + way.padded_bytes
-        if rows <= way.most_rows:
-            entries = [Entry(way.length, self._port, context, rows, contents, None, rows * row_held)]
-        else:
-            entries = self._split(way, rows, context, contents, row_held)
+        entries = self._entries(way, rows, context, contents, row_held)
         with supertensor.lock:
             supertensor.let_in(way.form, rows, rows * row_held)
             if supertensor.budget.bounds.waiting:
@@ -133,7 +132,16 @@ class PaddedPort(PooledPort):
         if self._rows >= way.form.batch_rows or self._elements >= self._padding.most_elements:
             self.commit()
 
-    def _split(self, way: PaddedWay, rows: int, context: Any, contents: Sequence[bytes], row_held: int) -> list[Entry]:
+    def _entries(
+        self, way: PaddedWay, rows: int, context: Any, contents: Sequence[bytes], row_held: int
+    ) -> list[Entry]:
+        """The rows of a request, cut where they are more than run together.
+
+        Args:
+            row_held: bytes that are counted for each.
+        """
+        if rows <= way.most_rows:
+            return [Entry(way.length, self._port, context, rows, contents, None, rows * row_held)]
         split = Split(-(-rows // way.most_rows))
         entries: list[Entry] = []
         for index in range(split.left):

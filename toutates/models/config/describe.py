@@ -19,6 +19,7 @@ from toutates.models.config.settings import (
     WarmupSample,
 )
 from toutates.models.config.triton_configuration import BACKEND, PLATFORM
+from toutates.models.config.triton_ragged import add_ragged
 from toutates.models.config.triton_sequences import sequence_message
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelMetadataResponse
@@ -189,6 +190,8 @@ def _made(
         sequence_batching=sequence_message(settings.sequences) if settings.sequences is not None else None,
         model_warmup=[_warmup(sample) for sample in settings.warmup],
     )
+    if settings.ragged is not None:
+        add_ragged(config, settings.ragged)
     level = _GRAPH_LEVELS[settings.session.graph_level]
     if level:
         config.optimization.graph.level = level
@@ -229,6 +232,8 @@ def _own_parameters(settings: ModelSettings) -> dict[str, str]:
     parameters = {"toutates.capacity": str(settings.capacity), "toutates.allocator": settings.allocator}
     if settings.capacity_bytes is not None:
         parameters["toutates.capacity_bytes"] = str(settings.capacity_bytes)
+    if settings.ragged is not None:
+        parameters["toutates.max_batch_elements"] = str(settings.ragged.max_batch_elements)
     if settings.profiling is not None:
         parameters["toutates.profiling.file_prefix"] = settings.profiling.file_prefix
         if settings.profiling.stop_after_batches is not None:

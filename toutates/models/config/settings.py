@@ -20,6 +20,7 @@ from typing import Final, Literal, cast
 from toutates.models.config.ensemble_yaml import ENSEMBLE, read_ensemble
 from toutates.models.config.padding import PaddingSettings, read_padding
 from toutates.models.config.problems import MAX_PROBLEMS, Problems
+from toutates.models.config.ragged import RaggedSettings, read_ragged
 from toutates.models.config.sequences import SequenceSettings, read_sequences
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section, Shapes
@@ -205,6 +206,7 @@ class ModelSettings:
         ensemble: tensors and steps of an ensemble that a config.yaml describes; None otherwise.
         padding: how rows of different length share a batch; None where they do not.
         sequences: how its sequences are scheduled; None for a model without.
+        ragged: how rows of different shape share a batch without padding; None where they do not.
     """
 
     backend: str = field(default="", compare=False)
@@ -235,6 +237,7 @@ class ModelSettings:
     ensemble: ModelConfig | None = None
     padding: PaddingSettings | None = None
     sequences: SequenceSettings | None = None
+    ragged: RaggedSettings | None = None
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -327,14 +330,20 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         parameters=_parameters(section.mapping("parameters", "parameters: {threads: 2}")),
         padding=read_padding(section.mapping("padding", "padding: {inputs: {input_ids: {}}}")),
         sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
+        ragged=read_ragged(section.mapping("ragged", "ragged: {inputs: {values: [-1, -1]}}")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:
             section.refuse(
                 "preferred_batch_sizes", "is above batch_size", size, f"write sizes of at most {settings.batch_size}"
             )
-    if settings.padding is not None and settings.backend not in ONNX_BACKENDS:
-        section.refuse("padding", "is for ONNX models only", None, "remove it")
+    for key, own in (("padding", settings.padding), ("ragged", settings.ragged)):
+        if own is not None and settings.backend not in ONNX_BACKENDS:
+            section.refuse(key, "is for ONNX models only", None, "remove it")
+    if settings.ragged is not None and settings.padding is not None:
+        section.refuse("ragged", "stands beside padding: rows are padded or joined", None, "remove one of the two")
+    if settings.ragged is not None and settings.sequences is not None:
+        section.refuse("ragged", "stands beside sequences: their rows are not ragged", None, "remove one of the two")
     section.refuse_unknown_keys()
     return settings
 

@@ -32,6 +32,7 @@ from toutates.models.config.settings import (
     is_inside,
 )
 from toutates.models.config.triton_fields import PARAMETERS, check_fields
+from toutates.models.config.triton_ragged import ragged_settings
 from toutates.models.config.triton_sequences import added_inputs, added_outputs, sequence_settings
 from toutates.models.config.triton_session import with_parameters, with_session
 from toutates.models.config.triton_tensors import declared_tensors
@@ -139,6 +140,8 @@ class _Reader:
         self._check_name()
         inputs, outputs = declared_tensors(config, self._model, self._problems, all_required=is_onnx)
         settings = self._with_queue(self._with_instances(self._with_batching(ModelSettings())))
+        if is_onnx:
+            settings = replace(settings, ragged=ragged_settings(config, self._problems))
         settings = (with_session if is_onnx else with_parameters)(settings, config, self._problems)
         settings = replace(
             settings,

@@ -73,13 +73,9 @@ FIELDS: Final = MappingProxyType(
         "input.format": _no_effect("clients read it; ONNX graphs take tensors as they come"),
         "input.is_shape_tensor": _ignored(_TENSORRT_ONLY),
         "input.is_non_linear_format_io": _ignored(_TENSORRT_ONLY),
-        "input.allow_ragged_batch": _refused(
-            "remove it; rows of different length share batches by `padding` in a config.yaml, if the model takes a mask"
-        ),
-        "batch_input": _refused(
-            "export the model for padded rows and a mask, which `padding` in a config.yaml makes, or keep it on Triton"
-        ),
-        "batch_output": _refused("make the model's outputs have one row per row, or keep the model on Triton"),
+        "input.allow_ragged_batch": _WORKS,
+        "batch_input": _WORKS,
+        "batch_output": _WORKS,
         "output.name": _WORKS,
         "output.data_type": _WORKS,
         "output.dims": _WORKS,
@@ -141,6 +137,7 @@ PARAMETERS: Final = (
     "gpu_mem_limit",
     "toutates.capacity",
     "toutates.capacity_bytes",
+    "toutates.max_batch_elements",
     "toutates.allocator",
     "toutates.profiling.file_prefix",
     "toutates.profiling.stop_after_batches",

@@ -21,6 +21,7 @@ from toutates.models.config.settings import (
     ProfilingSettings,
     SessionSettings,
 )
+from toutates.models.config.yaml_section import MAX_DIMENSION
 from toutates.protocol.model_config_pb2 import ModelConfig
 
 __all__ = ["with_parameters", "with_session"]
@@ -141,7 +142,11 @@ class _Session:
         if "toutates.profiling.file_prefix" in values:
             batches = read("toutates.profiling.stop_after_batches", _number, 0, numbers)
             profiling = ProfilingSettings(values["toutates.profiling.file_prefix"], batches or None)
-        return replace(parameters.with_own(settings), session=session, profiling=profiling)
+        ragged = settings.ragged
+        if ragged is not None:
+            most = read("toutates.max_batch_elements", _number, ragged.max_batch_elements, _NUMBERS)
+            ragged = replace(ragged, max_batch_elements=min(max(most, 1), MAX_DIMENSION))
+        return replace(parameters.with_own(settings), session=session, profiling=profiling, ragged=ragged)
 
     def with_optimization(self, settings: ModelSettings) -> ModelSettings:
         optimization = self._config.optimization

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from toutates.models.config.padding import PaddingSettings
+from toutates.models.config.ragged import RaggedSettings
 from toutates.models.config.sequences import SequenceSettings
 from toutates.models.config.settings import (
     ONNX_BACKENDS,
@@ -53,6 +54,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("labels", dict(settings.labels), "none"),
         _line("parameters", dict(settings.parameters), "none"),
         *_padding(settings.padding),
+        _line("ragged", _ragged(settings.ragged), "rows of one batch have one shape"),
         *_profiling(settings),
         _line("sequences", _sequences(settings.sequences), "requests do not belong together"),
     ]
@@ -110,6 +112,17 @@ def _padding(padding: PaddingSettings | None) -> list[str]:
             )
         ),
     ]
+
+
+def _ragged(ragged: RaggedSettings | None) -> dict[str, Any]:
+    if ragged is None:
+        return {}
+    made = {own.name: {"kind": own.kind, "of": own.source, "datatype": own.datatype} for own in ragged.made}
+    outputs = {name: {"of": own.source, "shape": list(own.shape)} for name, own in ragged.outputs.items()}
+    value: dict[str, Any] = {"inputs": _shapes(ragged.inputs)} if ragged.inputs else {}
+    value |= {"batch_inputs": made} if made else {}
+    value |= {"outputs": outputs} if outputs else {}
+    return {**value, "max_batch_elements": ragged.max_batch_elements}
 
 
 def _profiling(settings: ModelSettings) -> list[str]:
