@@ -205,8 +205,8 @@ class ModelSettings:
         parameters: for the backend, by its own keys; of ONNX models, ``session`` has what they say.
         ensemble: tensors and steps of an ensemble that a config.yaml describes; None otherwise.
         padding: how rows of different length share a batch; None where they do not.
-        sequences: how its sequences are scheduled; None for a model without.
         ragged: how rows of different shape share a batch without padding; None where they do not.
+        sequences: how its sequences are scheduled; None for a model without.
     """
 
     backend: str = field(default="", compare=False)
@@ -236,8 +236,8 @@ class ModelSettings:
     parameters: Mapping[str, str] = field(default_factory=_no_parameters)
     ensemble: ModelConfig | None = None
     padding: PaddingSettings | None = None
-    sequences: SequenceSettings | None = None
     ragged: RaggedSettings | None = None
+    sequences: SequenceSettings | None = None
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -329,8 +329,8 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
         parameters=_parameters(section.mapping("parameters", "parameters: {threads: 2}")),
         padding=read_padding(section.mapping("padding", "padding: {inputs: {input_ids: {}}}")),
-        sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
         ragged=read_ragged(section.mapping("ragged", "ragged: {inputs: {values: [-1, -1]}}")),
+        sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:

@@ -137,8 +137,8 @@ PARAMETERS: Final = (
     "gpu_mem_limit",
     "toutates.capacity",
     "toutates.capacity_bytes",
-    "toutates.max_batch_elements",
     "toutates.allocator",
+    "toutates.max_batch_elements",
     "toutates.profiling.file_prefix",
     "toutates.profiling.stop_after_batches",
 )
