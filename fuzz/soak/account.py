@@ -93,6 +93,7 @@ class Account:
         samples: one after each round.
         warm_up: the sample that memory at the end is compared with: the first by which every attack has been made once.
             None while there is none, as in a soak of less than some minutes; memory is then not judged.
+        warm_up_name: what it is called.
         late_threads: that the server starts when they are first needed, and keeps.
         reloads: SIGHUPs sent.
         problems: whatever else went wrong.
@@ -102,6 +103,7 @@ class Account:
     attacks: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
     warm_up: int | None = None
+    warm_up_name: str = "each attack made once"
     late_threads: int = 0
     reloads: int = 0
     problems: list[str] = field(default_factory=list)
@@ -168,7 +170,7 @@ class Account:
         last = len(self.samples) - 1
         names = {0: "start"}
         if self.warm_up is not None:
-            names |= {self.warm_up: "each attack made once", (self.warm_up + last) // 2: "half-way from there"}
+            names |= {self.warm_up: self.warm_up_name, (self.warm_up + last) // 2: "half-way from there"}
         names[last] = "end"
         return [(names[at], self.samples[at]) for at in sorted(names)]
 

@@ -186,6 +186,8 @@ def soak(plan: Plan, folder: Path) -> Account:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)
         running_soak = _Soak(plan, server, Questions(models, plan.seed), storm, _server_reloads())
         account = running_soak.account
+        if plan.only:
+            account.warm_up_name = "half of the time"
         account.late_threads = _LATE_THREADS * plan.workers
         running_soak.run()
         account.add("tritonclient with callbacks, and clients that drop their connection", _entry_of(storm))
