@@ -117,11 +117,11 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
 
 @pytest.mark.parametrize(("flag", "value", "name", "expected"), EFFECTS, ids=[effect[0] for effect in EFFECTS])
 def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str, expected: object) -> None:
-    assert getattr(parse(), name) != expected
-    options = parse(flag, value)
+    before, options = parse(), parse(flag, value)
+    assert getattr(before, name) != expected
     assert getattr(options, name) == expected
     others = [field for field in Options.__slots__ if field != name]
-    assert [getattr(options, field) for field in others] == [getattr(parse(), field) for field in others]
+    assert [getattr(options, field) for field in others] == [getattr(before, field) for field in others]
 
 
 def test_every_flag_is_in_the_table_above() -> None:

@@ -15,12 +15,13 @@ import pytest
 from tests.backends.frameworks.support import mlp
 from tests.backends.plugins.packages import documented_example, install, write_model
 from tests.e2e.process import ServerProcess, running
+from tests.optional import skip_without
 from tests.waiting import wait_until
 
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
 http_client = pytest.importorskip("tritonclient.http", reason="has no wheel for free-threaded Python")
 utils = pytest.importorskip("tritonclient.utils", reason="has no wheel for free-threaded Python")
-lightgbm = pytest.importorskip("lightgbm", reason="is not installed: the extra lightgbm")
+skip_without("lightgbm", "is not installed: the extra lightgbm")
 
 FEATURES = np.random.default_rng(0).random((200, 5))
 #: Does what the greatest number of a batch says.
@@ -66,6 +67,8 @@ def config(backend: str, more: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def booster() -> Any:
+    import lightgbm
+
     parameters = {"objective": "binary", "verbosity": -1, "num_threads": 1}
     return lightgbm.train(parameters, lightgbm.Dataset(FEATURES, label=FEATURES[:, 0] > 0.5), 5)
 

@@ -22,10 +22,11 @@ from onnx import TensorProto, helper
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.process import ROOT, ServerProcess, running
 from tests.engine.support import model, tensor
+from tests.optional import skip_without
 from tests.text_models import encoder_graph, hidden, ids_of, make_folder
 from tests.waiting import wait_until
 
-openai = pytest.importorskip("openai")
+skip_without("openai")
 
 POOLING: Final = "sentence_transformers.models.Pooling"
 NORMALIZE: Final = "sentence_transformers.models.Normalize"
@@ -79,6 +80,8 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Any]:
     url = f"http://127.0.0.1:{server.rest_port}/v1"
+    import openai
+
     with openai.OpenAI(base_url=url, api_key="sk-first", max_retries=0) as made:
         yield made
 
@@ -128,30 +131,34 @@ def test_the_client_sends_2048_texts_of_all_lengths(client: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "param"),
     [
-        ({"model": "other", "input": "a"}, openai.NotFoundError, "model"),
-        ({"model": "broken", "input": "a"}, openai.NotFoundError, "model"),
-        ({"model": "mood", "input": "a"}, openai.BadRequestError, "model"),
-        ({"model": "minilm", "input": ""}, openai.BadRequestError, "input"),
-        ({"model": "minilm", "input": ["one"] * 2_049}, openai.BadRequestError, "input"),
-        ({"model": "minilm", "input": [1, 99]}, openai.BadRequestError, "input[0]"),
-        ({"model": "minilm", "input": [2**31 - 1]}, openai.BadRequestError, "input[0]"),
-        ({"model": "minilm", "input": "one", "dimensions": 7}, openai.BadRequestError, "dimensions"),
-        ({"model": "minilm", "input": "one", "extra_body": {"x": 1}}, openai.BadRequestError, "x"),
+        ({"model": "other", "input": "a"}, "NotFoundError", "model"),
+        ({"model": "broken", "input": "a"}, "NotFoundError", "model"),
+        ({"model": "mood", "input": "a"}, "BadRequestError", "model"),
+        ({"model": "minilm", "input": ""}, "BadRequestError", "input"),
+        ({"model": "minilm", "input": ["one"] * 2_049}, "BadRequestError", "input"),
+        ({"model": "minilm", "input": [1, 99]}, "BadRequestError", "input[0]"),
+        ({"model": "minilm", "input": [2**31 - 1]}, "BadRequestError", "input[0]"),
+        ({"model": "minilm", "input": "one", "dimensions": 7}, "BadRequestError", "dimensions"),
+        ({"model": "minilm", "input": "one", "extra_body": {"x": 1}}, "BadRequestError", "x"),
         (
             {"model": "minilm", "input": "one " * 100, "extra_body": {"truncate": False}},
-            openai.BadRequestError,
+            "BadRequestError",
             "input[0]",
         ),
     ],
 )
-def test_the_client_raises_its_own_errors(client: Any, asked: dict[str, Any], error: Any, param: str) -> None:
-    with pytest.raises(error) as raised:
+def test_the_client_raises_its_own_errors(client: Any, asked: dict[str, Any], error: str, param: str) -> None:
+    import openai
+
+    with pytest.raises(getattr(openai, error)) as raised:
         client.embeddings.create(**asked)
     assert raised.value.param == param
     assert raised.value.type == "invalid_request_error"
 
 
 def test_the_client_lists_models(client: Any) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == ["judge", "minilm", "mood"]
     assert client.models.retrieve("minilm").id == "minilm"
     with pytest.raises(openai.NotFoundError):
@@ -161,6 +168,8 @@ def test_the_client_lists_models(client: Any) -> None:
 def test_a_wrong_key_is_an_authentication_error_until_the_file_says_otherwise(
     server: ServerProcess, client: Any
 ) -> None:
+    import openai
+
     def error_of(key: str) -> str:
         with openai.OpenAI(base_url=client.base_url, api_key=key, max_retries=0) as other:
             try:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from tests.engine.support import PATIENCE_S, Rig, TestWorker, model, tensor, wait_until
 from toutates.system.errors import ExecutionFailed, Overloaded, TooLate
 
-REQUESTS = 3_000  # of each worker
+REQUESTS = 1_500  # of each worker
 #: The longest makes outputs that are handed over in ONNX Runtime's own memory, and sliced by several workers.
 LENGTHS = (1, 3, 16, 700, 3_000)
 

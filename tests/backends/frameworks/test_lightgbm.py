@@ -12,8 +12,9 @@ import pytest
 
 from tests.backends.frameworks.support import inspect, predict, refused
 from tests.backends.plugins.packages import write_model
+from tests.optional import skip_without
 
-lightgbm = pytest.importorskip("lightgbm", reason="is not installed: the extra lightgbm")
+skip_without("lightgbm", "is not installed: the extra lightgbm")
 
 ROWS = np.random.default_rng(0).random((200, 5))
 OBJECTIVES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -24,6 +25,8 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def train(objective: str) -> Any:
+    import lightgbm
+
     parameters, labels = OBJECTIVES[objective]
     quiet = {"verbosity": -1, "num_threads": 1, "min_data_in_leaf": 5}
     return lightgbm.train({**quiet, **parameters}, lightgbm.Dataset(ROWS, label=labels), 5)
