@@ -31,6 +31,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed")
 def test_a_run_measures_right_servers_and_refuses_a_wrong_one(tmp_path: Path) -> None:
     wrong = tmp_path / "python"
@@ -52,6 +53,7 @@ def test_a_run_measures_right_servers_and_refuses_a_wrong_one(tmp_path: Path) ->
     assert text in done.stdout
 
 
+@pytest.mark.long
 def test_a_run_without_tools_says_which_packages_bring_them(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     done = run(

@@ -27,7 +27,7 @@ from toutates.system.address import Address
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 #: Plans per generation in these tests.
-PLANS: Final = 32
+PLANS: Final = 8
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +157,7 @@ def anonymous_mib(pid: int) -> float:
     return int(line.split()[1]) / 1_024
 
 
+@pytest.mark.long
 def test_what_is_remembered_of_junk_is_bounded(repository: Path, tmp_path: Path) -> None:
     """Kinds of request as long as are remembered, each so often and with so many ids that all of it is."""
     with running(repository, tmp_path, ["--load-models", "dynamic", "--processing-cores", "1"]) as process:

@@ -209,10 +209,10 @@ def send_all(address: str, messages: Iterable[Any], metadata: Sequence[tuple[str
 def test_one_of_so_many_requests_is_traced(repository: Path, tmp_path: Path, workers: str) -> None:
     with tracing(repository, tmp_path, "--trace-rate", "100", "--processing-cores", workers) as (server, collector):
         for _ in range(4):
-            send(server.address, mlp(), 2_500)
+            send(server.address, mlp(), 500)
         assert server.stop() == 0
         # Each worker's first one, and then every hundredth.
-        assert 100 <= len(collector.servers()) <= 100 + int(workers)
+        assert 20 <= len(collector.servers()) <= 20 + int(workers)
 
 
 def test_each_model_has_a_rate_of_its_own_and_the_count_ends_it(repository: Path, tmp_path: Path) -> None:
@@ -238,12 +238,12 @@ def test_more_traces_than_can_be_sent_cost_the_server_nothing_but_those(reposito
     flags = ("--trace-rate", "1", "--metrics-addr", "127.0.0.1:0")
     with tracing(repository, tmp_path, *flags) as (server, collector):
         collector.answering.clear()
-        send(server.address, mlp(), 10_000)
+        send(server.address, mlp(), 6_000)
         collector.answering.set()
         wait_until(lambda: "were dropped" in server.log, "nothing was dropped")
         send(server.address, mlp(), 1)
         wait_until(lambda: len(collector.servers()) > 0, "nothing was sent")
-        wait_until(lambda: sum(counted_of(server)) == 10_001, "the metrics lack some")
+        wait_until(lambda: sum(counted_of(server)) == 6_001, "the metrics lack some")
         sent, lost = counted_of(server)
         assert sent > 0
         assert lost > 0

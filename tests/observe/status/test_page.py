@@ -287,6 +287,7 @@ def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[
     assert min(nodes for _, nodes in late) < min(nodes for _, nodes in early) + 10
 
 
+@pytest.mark.long
 def test_a_day_of_polls_leaves_nothing_in_the_server(server: tuple[ServerProcess, int]) -> None:
     process, port = server
     status = Path(f"/proc/{process.process.pid}/status")
@@ -351,8 +352,7 @@ STICKS_OUT: Final = """
 """
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_nothing_sticks_out_of_its_card_at_any_width(tab: Tab, server: tuple[ServerProcess, int], dark: bool) -> None:
+def test_nothing_sticks_out_of_its_card_at_any_width(tab: Tab, server: tuple[ServerProcess, int]) -> None:
     _, port = server
     tab.command("Page.addScriptToEvaluateOnNewDocument", source=TOO_MUCH)
     tab.go(f"http://127.0.0.1:{port}/")
@@ -360,7 +360,7 @@ def test_nothing_sticks_out_of_its_card_at_any_width(tab: Tab, server: tuple[Ser
     tab.wait_for(lambda: tab.evaluate("document.querySelectorAll('#models li').length") == 202)
     tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     for width in (320, 375, 768, 1024, 1440, 1920):
-        tab.look(width, 900, dark=dark, phone=width < 500)
+        tab.look(width, 900, phone=width < 500)
         assert tab.evaluate(STICKS_OUT) == [], width
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate("document.querySelectorAll('main img').length") == 0
