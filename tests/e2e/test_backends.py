@@ -97,7 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     code = f"import sys; sys.path.insert(0, {str(site)!r}); from toutates.command.main import main; sys.exit(main())"
     flags = ["--metrics-addr", "127.0.0.1:0", "--model-control-mode", "explicit", "--load-models"]
     flags.append(",".join(path.name for path in models.iterdir()))
-    with running(models, folder, flags, ("-c", code)) as server:
+    with running(models, folder, flags, module=("tests.e2e.coded", code)) as server:
         yield server
 
 

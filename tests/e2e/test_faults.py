@@ -429,7 +429,7 @@ def test_a_server_that_meets_a_bug_of_its_own_ends_with_1_and_says_so(
     few: Path, tmp_path: Path, kind: str, workers: int
 ) -> None:
     flags = ["--processing-cores", str(workers)]
-    with running(few, tmp_path, flags, start=("-c", CRASHING, kind)) as process:
+    with running(few, tmp_path, flags, module=("tests.e2e.coded", CRASHING, kind)) as process:
         with client_of(process.port) as client:
             if kind not in ("manager",):
                 assert added(client.call(INFER, versions(1))) == 11

@@ -497,14 +497,6 @@ def test_requests_of_one_length_and_many_kinds_are_told_apart(channel: Any) -> N
             np.testing.assert_array_equal(outputs_of(response)[names[output]], expected)
 
 
-def test_more_kinds_of_request_than_are_remembered_are_answered(channel: Any) -> None:
-    for _ in range(2):
-        for columns in range(1, 1_100):
-            values = np.arange(columns, dtype=np.float32).reshape(1, -1)
-            response = infer(channel, request("dynamic", Tensor.of("INPUT", "FP32", values)))
-            assert response.raw_output_contents[0] == (-values).tobytes()
-
-
 def test_requests_whose_metadata_and_deadline_change_with_each_call_are_answered(channel: Any) -> None:
     message = addsub_request(ints(1, 16), ints(1, 16))
     for number in range(300):
@@ -533,7 +525,9 @@ sys.exit(main())
 
 def test_a_response_above_the_limit_of_grpc_is_refused(repository: Path, tmp_path: Path) -> None:
     with (
-        running(repository, tmp_path, ["--load-models", "dynamic,addsub"], ["-c", _SMALL_RESPONSES]) as process,
+        running(
+            repository, tmp_path, ["--load-models", "dynamic,addsub"], module=("tests.e2e.coded", _SMALL_RESPONSES)
+        ) as process,
         channel_to(process.address) as channel,
     ):
         for columns in (100, 180, 230):  # by a template, and by the way that looks at the size

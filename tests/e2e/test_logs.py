@@ -275,7 +275,7 @@ def test_a_log_that_nobody_reads_holds_up_nobody(repository: Path, tmp_path: Pat
         wait_until(lambda: _accepts(port) or process.poll() is not None)
         with client_of(port) as client:
             # Half a kilobyte each, and a pipe holds 64.
-            for _ in range(1_000):
+            for _ in range(400):
                 assert client.call(SERVICE + "ModelInfer", slow("x" * 400)).status == ("0", "")
         process.terminate()
         assert process.wait(60) == 0

@@ -18,6 +18,8 @@ from tests.e2e.process import ServerProcess, running
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
+pytestmark = pytest.mark.long
+
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 #: 50 bytes for each of the requests; 500 for each of the connections.
 MOST_GROWTH_KIB = 1_024

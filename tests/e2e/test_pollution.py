@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import trio
 
@@ -20,7 +21,7 @@ from tests.e2e.process import running
 from tests.e2e.wire import Client, client_of
 from toutates.infer import plan_cache
 from toutates.infer import validation as infer_validation
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from toutates.server.options import Options
 from toutates.server.server import Server
 from toutates.system.address import Address
@@ -148,6 +149,24 @@ def test_as_many_kinds_as_two_generations_hold_are_all_known(repository: Path, v
 
     serve_in_this_process(repository, clients)
     assert validated["honest"] == PLANS
+
+
+def test_more_kinds_of_request_than_are_remembered_are_answered(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", PLANS)
+
+    def clients(port: int) -> None:
+        with client_of(port) as client:
+            for length in [*range(1, 5 * PLANS)] * 2:
+                values = np.arange(length, dtype=np.float32)
+                request = ModelInferRequest.FromString(message("", length))
+                request.raw_input_contents[0] = values.tobytes()
+                answer = client.call(INFER, request.SerializeToString())
+                response = ModelInferResponse.FromString(answer.data[5:])
+                assert response.raw_output_contents[0] == (-values).tobytes()
+
+    serve_in_this_process(repository, clients)
 
 
 def anonymous_mib(pid: int) -> float:
