@@ -6,6 +6,8 @@ import pytest
 
 from tests.api.support import REQUEST_ERRORS
 from toutates.api.grpc.statuses import STATUSES
+from toutates.api.rest.answers import STATUSES as REST_STATUSES
+from toutates.backends.text.interface import TextError
 from toutates.h2grpc import Status
 from toutates.system.errors import (
     Cancelled,
@@ -41,3 +43,11 @@ def test_table_has_every_request_error_and_nothing_else() -> None:
 @pytest.mark.parametrize("error", EXPECTED, ids=lambda error: error.__name__)
 def test_error_has_the_status_that_clients_expect(error: type[RequestError]) -> None:
     assert STATUSES[error] is EXPECTED[error]
+
+
+def test_a_kind_of_error_that_is_not_named_has_the_status_of_the_nearest_that_is() -> None:
+    assert TextError not in STATUSES
+    assert STATUSES[TextError] is Status.INVALID_ARGUMENT
+    assert REST_STATUSES[TextError] == 400
+    with pytest.raises(KeyError):
+        STATUSES[KeyError]  # type: ignore[index]

@@ -58,6 +58,7 @@ class Observation:
         traceparent, tracestate: what the caller's headers say of its trace; "" for nothing.
         transport: by which the request came.
         steps: of a model that is made of others: what these have done for its batch.
+        route: the path of a request that is no ModelInfer and no infer request over REST; "" for those.
     """
 
     arrival_ns: int
@@ -80,6 +81,7 @@ class Observation:
     text: str = ""
     id_field: bytes = b""
     steps: tuple[StepTiming, ...] = ()
+    route: str = ""
 
     @property
     def status(self) -> IntEnum:

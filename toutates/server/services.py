@@ -125,10 +125,12 @@ class Services:
         stream_infer = StreamInferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
         rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, inflight, self.parameter_notices)
         inferences = (infer, stream_infer, rest_infer)
-        text_observer = TextObserver(worker, rest_infer.counters, Observer(RestTransport(worker)))
+        observed = Observer(RestTransport(worker))
+        text_traces = WorkerTraces(worker, observed, tracing.settings, tracing.put)
+        text_observer = TextObserver(worker, rest_infer.counters, observed, text_traces)
         if self.access_log is not None:
             sink = self.access_log.sink()
-            for observer in (*(one.observer for one in inferences), text_observer.observer):
+            for observer in (*(one.observer for one in inferences), observed):
                 observer.sample(Sampling(sink), round(1 / options.access_log_rate))
         plane = DataPlane(
             self.identity, get_table, readiness, self.control, self.log_control, tracing.settings, self.everywhere

@@ -30,9 +30,11 @@ callers as they are, so they never carry paths or tracebacks.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = [
     "AlreadyExists",
+    "ByError",
     "Cancelled",
     "ConfigurationError",
     "ExecutionFailed",
@@ -55,6 +57,8 @@ __all__ = [
     "UnknownModel",
     "Unsupported",
 ]
+
+T = TypeVar("T")
 
 
 class ToutatesError(Exception):
@@ -166,3 +170,13 @@ class UnknownFailure(RequestError):
 
 class ExecutionFailed(RequestError):
     """ONNX Runtime, or the code of a model, failed while running a batch."""
+
+
+class ByError(dict[type[RequestError], T]):
+    """What belongs to the kinds of errors. A kind that is not named has what the nearest of its bases has."""
+
+    def __missing__(self, kind: type[RequestError]) -> T:
+        for base in kind.__mro__[1:]:
+            if base in self:
+                return self[base]
+        raise KeyError(kind)

@@ -41,6 +41,9 @@ from toutates.http1 import Limits, Refused
 from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observation, Observer, Sampling
+from toutates.infer.tracing.record import TracedRequest
+from toutates.infer.tracing.settings import TraceSetting, TraceSettings
+from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.net.http1.connection import HttpConnection, LargeRequest
 from toutates.net.side_thread import SideThread
@@ -236,9 +239,14 @@ class Front:
         self.keys = ApiKeys(options.get("key_file"))
         self.counters = InferCounters()
         self.observed: list[Observation] = []
-        observer = TextObserver(kept, self.counters, Observer(RestTransport(kept)))
-        observer.observer.sample(Sampling(self.observed.append), 1)
-        self.work = TextWork(kept, side, lambda: self.table, observer, options.get("inflight"))
+        observer = Observer(RestTransport(kept))
+        self.trace_settings = TraceSettings(TraceSetting())
+        self.traced: list[TracedRequest] = []
+        traces = WorkerTraces(kept, observer, self.trace_settings, self.traced.append)
+        observer.sample(Sampling(self.observed.append), 1)
+        self.work = TextWork(
+            kept, side, lambda: self.table, TextObserver(kept, self.counters, observer, traces), options.get("inflight")
+        )
         secrets: Mapping[str, RestrictedProtocol] = options.get("secrets", {})
         settings = options.get("settings", TextSettings())
         self.apis = TextApis(self.plane, self.work, self.keys, settings, secrets, 64 * 1024 * 1024)

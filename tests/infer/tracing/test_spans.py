@@ -62,3 +62,7 @@ def test_a_request_over_rest_has_the_attributes_of_http() -> None:
         assert own.attributes["http.response.status_code"] == status
         assert "rpc.system" not in own.attributes
         assert own.status.is_ok is not is_fault
+    own = made(maker, replace(ANSWERED, status=200, route="/v1/embeddings"))[0]
+    assert own.name == "POST /v1/embeddings"
+    assert own.attributes is not None
+    assert own.attributes["http.route"] == "/v1/embeddings"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from toutates.h2grpc import Status
 from toutates.system.errors import (
     AlreadyExists,
+    ByError,
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
@@ -14,7 +17,6 @@ from toutates.system.errors import (
     NotInRepository,
     Overloaded,
     QueueFull,
-    RequestError,
     TooLate,
     Unavailable,
     UnknownFailure,
@@ -24,20 +26,22 @@ from toutates.system.errors import (
 
 __all__ = ["STATUSES"]
 
-STATUSES: dict[type[RequestError], Status] = {
-    MalformedMessage: Status.INTERNAL,  # as from every gRPC server
-    InvalidRequest: Status.INVALID_ARGUMENT,
-    InvalidSequence: Status.INVALID_ARGUMENT,
-    UnknownModel: Status.NOT_FOUND,
-    ModelNotReady: Status.UNAVAILABLE,
-    Unavailable: Status.UNAVAILABLE,
-    NotInRepository: Status.INTERNAL,
-    Overloaded: Status.RESOURCE_EXHAUSTED,
-    QueueFull: Status.UNAVAILABLE,  # as Triton has it
-    TooLate: Status.DEADLINE_EXCEEDED,
-    Cancelled: Status.CANCELLED,
-    Unsupported: Status.UNIMPLEMENTED,
-    AlreadyExists: Status.ALREADY_EXISTS,
-    UnknownFailure: Status.UNKNOWN,
-    ExecutionFailed: Status.INTERNAL,
-}
+STATUSES: Final[ByError[Status]] = ByError(
+    {
+        MalformedMessage: Status.INTERNAL,  # as from every gRPC server
+        InvalidRequest: Status.INVALID_ARGUMENT,
+        InvalidSequence: Status.INVALID_ARGUMENT,
+        UnknownModel: Status.NOT_FOUND,
+        ModelNotReady: Status.UNAVAILABLE,
+        Unavailable: Status.UNAVAILABLE,
+        NotInRepository: Status.INTERNAL,
+        Overloaded: Status.RESOURCE_EXHAUSTED,
+        QueueFull: Status.UNAVAILABLE,  # as Triton has it
+        TooLate: Status.DEADLINE_EXCEEDED,
+        Cancelled: Status.CANCELLED,
+        Unsupported: Status.UNIMPLEMENTED,
+        AlreadyExists: Status.ALREADY_EXISTS,
+        UnknownFailure: Status.UNKNOWN,
+        ExecutionFailed: Status.INTERNAL,
+    }
+)

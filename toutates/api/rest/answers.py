@@ -9,6 +9,7 @@ import msgspec
 
 from toutates.system.errors import (
     AlreadyExists,
+    ByError,
     Cancelled,
     ExecutionFailed,
     InvalidRequest,
@@ -29,23 +30,25 @@ from toutates.system.errors import (
 __all__ = ["EMPTY", "METHOD_NOT_ALLOWED", "NOT_FOUND", "STATUSES", "Answer", "error_answer", "json_answer", "refusal"]
 
 #: As Triton has them, where it has such an error.
-STATUSES: Final[dict[type[RequestError], HTTPStatus]] = {
-    MalformedMessage: HTTPStatus.INTERNAL_SERVER_ERROR,
-    InvalidRequest: HTTPStatus.BAD_REQUEST,
-    InvalidSequence: HTTPStatus.BAD_REQUEST,
-    UnknownModel: HTTPStatus.NOT_FOUND,
-    ModelNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
-    Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    NotInRepository: HTTPStatus.INTERNAL_SERVER_ERROR,
-    Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
-    QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
-    TooLate: HTTPStatus.SERVICE_UNAVAILABLE,
-    Unsupported: HTTPStatus.NOT_IMPLEMENTED,
-    AlreadyExists: HTTPStatus.BAD_REQUEST,
-    Cancelled: HTTPStatus.BAD_REQUEST,
-    UnknownFailure: HTTPStatus.BAD_REQUEST,
-    ExecutionFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
-}
+STATUSES: Final[ByError[HTTPStatus]] = ByError(
+    {
+        MalformedMessage: HTTPStatus.INTERNAL_SERVER_ERROR,
+        InvalidRequest: HTTPStatus.BAD_REQUEST,
+        InvalidSequence: HTTPStatus.BAD_REQUEST,
+        UnknownModel: HTTPStatus.NOT_FOUND,
+        ModelNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+        Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+        NotInRepository: HTTPStatus.INTERNAL_SERVER_ERROR,
+        Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
+        QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
+        TooLate: HTTPStatus.SERVICE_UNAVAILABLE,
+        Unsupported: HTTPStatus.NOT_IMPLEMENTED,
+        AlreadyExists: HTTPStatus.BAD_REQUEST,
+        Cancelled: HTTPStatus.BAD_REQUEST,
+        UnknownFailure: HTTPStatus.BAD_REQUEST,
+        ExecutionFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+    }
+)
 
 _JSON: Final = b"content-type: application/json\r\n"
 

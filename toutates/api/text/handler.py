@@ -139,7 +139,7 @@ class _Purpose:
         problem: why all of them are refused; None where their bodies are to be read.
     """
 
-    __slots__ = ("_apis", "_fields", "_is_let_in", "_keys", "_model", "_route", "problem")
+    __slots__ = ("_apis", "_fields", "_is_let_in", "_keys", "_may_trace", "_model", "_route", "problem")
 
     def __init__(self, apis: TextApis, route: Route, fields: Mapping[str, str], model: str) -> None:
         self._apis = apis
@@ -148,6 +148,7 @@ class _Purpose:
         self._model = model
         self._keys: Keys | None = None
         self._is_let_in = True
+        self._may_trace = apis.work.observer.may_trace(fields)
         self.problem: Problem | None = None
 
     unauthorized: Final = Problem(
@@ -171,7 +172,8 @@ class _Purpose:
             self._apis.work.refuse(call, self._route, self._route.form, problem)
             return
         if call.head.method == "POST":
-            self._apis.work.begin(call, self._route, self._apis.lookup, self._model)
+            apis = self._apis
+            apis.work.begin(call, self._route, apis.lookup, self._model, may_trace=self._may_trace)
         else:
             self._apis.work.show(call, self._route, self._page())
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.rest.inference import RestTransport
+from toutates.engine.result import Timing
 from toutates.infer.counters import InferCounters
 from toutates.infer.observing import Observation, Observer
+from toutates.infer.tracing.context import parse_traceparent
+from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
 from toutates.system.errors import Cancelled, InvalidRequest, RequestError
@@ -35,22 +40,46 @@ class TextObserver:
     Args:
         worker: whose requests these are.
         counters: count the answers.
-        observer: of these requests alone; it has samplings where there is an access log.
+        observer: of these requests alone.
+        traces: of the same requests.
     """
 
     worker: Worker
     counters: InferCounters
     observer: Observer
+    traces: WorkerTraces
 
-    def begin(self, call: RestHttpCall) -> None:
-        """Observe a request, if that is due."""
-        if self.observer.due:
-            self.observer.begin(_observed(call), self.worker.now_ns)
+    def may_trace(self, fields: Mapping[str, str]) -> bool:
+        """Whether a caller with these header fields has its request traced, if anything is."""
+        if not self.traces.possible or "traceparent" not in fields:
+            return False
+        context = parse_traceparent(fields["traceparent"])
+        return context is not None and context.sampled
+
+    def begin(self, call: RestHttpCall, route: str, *, may_trace: bool) -> None:
+        """Observe a request, if that is due, or its caller has it traced.
+
+        Args:
+            call: the request.
+            route: its path.
+            may_trace: see the method.
+        """
+        chosen = self.traces.sampling if may_trace and self.traces.settings.rules.on else None
+        if chosen is not None or self.observer.due:
+            self.observer.begin(_observed(call), self.worker.now_ns, chosen).route = route
 
     def found(self, call: RestHttpCall, version: ServedVersion, texts: int) -> None:
         """Note what an observed request is for."""
         observation: Observation = call.context
         observation.version, observation.rows = version, texts
+        observation.found_ns = time.monotonic_ns()
+
+    def computed(self, call: RestHttpCall, timing: Timing) -> None:
+        """Note the times of an observed request's batch."""
+        observation: Observation = call.context
+        observation.copied_ns = min(observation.found_ns, timing.taken_ns)
+        observation.taken_ns, observation.started_ns = timing.taken_ns, timing.started_ns
+        observation.ended_ns, observation.done_ns = timing.ended_ns, timing.done_ns
 
     def answered(self, call: RestHttpCall, route: str, status: int, error: RequestError | None) -> None:
         """Count a request, and end its observation.

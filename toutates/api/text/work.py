@@ -91,7 +91,7 @@ class TextWork:
 
     # --- from a body to the model ------------------------------------------------------------------------------------
 
-    def begin(self, call: RestHttpCall, route: Route, lookup: Lookup, model: str) -> None:
+    def begin(self, call: RestHttpCall, route: Route, lookup: Lookup, model: str, *, may_trace: bool) -> None:
         """Answer a POST.
 
         Args:
@@ -99,10 +99,11 @@ class TextWork:
             route: its.
             lookup: finds its model.
             model: that the query names; "" for none.
+            may_trace: whether its caller has it traced, if anything is.
         """
         assert route.post is not None
         body = call.body
-        self.observer.begin(call)
+        self.observer.begin(call, route.path, may_trace=may_trace)
         request = _Request(self, call, route, lookup)
         try:
             if len(body) > LARGE_BYTES:
@@ -284,6 +285,8 @@ class _Request:
 
     def _done(self, result: TextResult) -> None:
         try:
+            if result.timing is not None and self._call.context is not None:
+                self._work.observer.computed(self._call, result.timing)
             if result.error is not None:
                 raise result.error
             asked: Asked = self._asked

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from toutates.backends.text.encoder import Encoder
+from toutates.backends.text.encoder import Encoder, Table
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import Fault, Float32, SparseVector, Task, TextError, VectorForm
 from toutates.backends.text.steps import Features, Step, normalized
@@ -38,6 +38,8 @@ class Computing:
         self._steps: tuple[Step, ...] = steps
         if getattr(encoder, "is_pooled", False):  # all that the folder declares but the last is inside of the graph
             self._steps = ()
+        #: of a table behind which there is nothing but the last normalisation
+        self._means = encoder.means if isinstance(encoder, Table) and not self._steps else None
         self._wants_prompts = any(not getattr(step, "with_prompt", True) for step in self._steps)
 
     @property
@@ -60,6 +62,10 @@ class Computing:
         Raises:
             ExecutionFailed: the run failed.
         """
+        first = rows[0].context.settled
+        is_alike = len(rows) == 1 or all([row.context.settled is first for row in rows])
+        if self._means is not None and is_alike and not first.options.token_vectors:
+            return list(_finished(self._means(rows), first))
         features = self._encoder.run(rows, length)
         if self._folder.task is not Task.EMBED:
             return self._scores(rows, features)

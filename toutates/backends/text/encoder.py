@@ -30,9 +30,6 @@ _INTEGERS: Final[dict[str, np.dtype[Any]]] = {"tensor(int64)": np.dtype(np.int64
 _FLOATS: Final = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 
 
-_ONE: Final = np.ones((1, 1), np.int64)
-
-
 class Encoder(Protocol):
     """Makes features of a batch of texts. Any number of threads may run it at once.
 
@@ -224,15 +221,20 @@ class Table:
 
     def run(self, rows: Sequence[Row], length: int) -> Features:
         """See ``Encoder``. There are no vectors of tokens in what it returns."""
+        vectors = self.means(rows)
+        return Features(vectors[:, None], np.ones((len(rows), 1), np.int64), vectors, is_full=True)
+
+    def means(self, rows: Sequence[Row]) -> Float32:
+        """The means of the texts' tokens, [texts, dimensions]."""
         if len(rows) == 1:
-            mean: Float32 = self._vectors.take(rows[0].ids, axis=0).mean(axis=0, keepdims=True)
-            return Features(mean[:, None], _ONE, mean, is_full=True)
-        sizes = np.array([len(row.ids) for row in rows])
+            sums: Float32 = np.add.reduce(self._vectors.take(rows[0].ids, axis=0), axis=0, keepdims=True)
+            sums /= rows[0].length
+            return sums
+        sizes = np.array([row.length for row in rows])
         ids = np.concatenate([np.asarray(row.ids, np.int64) for row in rows])
-        sums: Float32 = np.add.reduceat(self._vectors[ids], np.cumsum(sizes) - sizes, axis=0)
-        vectors: Float32 = np.divide(sums, sizes[:, None].astype(np.float32))
-        mask = np.ones((len(rows), 1), np.int64)
-        return Features(vectors[:, None], mask, vectors, is_full=True)
+        sums = np.add.reduceat(self._vectors.take(ids, axis=0), np.cumsum(sizes) - sizes, axis=0)
+        sums /= sizes[:, None].astype(np.float32)
+        return sums
 
 
 def _names(tensors: Sequence[Any]) -> str:

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from toutates.engine.result import Timing
 from toutates.models.table import ModelTable
 from toutates.system.errors import InvalidRequest, RequestError, UnknownModel
 
@@ -236,12 +237,14 @@ class TextResult:
         tokens: of each text as it was computed: prompt and special tokens included, what was cut off left out.
         error: why there is no answer: a ``TextError`` says which text is wrong.
         times: see ``TextTimes``.
+        timing: of the batch that was the last of the texts; None where there is none.
     """
 
     vectors: Sequence[Float32 | SparseVector] = ()
     tokens: Sequence[int] = ()
     error: RequestError | None = None
     times: TextTimes = field(default_factory=TextTimes)
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)

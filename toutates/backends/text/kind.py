@@ -28,7 +28,7 @@ from toutates.engine.budget import Keys
 from toutates.engine.lengths import Buckets
 from toutates.engine.padded.padding import PaddedInput, Padding
 from toutates.engine.result import Timing
-from toutates.engine.supertensor import SuperTensor
+from toutates.engine.supertensor import QUICK_NS, SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.labels import Labels, read_labels
@@ -58,6 +58,9 @@ _BATCH_TOKENS: Final = 1_024
 _SPARSE_TOKENS: Final = 512
 #: Rows of a batch of a table, which pads nothing.
 _TABLE_ROWS: Final = 256
+#: A table's texts are run by the worker as long as a run takes less. Other threads would compute them no sooner,
+#: because most of it is Python.
+_QUICK_TABLE_NS: Final = 1_000_000
 #: Texts that may be under way at least: clients send 2,048 in one request.
 _LEAST_TEXTS: Final = 4_096
 _MEMORY_BYTES: Final = 256 * 1024 * 1024
@@ -146,6 +149,7 @@ class TextKind:
             keys=Keys(configuration.source.name, "'capacity'", "'capacity_bytes'"),
             padding=Padding({0: PaddedInput(0)}, buckets=loaded.buckets, most_elements=loaded.info.max_batch_tokens),
             make_queue=partial(TextQueue, signature=loaded.signature, pads=pads),
+            quick_ns=QUICK_NS if pads else _QUICK_TABLE_NS,
         )
         servable = TextServable(
             number,

@@ -7,16 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from toutates.backends.text.backend import TextBackend, TextCounters
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import (
     Fault,
-    Float32,
     Scores,
-    SparseVector,
     Task,
     Text,
     TextError,
@@ -272,7 +270,7 @@ class TextServable(BatchedServable, TextModel):
         for one in requests:
             on_done: Callable[[TextResult], object] = one.context
             try:
-                on_done(_result(one, now_ns))
+                on_done(_result(one, timing, now_ns))
             except Exception:  # and the next one hears
                 logger.exception("handing out texts that were computed failed")
 
@@ -331,14 +329,14 @@ def _is_wanted(request: TextRequest, by_ns: int) -> bool:
     return request.error is None and request.is_wanted(by_ns)
 
 
-def _result(request: TextRequest, now_ns: int) -> TextResult:
+def _result(request: TextRequest, timing: Timing, now_ns: int) -> TextResult:
     if request.error is not None:
-        return TextResult(error=request.error)
+        return TextResult(error=request.error, timing=timing)
     count = len(request.texts)
     read_ns, run_ns = request.read_ns // count, request.run_ns // count
     times = TextTimes(read_ns, max(0, now_ns - request.arrived_ns - read_ns - run_ns), run_ns)
-    vectors: list[Float32 | SparseVector] = [vector for vector in request.vectors if vector is not None]
-    return TextResult(vectors, request.tokens, None, times)
+    vectors: Any = request.vectors  # all of them
+    return TextResult(vectors, request.tokens, None, times, timing)
 
 
 def _count_failed(counters: WorkerCounters, error: RequestError, took_ns: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import sqrt
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -83,6 +84,10 @@ class Step(Protocol):
 
 def normalized(vectors: Float32) -> Float32:
     """Vectors of length 1 along the last dimension; zeros stay zeros."""
+    if vectors.size == vectors.shape[-1]:  # one, of which a number is enough: 2 us in place of 8
+        alone = vectors.ravel()
+        own: Float32 = vectors / max(sqrt(alone.dot(alone)), 1e-12)
+        return own
     lengths = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))[..., None]
     result: Float32 = vectors / np.maximum(lengths, np.float32(1e-12))
     return result

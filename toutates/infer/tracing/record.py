@@ -32,6 +32,7 @@ class TracedRequest:
         peer: the caller's address, ``HOST:PORT``.
         traceparent, tracestate: these header fields; several of one name are joined with commas.
         steps: of a model that is made of others: what these have done for its batch.
+        route: the path of a request over HTTP; "" for that of an infer request.
     """
 
     arrived_ns: int
@@ -52,3 +53,4 @@ class TracedRequest:
     traceparent: str = ""
     tracestate: str = ""
     steps: tuple[StepTiming, ...] = ()
+    route: str = ""

@@ -111,7 +111,7 @@ class SpanMaker:
 
         spans = [
             ReadableSpan(
-                f"POST {HTTP_ROUTE}" if _is_http(request) else f"{SERVICE}/{METHOD}",
+                f"POST {request.route or HTTP_ROUTE}" if _is_http(request) else f"{SERVICE}/{METHOD}",
                 own,
                 parent,
                 self._resource,
@@ -160,7 +160,7 @@ def _attributes(request: TracedRequest) -> dict[str, str | int]:
     if _is_http(request):
         attributes = {
             "http.request.method": "POST",
-            "http.route": HTTP_ROUTE,
+            "http.route": request.route or HTTP_ROUTE,
             "http.response.status_code": request.status,
         }
     else:

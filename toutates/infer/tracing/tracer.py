@@ -80,5 +80,6 @@ class WorkerTraces:
                     traceparent=observation.traceparent,
                     tracestate=observation.tracestate,
                     steps=observation.steps,
+                    route=observation.route,
                 )
             )
