@@ -183,15 +183,14 @@ def test_a_sequence_that_rests_for_too_long_loses_its_slot() -> None:
     driven = Driven(replace(DIRECT, slots=1, batch_rows=1))
     driven.one(1, start=True, at=0)
     driven.one(2, start=True, at=10)
-    assert driven.scheduler.idle_since(5_000) == []  # it has a request
+    assert driven.scheduler.give_up_idle(5_000, 9) == []  # it has a request
     (row,) = driven.choose()
     assert row is not None
-    assert driven.scheduler.idle_since(5_000) == []  # which runs
+    assert driven.scheduler.give_up_idle(6_001, 9) == []  # which runs
     driven.scheduler.done(row)
-    assert driven.scheduler.idle_since(1_000) == []
-    (idle,) = driven.scheduler.idle_since(1_001)
-    assert idle.identifier == 1
-    assert driven.scheduler.give_up(idle) == []
+    assert driven.scheduler.give_up_idle(7_001, 9) == []  # 1,000 since it was found to run
+    (idle,) = driven.scheduler.give_up_idle(7_002, 9)
+    assert (idle.identifier, idle.is_given_up) == (1, True)
     with pytest.raises(InvalidRequest):
         driven.one(1)
     (row,) = driven.choose()
@@ -202,9 +201,24 @@ def test_a_sequence_that_rests_for_too_long_loses_its_slot() -> None:
 def test_each_request_starts_the_idle_time_again() -> None:
     driven = Driven(DIRECT)
     for at in range(0, 5_000, 900):
-        assert driven.scheduler.idle_since(at) == []
+        assert driven.scheduler.give_up_idle(at, 9) == []
         driven.one(1, start=at == 0, at=at)
         driven.run()
+
+
+@pytest.mark.parametrize("rules", [DIRECT, OLDEST])
+def test_of_many_idle_sequences_so_many_are_given_up_at_once_and_the_one_that_is_asked_for(
+    rules: SequenceRules,
+) -> None:
+    driven = Driven(replace(rules, slots=100))
+    for identifier in range(1, 51):
+        driven.one(identifier, start=True, at=identifier)
+    driven.run()
+    scheduler = driven.scheduler
+    assert [one.identifier for one in scheduler.give_up_idle(1_050, 5, 20)] == [1, 2, 3, 4, 5, 20]
+    assert [one.identifier for one in scheduler.give_up_idle(1_050, 5, 50)] == [6, 7, 8, 9, 10]  # 50 is not idle yet
+    assert [one.identifier for one in scheduler.give_up_idle(1_050, 100)] == [*range(11, 20), *range(21, 50)]
+    assert len(scheduler) == 1
 
 
 def test_a_sequence_in_the_backlog_is_given_up_when_one_of_its_requests_is_due() -> None:
@@ -212,11 +226,31 @@ def test_a_sequence_in_the_backlog_is_given_up_when_one_of_its_requests_is_due()
     driven.one(1, start=True)
     driven.scheduler.add(0, 2, 0, shapes="", start=True, end=False, due_ns=500)
     driven.scheduler.add(1, 2, 0, shapes="", start=False, end=False)
-    assert driven.scheduler.expired(499) == []
-    (expired,) = driven.scheduler.expired(500)
+    assert driven.scheduler.expired(499, 9) == []
+    (expired,) = driven.scheduler.expired(500, 9)
     assert [request.own for request in driven.scheduler.give_up(expired)] == [0, 1]
     assert not driven.scheduler.knows(2)
     assert driven.scheduler.requests == 1
+
+
+def test_of_many_that_are_due_so_many_are_found_at_once_and_those_that_have_a_slot_never() -> None:
+    driven = Driven(replace(DIRECT, slots=1, batch_rows=1))
+    scheduler = driven.scheduler
+    for identifier in range(1, 6):
+        scheduler.add(0, identifier, 0, shapes="", start=True, end=False, due_ns=600 - identifier)
+    assert scheduler.next_expired_ns() == 595
+    assert [one.identifier for one in scheduler.expired(1_000, 2)] == [5, 4]
+    assert [one.identifier for one in scheduler.expired(1_000, 9)] == [3, 2]  # 1 has the slot
+    assert scheduler.next_expired_ns() is None
+
+
+def test_times_of_requests_that_have_left_the_backlog_are_forgotten() -> None:
+    driven = Driven(replace(DIRECT, slots=1, batch_rows=1))
+    for identifier in range(2_000):
+        driven.scheduler.add(0, identifier + 1, 0, shapes="", start=True, end=True, due_ns=10**12 - identifier)
+        if identifier % 2:
+            driven.run()
+    assert len(driven.scheduler._dues) < 100
 
 
 def test_a_batch_waits_for_enough_rows_or_until_it_is_due() -> None:

@@ -108,9 +108,16 @@ class SequencePort:
             Overloaded: too much waits.
             ModelNotReady: the version is being unloaded.
         """
-        whole = memoryview(buffer)
-        contents = tuple([bytes(whole[spans[at] : spans[at + 1]]) for at in range(0, len(spans), 2)])
-        self._add(way, rows, context, contents)
+        if buffer.__class__ is bytes:
+            if len(spans) == 2:
+                self._add(way, rows, context, (buffer[spans[0] : spans[1]],))
+                return
+            whole: Buffer = buffer
+        else:
+            whole = memoryview(buffer)
+        self._add(
+            way, rows, context, tuple([bytes(whole[spans[at] : spans[at + 1]]) for at in range(0, len(spans), 2)])
+        )
 
     def add_contents(self, way: SequenceWay, rows: int, context: Any, contents: Sequence[Content]) -> None:
         """See ``Port`` and ``add_packed``."""

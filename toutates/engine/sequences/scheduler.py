@@ -14,7 +14,7 @@ Requests of unlike shapes never share a batch: the first one says which shapes r
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -46,6 +46,7 @@ class Given(Generic[T]):
         arrived_ns: when it came.
         due_ns: when it is given up if its sequence is in the backlog still; 0 for never.
         sequence: that it belongs to.
+        following: the next request of the sequence; None while there is none.
     """
 
     own: T
@@ -55,6 +56,7 @@ class Given(Generic[T]):
     arrived_ns: int
     due_ns: int
     sequence: Sequence[T]
+    following: Given[T] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +66,10 @@ class Sequence(Generic[T]):
     Attributes:
         identifier: its id.
         instance, slot: where it is; -1 while it is in the backlog.
-        waiting: its requests that have not run, the first one first.
+        first, last: its requests that have not run, from the first one to the last; None without any. A deque would
+            take more memory than the rest of a sequence.
         under_way: whether one of them runs.
-        last_ns: when its last request came.
+        last_ns: when its last request came, or when it was last found to have one that had not run.
         ended: whether its request with END has come, or it was given up: its id is not its own any more.
         is_given_up: whether it was given up: what is under way leaves no state.
         state: what its last run has left for the next one; None before the first.
@@ -80,7 +83,8 @@ class Sequence(Generic[T]):
     ended: bool = False
     is_given_up: bool = False
     state: Any = None
-    waiting: deque[Given[T]] | None = None
+    first: Given[T] | None = None
+    last: Given[T] | None = None
 
 
 class Scheduler(Generic[T]):
@@ -103,7 +107,12 @@ class Scheduler(Generic[T]):
         self.requests = 0
         #: those whose id is in use, the one that had no request for longest first
         self._live: OrderedDict[Identifier, Sequence[T]] = OrderedDict()
-        self._backlog: deque[Sequence[T]] = deque()
+        self._backlog: OrderedDict[Sequence[T], None] = OrderedDict()
+        #: requests of sequences that were in the backlog when they came, and may not wait for ever: (due, number, it)
+        self._dues: list[tuple[int, int, Given[T]]] = []
+        self._due_number = 0
+        #: nothing is idle before
+        self._idle_from_ns = 0
         #: slots that are free again: (slot, instance), the lowest slot first, so that instances fill evenly
         self._free: list[tuple[int, int]] = []
         #: how many were ever taken, in the same order
@@ -146,6 +155,8 @@ class Scheduler(Generic[T]):
             now_ns: the time.
             shapes, start, end, due_ns: see ``Given``.
 
+        Idle sequences are to be given up before (``give_up_idle``).
+
         Raises:
             InvalidSequence: there is no such sequence, and the request does not begin one.
         """
@@ -156,23 +167,29 @@ class Scheduler(Generic[T]):
                     f"inference request for sequence {identifier} to model '{self._model}' must specify the START flag "
                     "on the first request of the sequence"
                 )
-            sequence = Sequence(identifier, now_ns, waiting=deque())
+            sequence = Sequence(identifier, now_ns)
             self._live[identifier] = sequence
             if self._free or self._used < self.rules.slots * self.rules.instances:
                 self._place(sequence)
             else:
-                self._backlog.append(sequence)
+                self._backlog[sequence] = None
         else:
             sequence.last_ns = now_ns
             self._live.move_to_end(identifier)
         request = Given(own, shapes, start, end, now_ns, due_ns, sequence)
-        assert sequence.waiting is not None
-        sequence.waiting.append(request)
+        if sequence.last is None:
+            sequence.first = request
+            if sequence.slot >= 0 and not sequence.under_way:
+                self._ready[sequence.instance][sequence.slot] = sequence
+        else:
+            sequence.last.following = request
+        sequence.last = request
         self.requests += 1
+        if due_ns and sequence.slot < 0:
+            self._note_due(request)
         if end:
             sequence.ended = True
             del self._live[identifier]
-        self._note_ready(sequence)
         return request
 
     # --- batches out -------------------------------------------------------------------------------------------------
@@ -224,45 +241,81 @@ class Scheduler(Generic[T]):
 
     def give_up(self, sequence: Sequence[T]) -> list[Given[T]]:
         """End a sequence; returns its requests that have not run. One that is under way still comes back."""
-        left = list(sequence.waiting or ())
+        left: list[Given[T]] = []
+        request = sequence.first
+        while request is not None:
+            left.append(request)
+            request = request.following
+        sequence.first = sequence.last = None
         sequence.is_given_up = True
         self.requests -= len(left)
-        sequence.waiting = deque()
         self._forget(sequence)
         if sequence.slot < 0:
-            self._backlog.remove(sequence)
+            del self._backlog[sequence]
         else:
             self._leave_slot(sequence)
         return left
 
-    def idle_since(self, now_ns: int) -> list[Sequence[T]]:
-        """Sequences in a slot that had no request for too long, and have none under way."""
-        until_ns = now_ns - self.rules.idle_ns
-        found = []
-        for sequence in self._live.values():
-            if sequence.last_ns >= until_ns:
-                break
-            if sequence.slot >= 0 and not sequence.under_way and not sequence.waiting:
-                found.append(sequence)
-        return found
+    def give_up_idle(self, now_ns: int, most: int, asked: Identifier | None = None) -> list[Sequence[T]]:
+        """Give up sequences in a slot that had no request for too long, and have none that has not run.
+
+        Those of the backlog, and others with such a request, are looked at again when the idle time has passed again.
+
+        Args:
+            now_ns: the time.
+            most: sequences that are looked at; there may be more.
+            asked: the id of one more that is looked at.
+        """
+        if now_ns <= self._idle_from_ns:
+            return []
+        idle_ns, live = self.rules.idle_ns, self._live
+        given_up: list[Sequence[T]] = []
+        for _ in range(most):
+            sequence = next(iter(live.values()), None)
+            if sequence is None or sequence.last_ns + idle_ns >= now_ns:
+                self._idle_from_ns = (now_ns if sequence is None else sequence.last_ns) + idle_ns
+                return given_up
+            if _is_busy(sequence):
+                sequence.last_ns = now_ns
+                live.move_to_end(sequence.identifier)
+            else:
+                self.give_up(sequence)
+                given_up.append(sequence)
+        sequence = live.get(asked) if asked is not None else None
+        if sequence is not None and sequence.last_ns + idle_ns < now_ns and not _is_busy(sequence):
+            self.give_up(sequence)
+            given_up.append(sequence)
+        return given_up
 
     def next_idle_ns(self) -> int | None:
         """When the next sequence may be given up as idle; None if there is none."""
         first = next(iter(self._live.values()), None)
         return None if first is None else first.last_ns + self.rules.idle_ns
 
-    def expired(self, now_ns: int) -> list[Sequence[T]]:
-        """Sequences in the backlog of which a request has waited for longer than it may."""
-        return [
-            sequence
-            for sequence in self._backlog
-            if any(request.due_ns and request.due_ns <= now_ns for request in sequence.waiting or ())
-        ]
+    def expired(self, now_ns: int, most: int) -> list[Sequence[T]]:
+        """At most so many sequences in the backlog of which a request has waited for longer than it may."""
+        found: dict[Sequence[T], None] = {}
+        while len(found) < most and (due_ns := self.next_expired_ns()) is not None and due_ns <= now_ns:
+            found[heapq.heappop(self._dues)[2].sequence] = None
+        return list(found)
 
     def next_expired_ns(self) -> int | None:
         """When the first request in the backlog is to be given up; None if there is none that is."""
-        due = [request.due_ns for sequence in self._backlog for request in sequence.waiting or () if request.due_ns]
-        return min(due, default=None)
+        dues = self._dues
+        while dues and not self._may_expire(dues[0][2]):
+            heapq.heappop(dues)
+        return dues[0][0] if dues else None
+
+    def _note_due(self, request: Given[T]) -> None:
+        """Note a request that may be given up. Those that are not to be any more are forgotten before they are many."""
+        if len(self._dues) > 2 * self.requests + 64:
+            self._dues = [one for one in self._dues if self._may_expire(one[2])]
+            heapq.heapify(self._dues)
+        self._due_number += 1
+        heapq.heappush(self._dues, (request.due_ns, self._due_number, request))
+
+    def _may_expire(self, request: Given[T]) -> bool:
+        return request.sequence in self._backlog
 
     # --- slots -------------------------------------------------------------------------------------------------------
 
@@ -284,7 +337,7 @@ class Scheduler(Generic[T]):
             del self._ready[sequence.instance][slot]
         heapq.heappush(self._free, (slot, sequence.instance))
         if self._backlog:
-            following = self._backlog.popleft()
+            following, _ = self._backlog.popitem(last=False)
             self._place(following)
             self._note_ready(following)
 
@@ -294,12 +347,16 @@ class Scheduler(Generic[T]):
             del self._live[sequence.identifier]
 
     def _note_ready(self, sequence: Sequence[T]) -> None:
-        if sequence.slot >= 0 and sequence.waiting and not sequence.under_way:
+        if sequence.slot >= 0 and sequence.first is not None and not sequence.under_way:
             self._ready[sequence.instance][sequence.slot] = sequence
 
     def _take(self, sequence: Sequence[T]) -> Given[T]:
-        assert sequence.waiting is not None
-        request = sequence.waiting.popleft()
+        request = sequence.first
+        assert request is not None
+        sequence.first = request.following
+        if sequence.first is None:
+            sequence.last = None
+        request.following = None
         self.requests -= 1
         sequence.under_way = True
         del self._ready[sequence.instance][sequence.slot]
@@ -308,6 +365,11 @@ class Scheduler(Generic[T]):
         return request
 
 
+def _is_busy(sequence: Sequence[T]) -> bool:
+    """Whether a sequence has something to run, or is in the backlog."""
+    return sequence.slot < 0 or sequence.under_way or sequence.first is not None
+
+
 def _first(sequence: Sequence[T]) -> Given[T]:
-    assert sequence.waiting is not None
-    return sequence.waiting[0]
+    assert sequence.first is not None
+    return sequence.first

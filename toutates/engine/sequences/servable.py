@@ -40,6 +40,7 @@ from toutates.system.errors import (
     TooLate,
     Unavailable,
 )
+from toutates.system.text import shown
 
 __all__ = ["SequenceBounds", "SequenceServable"]
 
@@ -49,7 +50,12 @@ Rows = list[Given[SequenceRequest] | None]
 
 #: How soon after each other idle sequences are looked for, nanoseconds.
 _SWEEP_NS: Final = 50_000_000
+#: Idle sequences that are given up at once: by who keeps time, half a millisecond, and by each request that comes.
+_SWEPT_AT_ONCE: Final = 256
+_GIVEN_UP_BY_ONE: Final = 8
 _NEVER_NS: Final = 2**62
+#: At most one warning of a model in so long, nanoseconds: clients send whatever they like.
+_WARNING_NS: Final = 60_000_000_000
 
 
 class SequenceBounds:
@@ -102,6 +108,8 @@ class SequenceServable:
         self._alone: list[deque[Rows]] = [deque() for _ in self._instances]
         self._request_bytes = 0
         self._state_bytes = 0
+        #: no warning is logged before, monotonic
+        self._warns_from_ns = 0
         self._is_closed = False
         self._workers_ended = False
         #: wakes the task that keeps time; None while there is none
@@ -145,8 +153,10 @@ class SequenceServable:
                     f"model '{self._model}': the states of {len(scheduler)} sequences take {self._state_bytes} bytes, "
                     f"and may take {bounds.state_bytes}; try again when some have ended"
                 )
-            for idle in scheduler.idle_since(now_ns):
-                self._give_up(idle)
+            idle = self._give_up_idle(now_ns, _GIVEN_UP_BY_ONE, identifier)
+            is_conflict = start and scheduler.knows(identifier) and now_ns >= self._warns_from_ns
+            if is_conflict:
+                self._warns_from_ns = now_ns + _WARNING_NS
             due_ns = now_ns + timeout_us * 1_000 if timeout_us else 0
             scheduler.add(
                 request,
@@ -158,7 +168,17 @@ class SequenceServable:
                 due_ns=due_ns,
             )
             self._request_bytes += request.size
-            self._wake_at(min(now_ns + scheduler.rules.idle_ns, due_ns or _NEVER_NS))
+            wake_ns = min(now_ns + scheduler.rules.idle_ns, due_ns or _NEVER_NS)
+            if wake_ns < self._sleeps_until_ns:
+                self._wake_at(wake_ns)
+        del idle  # their states, which are freed when nobody waits for the lock
+        if is_conflict:
+            logger.warning(
+                "model '%s': sequence %s has begun again before it has ended; its state is made fresh",
+                self._model,
+                shown(str(identifier)),
+                extra={"model": self._model},
+            )
 
     def commit(self) -> None:
         """See ``Batcher``."""
@@ -179,7 +199,7 @@ class SequenceServable:
                     due_ns = self._scheduler.due_ns(instance)
                     if due_ns is None:
                         return
-                    if due_ns > time.monotonic_ns() and not self._is_closed:
+                    if self._scheduler.rules.delay_ns and due_ns > time.monotonic_ns() and not self._is_closed:
                         self._wake_at(due_ns)
                         return
                     rows = self._scheduler.choose(instance)
@@ -317,21 +337,28 @@ class SequenceServable:
         self._keep(sequence, None)
         return left
 
+    def _give_up_idle(self, now_ns: int, most: int, asked: Identifier | None = None) -> list[RowStates | None]:
+        """Give up idle sequences (``Scheduler.give_up_idle``), and return their states. With the lock held."""
+        states: list[RowStates | None] = []
+        for sequence in self._scheduler.give_up_idle(now_ns, most, asked):
+            states.append(sequence.state)
+            self._keep(sequence, None)
+        return states
+
     def _sweep(self) -> int:
         """Give up what is idle or was in the backlog for too long; returns when to look again, monotonic ns."""
         now_ns = time.monotonic_ns()
         failed: list[Given[SequenceRequest]] = []
         with self._lock:
             scheduler = self._scheduler
-            idle = scheduler.idle_since(now_ns)
-            for sequence in idle:
-                self._give_up(sequence)
-            for late in scheduler.expired(now_ns):
+            idle = self._give_up_idle(now_ns, _SWEPT_AT_ONCE)
+            for late in scheduler.expired(now_ns, _SWEPT_AT_ONCE):
                 failed += self._give_up(late)
             again = [_NEVER_NS]
             idle_ns = scheduler.next_idle_ns()
             if idle_ns is not None:
-                again.append(max(idle_ns + 1, now_ns + _SWEEP_NS))
+                # What is idle still is given up at once, when others have had the lock.
+                again.append(idle_ns + 1 if len(idle) == _SWEPT_AT_ONCE else max(idle_ns + 1, now_ns + _SWEEP_NS))
             due_ns = scheduler.next_expired_ns()
             if due_ns is not None:
                 again.append(max(due_ns, now_ns + 10**6))
@@ -343,7 +370,11 @@ class SequenceServable:
             self._sleeps_until_ns = min(again)
         if failed:
             _deliver(failed, _failure(Unavailable("timeout of the corresponding sequence has been expired")))
-        if idle or scheduler.rules.delay_ns:  # else nothing can run that could not before; ports commit what they add
+        given_up = bool(idle)
+        del idle  # see ``add``
+        if (
+            given_up or scheduler.rules.delay_ns
+        ):  # else nothing can run that could not before; ports commit what they add
             self.commit()
         return self._sleeps_until_ns
 
