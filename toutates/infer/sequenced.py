@@ -77,7 +77,11 @@ class SequenceLayout:
         first, last = self.number
         identifier: int | str = 0
         if last:
-            number = _number(buffer, at + first, at + last)
+            number = buffer[at + first]
+            if last - first > 1:
+                number = _number(buffer, at + first, at + last)
+            elif number >= 0x80:
+                return None
             if number < 0:
                 return None
             identifier = number

@@ -155,7 +155,8 @@ class SequencePort:
             raise InvalidSequence(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
             )
-        request = SequenceRequest(self, way, context, contents, sum(map(len, contents)))
+        size = len(contents[0]) if len(contents) == 1 else sum(map(len, contents))
+        request = SequenceRequest(self, way, context, contents, size)
         self._batcher.add(request, identifier, start=start, end=end, timeout_us=timeout_us)
         if not self._commit_asked:
             self._commit_asked = True

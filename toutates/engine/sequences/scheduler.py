@@ -98,21 +98,21 @@ class Scheduler(Generic[T]):
     Attributes:
         rules: as given.
         requests: that wait, in the backlog or in slots.
+        idle_from_ns: no sequence is idle before, or at that time.
     """
 
     def __init__(self, model: str, rules: SequenceRules, key: Callable[[Given[T]], Any] | None = None) -> None:
         self.rules = rules
         self._model = model
-        self._key = key or attrgetter("shapes")
+        self._key: Callable[[Given[T]], Any] = key or attrgetter("shapes")
         self.requests = 0
+        self.idle_from_ns = 0
         #: those whose id is in use, the one that had no request for longest first
         self._live: OrderedDict[Identifier, Sequence[T]] = OrderedDict()
         self._backlog: OrderedDict[Sequence[T], None] = OrderedDict()
         #: requests of sequences that were in the backlog when they came, and may not wait for ever: (due, number, it)
         self._dues: list[tuple[int, int, Given[T]]] = []
         self._due_number = 0
-        #: nothing is idle before
-        self._idle_from_ns = 0
         #: slots that are free again: (slot, instance), the lowest slot first, so that instances fill evenly
         self._free: list[tuple[int, int]] = []
         #: how many were ever taken, in the same order
@@ -215,19 +215,19 @@ class Scheduler(Generic[T]):
         """
         ready = self._ready[instance]
         most = min(self.rules.batch_rows, most_rows or self.rules.batch_rows)
-        first = next(iter(ready.values()))
-        key = self._key(_first(first))
+        key_of = self._key
+        oldest = next(iter(ready.values()))
+        key = key_of(_first(oldest))
         if not self.rules.by_slot:
             near = islice(ready.values(), _LOOK_AHEAD * most)
-            chosen = [one for one in near if self._key(_first(one)) == key][:most]
-            return [self._take(one) for one in chosen]
+            alike = [one for one in near if (first := one.first) is not None and key_of(first) == key]
+            return [self._take(one) for one in alike[:most]]
         # Only where a batch cannot hold all slots, a row is not the slot itself.
-        base = first.slot // most * most
-        top = min(base + most - 1, max(ready))
+        base = oldest.slot // most * most
         rows: list[Given[T] | None] = []
-        for slot in range(base, top + 1):
+        for slot in range(base, min(base + most, max(ready) + 1)):
             sequence = ready.get(slot)
-            takes = sequence is not None and self._key(_first(sequence)) == key
+            takes = sequence is not None and (first := sequence.first) is not None and key_of(first) == key
             rows.append(self._take(sequence) if sequence is not None and takes else None)
         return rows
 
@@ -235,7 +235,8 @@ class Scheduler(Generic[T]):
         """A request has run, or was given up: the next one of its sequence may run."""
         sequence = request.sequence
         sequence.under_way = False
-        self._note_ready(sequence)
+        if sequence.first is not None:
+            self._note_ready(sequence)
 
     # --- the end of sequences ----------------------------------------------------------------------------------------
 
@@ -266,14 +267,12 @@ class Scheduler(Generic[T]):
             most: sequences that are looked at; there may be more.
             asked: the id of one more that is looked at.
         """
-        if now_ns <= self._idle_from_ns:
-            return []
         idle_ns, live = self.rules.idle_ns, self._live
         given_up: list[Sequence[T]] = []
         for _ in range(most):
             sequence = next(iter(live.values()), None)
             if sequence is None or sequence.last_ns + idle_ns >= now_ns:
-                self._idle_from_ns = (now_ns if sequence is None else sequence.last_ns) + idle_ns
+                self.idle_from_ns = (now_ns if sequence is None else sequence.last_ns) + idle_ns
                 return given_up
             if _is_busy(sequence):
                 sequence.last_ns = now_ns

@@ -137,6 +137,7 @@ class SequenceServable:
                 f"'{corrid.datatype.name}'"
             )
         now_ns = time.monotonic_ns()
+        idle: list[RowStates | None] | None = None
         with self._lock:
             scheduler, bounds = self._scheduler, self._bounds
             if self._is_closed and start:
@@ -153,7 +154,8 @@ class SequenceServable:
                     f"model '{self._model}': the states of {len(scheduler)} sequences take {self._state_bytes} bytes, "
                     f"and may take {bounds.state_bytes}; try again when some have ended"
                 )
-            idle = self._give_up_idle(now_ns, _GIVEN_UP_BY_ONE, identifier)
+            if now_ns > scheduler.idle_from_ns:
+                idle = self._give_up_idle(now_ns, _GIVEN_UP_BY_ONE, identifier)
             is_conflict = start and scheduler.knows(identifier) and now_ns >= self._warns_from_ns
             if is_conflict:
                 self._warns_from_ns = now_ns + _WARNING_NS

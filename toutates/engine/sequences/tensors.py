@@ -52,9 +52,9 @@ class Control:
         return (identifier & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RowStates:
-    """The states of one sequence, in the order of ``SequenceTensors.states``.
+    """The states of one sequence, in the order of ``SequenceTensors.states``. Never changed; to freeze them takes 1 us.
 
     Attributes:
         shapes: of the row of each, as clients would see it.
@@ -110,8 +110,13 @@ class SequenceTensors:
         """The states that a run has left for the sequences of some rows."""
         batched, specs = self.whole.batched, self.whole.outputs
         shapes = tuple([specs[own.output].to_wire(outputs.row_shapes[own.output]) for own in self.states])
-        columns = [
-            [bytes(outputs.rows(own.output, row, 1, batched=batched)) for row in range(first, first + rows)]
-            for own in self.states
-        ]
+        columns: list[list[bytes]] = []
+        for own in self.states:
+            size = outputs.row_bytes[own.output]
+            if batched and size:
+                whole = memoryview(outputs.rows(own.output, first, rows, batched=True))
+                columns.append([bytes(whole[at * size : (at + 1) * size]) for at in range(rows)])
+            else:
+                each = range(first, first + rows)
+                columns.append([bytes(outputs.rows(own.output, row, 1, batched=batched)) for row in each])
         return [RowStates(shapes, contents, sum(map(len, contents))) for contents in zip(*columns, strict=True)]
