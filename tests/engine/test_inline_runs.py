@@ -92,8 +92,8 @@ def test_what_a_run_takes_falls_at_once_and_rises_slowly() -> None:
 def test_what_receiving_large_rows_takes_is_no_part_of_what_a_run_takes() -> None:
     lane = Rig(DOUBLE).lane((4,))
     lane.row_memory = 1_048_576
-    lane.note_run(1, 300_000)
-    left_ns = 300_000 - 16 * MOVING_NS
+    lane.note_run(1, 17 * MOVING_NS)
+    left_ns = MOVING_NS
     assert lane.is_quick(1, left_ns + 1)
     assert not lane.is_quick(1, left_ns)
     lane.note_run(1, 10_000)

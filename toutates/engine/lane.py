@@ -45,9 +45,11 @@ MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
 NEVER_LENT: Final = 2**62
 #: How long a run takes of which there was none.
 _UNKNOWN_NS: Final = 2**62
-#: What a worker spends on 64 KiB of rows anyway, nanoseconds: it receives and copies, or sends them. Of many it is said
-#: to be MOST_MOVING_NS, beside which the way to a thread is nothing.
-MOVING_NS: Final = 10_000
+#: What a worker spends on 64 KiB of rows anyway, nanoseconds: it receives and copies, or sends them. As much again is
+#: what a thread on another core takes longer for them, because they are in this one's cache: without it, a run that
+#: once took long goes on to be called long. Of many rows it is said to be MOST_MOVING_NS, beside which the way to a
+#: thread is nothing.
+MOVING_NS: Final = 20_000
 MOST_MOVING_NS: Final = 1_000_000
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
@@ -96,8 +98,9 @@ class Batch:
             batch only.
         held_bytes: memory of arrays that are kept for it.
         busy: workers that have reserved rows and not committed them yet.
-        lent_at: the address of its rows, where these stay in the message that brought them; 0 for rows of its own. Such
+        lent: its rows, where these stay in the message that brought them: C-contiguous, with anything behind them. Such
             a batch belongs to one request, and lets go of the message once it has run.
+        lent_at: their address; 0 for rows of its own.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``batch_queue``.
         pending: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
             the executor from when it takes the batch, which the lock puts after every port's commit.
@@ -112,6 +115,7 @@ class Batch:
         "due_ns",
         "held_bytes",
         "lane",
+        "lent",
         "lent_at",
         "memory_bytes",
         "order",
@@ -135,6 +139,7 @@ class Batch:
         self.requests = 0
         self.held_bytes = 0
         self.busy = 0
+        self.lent: memoryview | None = None
         self.lent_at = 0
         self.due_ns = 0
         self.pending: list[list[PendingRequest]] = [[] for _ in range(ports)]
@@ -333,13 +338,6 @@ class PackedLane(Lane):
         self._make_outputs(batch)
         return batch
 
-    def lend(self, batch: Batch, buffer: Any, start: int) -> None:
-        """Have a lent batch read its rows from ``buffer``, which has them from ``start`` on, and keep it until then."""
-        ((index, shape),) = self.row_shapes
-        dtype = self.signature.inputs[index].datatype.numpy
-        count = batch.room * self.row_bytes[0] // dtype.itemsize
-        batch.arrays = [np.frombuffer(buffer, dtype, count, start).reshape((batch.room, *shape))]
-
     def _make_outputs(self, batch: Batch) -> None:
         if self.known_outputs is not None:
             batch.outputs = [
@@ -349,7 +347,15 @@ class PackedLane(Lane):
 
     def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
         part = self._part(first, rows)
-        return {index: batch.arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
+        arrays = batch.arrays if batch.lent is None else [self._lent_array(batch, batch.lent)]
+        return {index: arrays[at][part] for at, (index, _) in enumerate(self.row_shapes)}
+
+    def _lent_array(self, batch: Batch, lent: memoryview) -> npt.NDArray[Any]:
+        ((index, shape),) = self.row_shapes
+        dtype = self.signature.inputs[index].datatype.numpy
+        return np.frombuffer(lent, dtype, batch.room * self.row_bytes[0] // dtype.itemsize).reshape(
+            (batch.room, *shape)
+        )
 
     def outputs(self, batch: Batch, first: int, rows: int) -> list[npt.NDArray[Any]]:
         """The buffers that such a run may write its outputs to; none where the outputs are not known beforehand."""

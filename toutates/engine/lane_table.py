@@ -135,7 +135,7 @@ class LaneTable:
 
     def _keep_lent(self, batch: Batch) -> None:
         """Let go of the message; keep the rest for the next rows at the same address, if it is small."""
-        batch.arrays = []
+        batch.lent = None
         lent = batch.lane.lent
         if sum([array.nbytes for array in batch.outputs]) <= MAX_LENT_OUTPUT_BYTES:
             if len(lent) >= MAX_LENT:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, cast
 from weakref import WeakValueDictionary
 
 from toutates.engine.lane import Batch, GatheredLane, Lane, PackedLane, Piece, RowShapes
-from toutates.engine.result import BatchResult, Split
+from toutates.engine.result import BatchResult, PendingRequest, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
 from toutates.engine.supertensor import SuperTensor
 
@@ -198,7 +198,7 @@ class Submitter:
             return batch, first
 
     def _add_lent(self, writer: LaneWriter, rows: int, context: Any, buffer: Any, start: int) -> bool:
-        """Make a batch of one request's rows where they lie, and commit it; False if they have to be copied."""
+        """Run one request's rows where they lie, here and now; False if they have to be copied."""
         if buffer.__class__ in _COPIED:
             return False
         address = addressof(c_char.from_buffer(buffer, start))
@@ -206,16 +206,18 @@ class Submitter:
             return False
         if writer.batch is not None:
             self.commit()
+        # Made beforehand: once an executor is claimed, nothing may fail.
+        own = memoryview(buffer)[start:]
+        pending: list[PendingRequest] = [(context, 0, rows, None)]
         with self._lock:
-            batch = self._supertensor.open_lent_batch(writer.lane, rows, address)
-        if batch is None:
+            run = self._supertensor.claim_lent(writer.lane, rows, address)
+        if run is None:
             return False
-        self._touched.add(batch)
-        try:
-            writer.lane.lend(batch, buffer, start)
-            batch.pending[self._port].append((context, 0, rows, None))
-        finally:
-            self._after_adding(full=True)
+        executor, batch = run
+        batch.lent = own
+        batch.pending[self._port] = pending
+        del own  # the message is free with the batch, also where the traceback of an error keeps this frame
+        executor.run_inline(batch, self._deliver)
         return True
 
     def _add_split(self, lane: PackedLane, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:

@@ -188,38 +188,40 @@ class SuperTensor:
         if not self.executors.idle or lane.run_ns[rows.bit_length()] >= self._own_batch_ns:
             return None
         batch = self._new_batch(lane, rows)
-        self._add_own(batch, rows)
+        batch.rows = batch.counted = rows
+        batch.busy = 1
+        self.budget.rows += rows
+        self.queue.sealed.append(batch)
         return batch
 
-    def open_lent_batch(self, lane: PackedLane, rows: int, address: int) -> Batch | None:
-        """``open_own_batch`` for the rows of one request that stay where they are, at ``address``.
+    def claim_lent(self, lane: PackedLane, rows: int, address: int) -> InlineRun | None:
+        """Claim an executor for the rows of one request, which stay where they are, at ``address``.
 
-        None where copying them is better, also because others share the open batch.
+        Call with the lock held. The worker runs the batch at once, so that it never waits in the queue. None where
+        copying the rows is better: as ``open_own_batch``, and where others share the open batch.
 
         Raises:
             InvalidRequest, Overloaded, ModelNotReady: as for any batch.
         """
-        if rows > lane.batch_rows or not self.executors.idle or lane in self.queue.open:
+        idle = self.executors.idle
+        if rows > lane.batch_rows or not idle or lane in self.queue.open:
             return None
         if lane.run_ns[rows.bit_length()] >= self._own_batch_ns:
             return None
         self._check_open()
         budget = self.budget
-        budget.check_rows(rows)
-        budget.check_buffers(lane, rows)
+        more = rows * lane.row_memory
+        if budget.rows + rows > budget.most_rows or budget.memory_bytes + more > budget.easy_bytes:
+            budget.check_rows(rows)
+            budget.check_buffers(lane, rows)
         batch = self.lanes.take_lent(lane, len(self.ports), rows, address)
         if len(batch.pending) < len(self.ports):
             batch.add_ports(len(self.ports))
-        budget.memory_bytes += batch.memory_bytes
-        self._opened = batch.order = self._opened + 1
-        self._add_own(batch, rows)
-        return batch
-
-    def _add_own(self, batch: Batch, rows: int) -> None:
+        self.queue.running.add(batch)
+        budget.rows += rows
+        budget.memory_bytes += more
         batch.rows = batch.counted = rows
-        batch.busy = 1
-        self.budget.rows += rows
-        self.queue.sealed.append(batch)
+        return idle.pop(), batch
 
     def _check_open(self) -> None:
         if self.queue.closed:

@@ -17,7 +17,9 @@ output of the same bytes. Only the bounds on memory may be met a frame earlier.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Final
 
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.events import Event
@@ -67,6 +69,8 @@ class DirectReceive:
     __slots__ = (
         "_ahead",
         "_call",
+        "_cut",
+        "_cut_as",
         "_flags",
         "_heads",
         "_held",
@@ -116,6 +120,10 @@ class DirectReceive:
         #: frames that the last ``views`` expect after it, and bytes of the one that ends the message; 0 for none
         self._ahead = 0
         self._last = 0
+        #: cuts the payloads of the last ``views`` out of a message's room, and of which frames: mostly the next message
+        #: has the same
+        self._cut: Callable[[memoryview], tuple[memoryview, ...]]
+        self._cut_as: tuple[int, int, int, int] | None = None
         #: so many frames are expected at most: some more than the last read brought
         self._most_ahead = FEWEST_AHEAD
         #: the last stream whose frames were otherwise than expected
@@ -161,7 +169,9 @@ class DirectReceive:
             return False
         if assembler is None:
             assembler = call.assembler = self._requests.assembler(call)
-        assembler.feed(memoryview(data)[at:])
+            assembler.begin_large(memoryview(data)[at:], size)
+        else:
+            assembler.feed(memoryview(data)[at:])
         self._call = call
         self._flags = flags
         self._stream_id = stream_id
@@ -191,23 +201,29 @@ class DirectReceive:
         missing = call.assembler.missing
         room = call.assembler.room()
         most = min(len(room), MOST_AT_ONCE)
-        views = [room[: min(left, most)]] if left else []
         length = self._length
-        if left < most and missing > left and length >= LEAST_FRAME and self._stream_id != self._surprised:
-            ahead = 0
-            if length < LONG_FRAME:
-                ahead = min((most - left) // length, (missing - left - 1) // length, self._most_ahead)
-            at = left + ahead * length
-            if ahead:
-                pairs: list[memoryview] = [*heads.views[:ahead], *heads.views[:ahead]]
-                pairs[0::2] = heads.views[:ahead]
-                pairs[1::2] = [room[start : start + length] for start in range(left, at, length)]
-                views += pairs
-            if missing - at <= min(length, most - at) or (length >= LONG_FRAME and most - at >= LEAST_FRAME):
-                self._last = min(missing, most) - at
-                views.append(heads.views[ahead])
-                views.append(room[at : at + self._last])
-            self._ahead = ahead
+        if not (left < most and missing > left and length >= LEAST_FRAME and self._stream_id != self._surprised):
+            return [room[: min(left, most)]] if left else []
+        ahead = last = 0
+        if length < LONG_FRAME:
+            ahead = min((most - left) // length, (missing - left - 1) // length, self._most_ahead)
+        at = left + ahead * length
+        if missing - at <= min(length, most - at) or (length >= LONG_FRAME and most - at >= LEAST_FRAME):
+            last = min(missing, most) - at
+        if not (ahead or last):
+            return [room[:left]] if left else []
+        self._ahead = ahead
+        self._last = last
+        cut_as = (left, length, ahead, last)
+        if cut_as != self._cut_as:
+            self._cut = _cutter(*cut_as)
+            self._cut_as = cut_as
+        payloads = self._cut(room)
+        views = [*payloads, *payloads[1:]]
+        views[0::2] = payloads
+        views[1::2] = heads.views[: len(payloads) - 1]
+        if not left:
+            del views[0]
         return views
 
     def take(self, count: int, now_ns: int, events: list[Event]) -> bytes | None:
@@ -235,6 +251,8 @@ class DirectReceive:
             self._unchecked += self._held.note(call, assembler.pending_bytes)
             return None
         count -= left
+        if self._last and self._take_the_rest(call, assembler, count, now_ns, events):
+            return b""
         whole, rest, following = 0, b"", None
         if count:
             whole, rest, following = self._read_heads(assembler, left, count)
@@ -262,6 +280,53 @@ class DirectReceive:
         if rest or call.assembler is None or not self._expects_more(assembler.missing):
             return rest
         return None
+
+    def _take_the_rest(
+        self, call: Call, assembler: MessageAssembler, count: int, now_ns: int, events: list[Event]
+    ) -> bool:
+        """Take the rest of a request if all of it has come in the frames that were expected, as it mostly does.
+
+        Then the windows and the message are settled once, and not frame by frame. What a frame would have its own
+        effect on goes the other way.
+
+        Args:
+            call: whose request it is.
+            assembler: of the message.
+            count: bytes that came after the current frame.
+
+        Returns:
+            Whether it was taken.
+        """
+        ahead, last, length = self._ahead, self._last, self._length
+        before, windows = self._left + ahead * length, self._windows
+        # Of the current frame, what came earlier is counted in the windows only now.
+        size = (0 if self._settled else length) + ahead * length + last
+        announced = call.head.content_length
+        if (
+            count != ahead * length + last + FRAME_HEAD_SIZE * (ahead + 1)
+            or before + last != assembler.missing
+            or not call.open
+            or call.state is not OPEN
+            or windows.receive - size < windows.low
+            or windows.spare_of(call) < size
+            or (announced is not None and announced != call.received + size)
+        ):
+            return False
+        heads = self._heads.data
+        end = FRAME_HEAD_SIZE * ahead
+        if heads[end : end + FRAME_HEAD_SIZE] != _pack_head(last << 8 | DATA, END_STREAM, self._stream_id):
+            return False
+        if ahead and heads[:end] != _pack_head(length << 8 | DATA, 0, self._stream_id) * ahead:
+            return False
+        self._most_ahead = min(FEWEST_AHEAD + 2 * ahead, FRAMES_AHEAD - 1)
+        windows.receive -= size
+        call.receive_window -= size
+        call.received += size
+        assembler.advance(before + last)
+        unchecked = self._unchecked + self._held.note(call, assembler.pending_bytes)
+        self._unchecked = self._left = 0
+        self._receiver.receive_rest(call, unchecked, now_ns, events)
+        return True
 
     def _expects_more(self, missing: int) -> bool:
         """Whether the next frame is likely to be like this one, and worth to be received directly."""
@@ -342,3 +407,12 @@ class DirectReceive:
             if count:
                 self._finish_frame(now_ns, events)
                 count -= 1
+
+
+def _cutter(left: int, length: int, ahead: int, last: int) -> Callable[[memoryview], tuple[memoryview, ...]]:
+    """Cuts a room into ``left`` bytes, ``ahead`` pieces of ``length``, and one of ``last`` where that is not 0."""
+    at = left + ahead * length
+    pieces: list[Any] = [slice(start, start + length) for start in range(left, at, length)]
+    if last:
+        pieces.append(slice(at, at + last))
+    return itemgetter(slice(0, left), *pieces)

@@ -195,6 +195,23 @@ class MessageAssembler:
         assert self._large is not None
         return self._large.room()
 
+    def begin_large(self, payload: memoryview, size: int) -> None:
+        """Begin a message of ``size`` bytes, which is not compressed, in memory of its own: ``feed`` for a large one.
+
+        Args:
+            payload: its prefix and what has come of it, less than all.
+            size: by the prefix; within the limit.
+        """
+        pool = self._pool
+        large = None if pool is None else LargeMessage.begin_aligned(pool, size, len(payload) - PREFIX_SIZE)
+        if large is None:
+            self.feed(payload)
+            return
+        self._prefix = bytes(payload[:PREFIX_SIZE])
+        self._size = size
+        self._large = large
+        large.add(payload[PREFIX_SIZE:])
+
     def advance(self, count: int) -> None:
         """Note that ``count`` bytes are in ``room``."""
         assert self._large is not None

@@ -169,6 +169,18 @@ class Receiver:
         except StreamFault as fault:
             self._give_up_stream(fault, now_ns, events)
 
+    def receive_rest(self, call: Call, unchecked: int, now_ns: int, events: list[Event]) -> None:
+        """Handle the end of a request whose last DATA frames are in its message's memory, and settled but for that.
+
+        Args:
+            unchecked: as of ``Requests.landed``.
+        """
+        requests = self._requests
+        requests.now_ns = now_ns
+        requests.half_close(call)
+        requests.landed(call, unchecked, events)
+        requests.complete(call, events)
+
     def _spend(self, limit: str, frames: str, now_ns: int, cost: int = 1) -> None:
         work = (self._table.last_id >> 1) + self._queue.sent_kib
         self._spending.spend(limit, frames, now_ns, work, cost)

@@ -17,6 +17,7 @@ from toutates.net.transport import (
     LEAST_AWAITED_BYTES,
     MOST_AWAITED_BYTES,
     PACE_NS,
+    READ_BYTES,
     READ_NS,
     Transport,
 )
@@ -94,11 +95,12 @@ class Turns:
             for event in events:
                 handle(transport, event)
         if timed:
-            ended_ns = time.monotonic_ns()
-            crowded = ended_ns - now_ns > CROWDED_ROUND_NS
-            transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
-            if connection.direct:
+            if connection.direct:  # the next read of another kind will be a small one (``begin_small``)
                 self._await_more(transport, now_ns)
+            else:
+                ended_ns = time.monotonic_ns()
+                crowded = ended_ns - now_ns > CROWDED_ROUND_NS
+                transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
         if connection.deadlines.next_ns != NEVER or self._leaving:
             self._look_after(transport)
 
@@ -125,7 +127,8 @@ class Turns:
         transport.pace = size * PACE_NS // (now_ns - transport.last_read_ns + 1)
         transport.last_read_ns = now_ns
         transport.received_bytes += size
-        transport.begin_small()
+        if transport.read_bytes != READ_BYTES:
+            transport.begin_small()
         events = connection.take_direct(size, now_ns)
         if transport.overflow:
             events += connection.receive_data(transport.overflow, now_ns)
