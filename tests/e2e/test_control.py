@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import SERVICE, call, channel_to, pb, refused
 from tests.e2e.wire import client_of as wire_client_of
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 NOT_ALLOWED: Final = "explicit model load / unload is not allowed if polling is enabled"
 POLL_FAILED: Final = "failed to load '{}', failed to poll from model repository"
@@ -105,6 +107,42 @@ def test_a_changed_model_is_loaded_anew_and_an_unchanged_one_left_alone(client: 
     assert stats.inference_count == 2  # version 2 was not loaded again
     client.unload_model("changing")
     shutil.rmtree(explicit_root / "changing")
+
+
+def test_a_model_that_is_unloaded_while_a_large_request_comes_refuses_it(
+    client: Any, explicit: ServerProcess, explicit_root: Path
+) -> None:
+    """The request's memory is free for the next one, which a model of that name answers once there is one again."""
+    rows = 50_000
+    config = f"backend: supertensor\nbatch_size: {rows}\ncapacity: 2\nnum_executors: 1\nallocator: cpu\n"
+    put(explicit_root, "large", adds=7, config=config)
+    tensor = {"name": "INPUT", "shape": [rows, 4], "datatype": "INT32", "parameters": {"binary_data_size": 16 * rows}}
+    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "OUTPUT", "parameters": {"binary_data": True}}]})
+    body = head.encode() + bytes(16 * rows)
+    connection = HTTPConnection("127.0.0.1", explicit.port, timeout=PATIENCE_S)
+    with closing(connection):
+        statuses = []
+        for unloads in (False, True, False):
+            client.load_model("large")
+            connection.putrequest("POST", "/v2/models/large/infer")
+            connection.putheader("Content-Length", str(len(body)))
+            connection.putheader("Inference-Header-Content-Length", str(len(head)))
+            connection.endheaders()
+            connection.send(body[:300_000])
+            if unloads:
+                client.unload_model("large")
+                wait_until(lambda: not client.is_model_ready("large"))
+            connection.send(body[300_000:])
+            response = connection.getresponse()
+            answered = response.read()
+            statuses.append(response.status)
+            if unloads:
+                assert b"unknown model: 'large'" in answered
+            else:
+                assert answered.endswith(np.full((rows, 4), 7, np.int32).tobytes())
+    assert statuses == [200, 404, 200]
+    client.unload_model("large")
+    shutil.rmtree(explicit_root / "large")
 
 
 def test_a_load_that_fails_leaves_the_old_version_serving_and_says_why(client: Any, explicit_root: Path) -> None:

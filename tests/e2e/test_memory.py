@@ -7,15 +7,21 @@ large as the most connections that were ever open at once made it, at about 5 Ki
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench.models import payload_models
+from bench.process import peak_mib, reset_peak, resident_mib
 from tests.e2e.prepared import prepared_connection
 from tests.e2e.process import ServerProcess, running
-from tests.waiting import wait_until
+from tests.e2e.support import triton
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 pytestmark = pytest.mark.long
@@ -92,3 +98,44 @@ def test_connections_leave_neither_files_nor_memory_behind(process: ServerProces
     wait_until_alone(process)
     wait_until(lambda: process.open_files() <= before_files)
     assert anonymous_kib(process) - before_kib < MOST_GROWTH_KIB
+
+
+#: Bytes of a request.
+LARGE = 32 * 2**20
+#: How many times its size a request may take, and what may be left of all of them, MiB.
+MOST_TIMES = 2.2
+MOST_LEFT_MIB = 24
+
+
+def test_a_large_request_takes_twice_its_size_and_leaves_nothing(tmp_path: Path) -> None:
+    model = payload_models(tmp_path / "models", [LARGE])[0]
+    row = np.zeros(model.row, np.float32)
+    row[-1] = 5
+    tensor = {
+        "name": model.input,
+        "shape": [1, *model.row],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": LARGE},
+    }
+    head = json.dumps({"inputs": [tensor]}).encode()
+    with running(tmp_path / "models", tmp_path, ["--load-models", model.name]) as process:
+        pid = process.process.pid
+        before_mib = resident_mib(pid)
+        with (
+            triton.InferenceServerClient(process.address) as grpc_client,
+            closing(HTTPConnection("127.0.0.1", process.port, timeout=PATIENCE_S)) as http_client,
+        ):
+            given = triton.InferInput(model.input, [1, *model.row], "FP32")
+            given.set_data_from_numpy(row[None])
+            for over in ("grpc", "rest"):
+                reset_peak(pid)
+                if over == "grpc":
+                    answer = grpc_client.infer(model.name, [given])
+                    assert answer.as_numpy(model.output) == [[5]]
+                else:
+                    fields = {"Inference-Header-Content-Length": str(len(head))}
+                    http_client.request("POST", f"/v2/models/{model.name}/infer", head + row.tobytes(), fields)
+                    assert json.load(http_client.getresponse())["outputs"][0]["data"] == [5]
+                assert peak_mib(pid) - before_mib < MOST_TIMES * LARGE / 2**20, over
+        wait_until(lambda: resident_mib(pid) - before_mib < MOST_LEFT_MIB)
+        assert process.stop() == 0
