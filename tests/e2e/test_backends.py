@@ -54,6 +54,26 @@ STRINGS = """
         upper = np.array([element.upper() for element in x.flat], np.object_).reshape(x.shape)
         return {"y": upper, "n": np.array([len(e) for e in x.flat], np.int32).reshape(x.shape)}
 """
+#: Whose state the server keeps; it is doubled where a sequence goes on.
+SUMS = """
+    def load(self, source):
+        names = ("x", "past", "START", "CORRID")
+        tensors = [Tensor(name, "FP32" if name in ("x", "past") else "INT32", (-1, 1)) for name in names]
+        return Tensors(tensors, [Tensor(name, "FP32", (-1, 1)) for name in ("y", "next", "id")])
+
+    def run(self, inputs):
+        total = inputs["x"] + np.where(inputs["START"], 0, 2 * inputs["past"]).astype(np.float32)
+        return {"y": total, "next": total, "id": inputs["CORRID"].astype(np.float32)}
+"""
+SEQUENCES = """
+sequence_batching {
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+    { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } ] }
+  ]
+  state [ { input_name: "past" output_name: "next" data_type: TYPE_FP32 dims: [ 1 ] } ]
+}
+"""
 HANGS = """
     def load(self, source):
         import time
@@ -80,6 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     site.mkdir()
     install(site, "moody", MOODY)
     install(site, "strings", STRINGS)
+    install(site, "sums", SUMS)
     install(site, "hanging", HANGS)
     install(site, "broken", "    def load(self, source): raise ValueError('the file is cut short')")
     onnx_model = mlp()[0].SerializeToString()
@@ -90,6 +111,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     write_model(models, "scale", config(documented_example(site)), {"factors.npy": np.array([1.0, 2.0, 3.0, 4.0])})
     for name in ("moody", "strings", "broken"):
         write_model(models, name, config(name))
+    write_model(models, "sums", config("sums", SEQUENCES))
     limit = 'parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
     write_model(models, "hanging", config("hanging", limit))
     write_model(models, "unknown", config("moodie"))
@@ -132,6 +154,21 @@ def test_openvino_computes_what_onnx_runtime_does(client: tuple[Any, Any]) -> No
 def test_the_documented_example_is_served(client: tuple[Any, Any]) -> None:
     x = np.arange(44, dtype=np.float32).reshape(11, 4)
     npt.assert_array_equal(infer(client, "scale", "x", x).as_numpy("y"), x * [1, 2, 3, 4])
+
+
+def test_the_server_keeps_the_states_of_sequences_of_a_package(client: tuple[Any, Any]) -> None:
+    own, module = client
+    tensor = module.InferInput("x", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+    results = [
+        own.infer("sums", [tensor], sequence_id=5, sequence_start=flags == "S", sequence_end=flags == "E")
+        for flags in ("S", "", "E")
+    ]
+    assert [result.as_numpy("y").item() for result in results] == [1, 3, 7]
+    assert [result.as_numpy("id").item() for result in results] == [5, 5, 5]
+    metadata = own.get_model_metadata("sums")
+    inputs = metadata["inputs"] if isinstance(metadata, dict) else metadata.inputs
+    assert len(inputs) == 1
 
 
 def test_strings_go_in_and_out(client: tuple[Any, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.voice_activity.speech import speech, write
 from tests.e2e.process import ROOT, ServerProcess, environment, running
 from tests.minilm import REPOSITORY
 from tests.repositories.sentence_transformers.made_up import BERT, write_model
@@ -134,6 +135,24 @@ def test_texts_are_told_apart_by_an_ensemble_with_a_tokenizer(tmp_path: Path) ->
         assert done.returncode == 0, done.stdout + done.stderr
         said = dict(line.split(": ") for line in done.stdout.splitlines())
         assert {text: label.partition(" ")[0] for text, label in said.items()} == texts
+
+
+def test_speech_is_found_in_audio_chunk_by_chunk_with_the_state_in_the_server(tmp_path: Path) -> None:
+    folder = EXAMPLES / "voice_activity"
+    made = run(folder / "make_repository.py", str(tmp_path / "models"))
+    if "cannot be downloaded" in made.stderr:
+        pytest.skip("the package silero-vad cannot be downloaded")
+    assert made.returncode == 0, made.stderr
+    audio = tmp_path / "vowels.wav"
+    write(audio, speech("aeio", "oia", pause_s=0.4))
+    with running(tmp_path / "models", tmp_path) as process:
+        done = run(folder / "detect.py", str(audio), "--url", process.address, "--compare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    *found, compared = done.stdout.splitlines()
+    spoken = [[float(part.split()[0]) for part in line.split("from ")[1].split(" to ")] for line in found]
+    # Pauses of 0.4 s around 0.72 and 0.54 s of vowels; a chunk has 0.032 s.
+    assert np.allclose(spoken, [[0.4, 1.12], [1.52, 2.06]], atol=0.2), spoken
+    assert compared.startswith("77 chunks; the largest difference")
 
 
 def test_rents_are_estimated_by_a_lightgbm_model(tmp_path: Path) -> None:

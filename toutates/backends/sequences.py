@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -28,13 +28,16 @@ __all__ = ["instance_settings", "sequence_servable", "sequences_of"]
 INITIAL_STATE: Final = "initial_state"
 
 
-def sequences_of(model: str, whole: Signature, configuration: VersionConfiguration) -> SequenceTensors | None:
+def sequences_of(
+    model: str, whole: Signature, configuration: VersionConfiguration, *, by_row: bool = False
+) -> SequenceTensors | None:
     """The tensors of a version with sequences; None of one without.
 
     Args:
         model: its name.
         whole: all tensors of the model's file.
         configuration: of the version.
+        by_row: whether the model sees each row as a request of its own, and so can keep its states and reschedule.
 
     Raises:
         ConfigurationError: the model does not have a tensor, or has it otherwise; a file cannot be used.
@@ -45,6 +48,12 @@ def sequences_of(model: str, whole: Signature, configuration: VersionConfigurati
     source, model_dir = configuration.source, configuration.folder.model_dir
     if configuration.settings.padding is not None:
         raise _refused(source, "stand beside padding: rows of a sequence are not padded", "remove one of the two")
+    if by_row and settings.states:
+        remedy = "keep them in the model, by the correlation_id() of its requests"
+        raise _refused(source, "have states, which the server keeps for models without code of their own", remedy)
+    if settings.iterative and not by_row:
+        remedy = "remove iterative, or iterative_sequence"
+        raise _refused(source, "are iterative, and only a Python model can ask for a request once more", remedy)
     given = configuration.given
     # Clients see the outputs of states that a configuration lists.
     listed = [tensor.name for tensor in given.output] if given is not None else configuration.settings.outputs
@@ -84,7 +93,14 @@ def sequences_of(model: str, whole: Signature, configuration: VersionConfigurati
 
 
 def sequence_servable(
-    model: str, version: int, tensors: SequenceTensors, settings: ModelSettings, instances: Sequence[Servable]
+    model: str,
+    version: int,
+    tensors: SequenceTensors,
+    settings: ModelSettings,
+    instances: Sequence[Servable],
+    *,
+    by_row: bool = False,
+    on_end: Callable[[], None] = lambda: None,
 ) -> SequenceServable:
     """The servable of a version with sequences.
 
@@ -94,6 +110,8 @@ def sequence_servable(
         tensors: see ``sequence_tensors``.
         settings: of the version.
         instances: that compute its batches.
+        by_row: see ``sequences_of``.
+        on_end: called when no worker is left, and no batch should take long any more.
     """
     own = settings.sequences
     assert own is not None
@@ -111,13 +129,14 @@ def sequence_servable(
         idle_ns=own.max_idle_us * 1_000,
         delay_ns=own.max_queue_delay_us * 1_000,
         enough_rows=enough,
+        iterative=own.iterative,
     )
     bounds = SequenceBounds(
         max(settings.capacity * rows, 2 * rules.slots * rules.instances),
         capacity_bytes(settings, tensors.signature),
         own.max_state_bytes,
     )
-    return SequenceServable(model, version, tensors, rules, instances, bounds)
+    return SequenceServable(model, version, tensors, rules, instances, bounds, by_row=by_row, on_end=on_end)
 
 
 def instance_settings(settings: ModelSettings) -> ModelSettings:

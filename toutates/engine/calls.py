@@ -11,11 +11,12 @@ comes back with the rows says whom it is for, so that it does not matter who has
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from toutates.protocol.strings import StringRows
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, TooLate
 
 __all__ = ["THREAD", "Calls", "Fitting", "ModelCall", "Outcome"]
+
+logger = logging.getLogger(__name__)
 
 #: What each thread has still to do with the outcomes of calls.
 THREAD: Final = ThreadQueue()
@@ -53,6 +56,7 @@ class Outcome:
         begun_ns: when it was submitted, monotonic nanoseconds.
         is_whole: whether ``outputs`` are of these rows alone, as bytes, because they were in several batches.
         more: whether others may follow, of a decoupled version. Its last one may have neither outputs nor an error.
+        taken: see ``BatchResult``, of a call that passes its outcomes on; None for others.
     """
 
     outputs: Outputs | None
@@ -63,6 +67,7 @@ class Outcome:
     begun_ns: int
     is_whole: bool = False
     more: bool = False
+    taken: Callable[[], object] | None = None
 
     def content(self, index: int, *, batched: bool) -> Content:
         """The bytes of one output's rows."""
@@ -109,6 +114,16 @@ class ModelCall:
     requests: Sequence[tuple[int, int]] = ()
     begun_ns: int = 0
     about: Callable[[], RequestAbout] | None = None
+
+    #: whether ``on_done`` deals with ``Outcome.taken``
+    passes_on: ClassVar[bool] = False
+
+    def may_have_left(self) -> bool:
+        """See ``Consumer``."""
+        return False
+
+    def released(self) -> None:
+        """See ``Consumer``."""
 
 
 #: Stands for a call that is not made.
@@ -255,13 +270,57 @@ class Calls:
         finally:
             THREAD.leave(outermost=outermost)
 
+    def submit_each(self, calls: Sequence[ModelCall], shapes: RowShapes, contents: Sequence[Sequence[Content]]) -> None:
+        """Put the rows of several calls into the version's batches, with one commit, so that they run together.
+
+        What is refused is the outcome of its call, like any other.
+
+        Args:
+            calls: what the rows are for; their shapes and outputs are checked only once.
+            shapes: of all of them, see ``submit``.
+            contents: of each.
+        """
+        outermost = THREAD.enter()
+        try:
+            lent = self._take_port()
+            try:
+                for call, own in zip(calls, contents, strict=True):
+                    call.begun_ns = time.monotonic_ns()
+                    try:
+                        self._add(lent, call, shapes, own)
+                    except Exception as error:
+                        self._refuse(call, error)
+                lent.port.commit(inline=THREAD.may_run_inline())
+            finally:
+                self._free.append(lent)
+        finally:
+            THREAD.leave(outermost=outermost)
+
+    def _refuse(self, call: ModelCall, error: Exception) -> None:
+        """Have a call fail that was not added."""
+        if not isinstance(error, RequestError):  # such as MemoryError
+            logger.error("a call of model '%s' failed", self.model, exc_info=error)
+            error = ExecutionFailed("internal error")
+        self._count_refused(call, error)
+        at_ns = call.begun_ns
+        timing = Timing(at_ns, at_ns, at_ns, at_ns)
+        THREAD.put(call.on_done, Outcome(None, 0, call.rows, error, timing, at_ns))
+
     def _take_port(self) -> _LentPort:
         try:
             return self._free.pop()  # one operation on a list, which threads may do at once
         except IndexError:
             pass
         with self._lock:
-            consumer = Consumer(self._finish, self._finish, lambda callback: None, _is_wanted, about=_about)
+            consumer = Consumer(
+                self._finish,
+                self._finish,
+                lambda callback: None,
+                _is_wanted,
+                about=_about,
+                may_have_left=_may_have_left,
+                released=_released,
+            )
             return _LentPort(self._servable.port(consumer))
 
     def _add(self, lent: _LentPort, call: ModelCall, shapes: RowShapes, contents: Sequence[Content]) -> None:
@@ -307,6 +366,7 @@ class Calls:
     def _finish(self, result: BatchResult) -> None:
         """Hand out what has become of the calls of a batch. On the thread that has run it."""
         outermost = THREAD.enter()
+        taken = result.taken
         try:
             for request in result.pending:
                 outcome = self._outcome(request, result)
@@ -314,9 +374,11 @@ class Calls:
                     call: ModelCall = request[0]
                     if not outcome.more:
                         self._count(call, outcome)
+                    if taken is not None and call.passes_on:
+                        outcome.taken, taken = taken, None  # such a result is of one request
                     THREAD.put(call.on_done, outcome)
-            if result.taken is not None:
-                result.taken()
+            if taken is not None:
+                taken()
         finally:
             THREAD.leave(outermost=outermost)
 
@@ -402,3 +464,11 @@ def _about(call: ModelCall) -> RequestAbout:
 
 def _is_wanted(call: ModelCall, by_ns: int) -> bool:
     return call.is_wanted(by_ns)
+
+
+def _may_have_left(call: ModelCall) -> bool:
+    return call.may_have_left()
+
+
+def _released(call: ModelCall) -> None:
+    call.released()

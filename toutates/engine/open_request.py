@@ -11,7 +11,7 @@ from toutates.engine.response_counters import Kind, ResponseCounters
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.servable import Consumer
 from toutates.protocol.strings import EncodedStrings
-from toutates.system.errors import ExecutionFailed, RequestError
+from toutates.system.errors import ExecutionFailed, RequestError, Rescheduled
 
 __all__ = ["OpenRequest", "Responses"]
 
@@ -130,7 +130,8 @@ class OpenRequest:
         kind: Kind = "success" if outputs is not None else "fail" if error is not None else "empty"
         if not self._consumer.is_wanted(self._request[0], now_ns):
             kind = "cancel"
-        self._responses.counters.add(self._sent, kind, now_ns - self._last_ns)
+        if not isinstance(error, Rescheduled):
+            self._responses.counters.add(self._sent, kind, now_ns - self._last_ns)
         self._sent += 1
         self._last_ns = now_ns
         return Timing(self._begun_ns, self._begun_ns, now_ns, now_ns)

@@ -80,6 +80,8 @@ class Consumer:
         may_have_left: whether the caller of a request may have left, although nobody can tell: what a model is told
             that has begun to answer it and may stop. Called in any thread.
         sequence: what the request of a context says of its sequence; None where ``about`` says it.
+        released: called when a decoupled version has begun the request of a context, and may begin others: what is
+            left to come are responses. In any thread; None where nobody needs to know.
     """
 
     finish: Callable[[BatchResult], None]
@@ -90,6 +92,7 @@ class Consumer:
     about: Callable[[Any], RequestAbout] = lambda context: RequestAbout()
     may_have_left: Callable[[Any], bool] = lambda context: False
     sequence: Callable[[Any], SequenceOf] | None = None
+    released: Callable[[Any], object] | None = None
 
 
 class Way(Protocol):

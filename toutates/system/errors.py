@@ -172,6 +172,10 @@ class ExecutionFailed(RequestError):
     """ONNX Runtime, or the code of a model, failed while running a batch."""
 
 
+class Rescheduled(ExecutionFailed):
+    """The code of a model asks for the request once more. A failure where requests of the model do not come again."""
+
+
 class ByError(dict[type[RequestError], T]):
     """What belongs to the kinds of errors. A kind that is not named has what the nearest of its bases has."""
 

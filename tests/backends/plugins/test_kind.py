@@ -259,7 +259,7 @@ def test_an_inspected_version_is_freed_once_for_all_instances(site: Path, tmp_pa
 
 REFUSED = {
     "GPU": ("instance_group { kind: KIND_GPU gpus: [ 0 ] }", "instance_group: the backend 'own' runs on the CPU only"),
-    "sequences": ("sequence_batching { }", "sequence_batching: is for ONNX models only"),
+    "iterative": ("sequence_batching { iterative_sequence: true }", "only a Python model can ask for a request once"),
     "pinned": (
         'parameters { key: "toutates.allocator" value { string_value: "cuda_pinned" } }',
         "allocator: is for ONNX models only",

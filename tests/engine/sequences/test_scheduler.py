@@ -269,6 +269,42 @@ def test_a_shape_of_which_a_batch_holds_fewer_rows_than_there_are_slots_runs_in_
     assert len(driven.scheduler.choose(0, 3)) == 1
 
 
+def test_a_request_without_an_id_is_a_sequence_that_nobody_else_gets_into() -> None:
+    driven = Driven(OLDEST)
+    driven.one(1, start=True)
+    driven.one(0)
+    (first, own) = driven.choose(0)
+    assert first is not None
+    assert own is not None
+    assert (own.sequence.identifier, own.start) == (2, True)
+    for start, end in ((True, True), (False, True), (True, False)):
+        with pytest.raises(InvalidRequest, match="choose another id"):
+            driven.one(2, start=start, end=end)
+    driven.scheduler.again(own, 1)
+    driven.scheduler.give_up(own.sequence)
+    driven.one(2, start=True)
+
+
+def test_a_request_that_comes_again_is_the_next_one_of_its_sequence_and_begins_nothing() -> None:
+    driven = Driven(OLDEST)
+    driven.one(1, 0, start=True)
+    driven.one(1, 1)
+    (row,) = driven.choose(0)
+    assert row is not None
+    driven.scheduler.again(row, 500)
+    (again,) = driven.choose(0)
+    assert again is row
+    assert not again.start
+    with pytest.raises(InvalidRequest, match="must specify the START flag"):
+        driven.scheduler.again(row, 1_501)  # it has rested for too long
+    driven.scheduler.done(row)
+    (following,) = driven.choose(0)
+    assert following is not None
+    driven.scheduler.give_up(following.sequence)
+    with pytest.raises(InvalidRequest, match="must specify the START flag"):
+        driven.scheduler.again(following, 600)
+
+
 @pytest.mark.parametrize("rules", [DIRECT, OLDEST, replace(DIRECT, instances=2, slots=2), replace(OLDEST, slots=9)])
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_comes_every_request_runs_once_and_in_its_sequence_order(rules: SequenceRules, seed: int) -> None:

@@ -330,7 +330,6 @@ REFUSED = {
         "model_warmup 'a' batch_size: is above max_batch_size (got 3); write 2",
     ),
     "no GPU": ("instance_group { gpus: [ 0, 1000 ] }", "instance_group[0].gpus: names what is no GPU (got [0, 1000])"),
-    "iterative": ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence: only"),
     "decoupled": ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: a model that"),
 }  # fmt: skip
 

@@ -12,7 +12,9 @@ from toutates.models.config.settings import ModelSettings, load_settings
 from toutates.models.config.triton_configuration import triton_configuration
 from toutates.models.config.triton_sequences import sequence_message
 from toutates.models.config.yaml_writer import write_yaml
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.signature import TensorSpec
 from toutates.system.errors import ConfigurationError
 
 DIRECT = SequenceSettings(
@@ -31,7 +33,9 @@ DIRECT = SequenceSettings(
         StateSettings("e", "f", "", "", "FP16", (1,)),
     ),
 )
-OLDEST = SequenceSettings("oldest", max_candidates=32, max_queue_delay_us=9, preferred_batch_sizes=(2, 4))
+OLDEST = SequenceSettings(
+    "oldest", max_candidates=32, max_queue_delay_us=9, preferred_batch_sizes=(2, 4), iterative=True
+)
 
 
 def of_triton(text: str) -> SequenceSettings:
@@ -54,6 +58,19 @@ def test_the_same_is_read_of_what_is_written(settings: SequenceSettings, tmp_pat
 
 def test_the_defaults_are_tritons() -> None:
     assert of_triton("sequence_batching { }") == SequenceSettings(max_idle_us=1_000_000)
+
+
+def test_the_dims_of_a_state_may_fix_sizes_that_the_graph_leaves_open_in_its_output() -> None:
+    config = ModelConfig()
+    state = "state { input_name: 'h' output_name: 'k' data_type: TYPE_FP32 dims: [ 2, 1, 4 ] }"
+    tensors = "input { name: 'x' data_type: TYPE_FP32 dims: 3 } output { name: 'y' data_type: TYPE_FP32 dims: 3 }"
+    text_format.Parse(f"name: 'm' {tensors} sequence_batching {{ {state} }}", config)
+    said = triton_configuration(config, "m", Path("config.pbtxt"))
+    fp32 = BY_NAME["FP32"]
+    x, h = TensorSpec("x", fp32, (3,)), TensorSpec("h", fp32, (2, -1, 4))
+    y, k = TensorSpec("y", fp32, (3,)), TensorSpec("k", fp32, (-1, -1, -1))
+    settings = said.declared.apply(said.settings, [x, h], [y, k])
+    assert settings.input_shapes["h"] == settings.output_shapes["k"] == (2, 1, 4)
 
 
 PAIR = "kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ]"

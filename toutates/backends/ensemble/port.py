@@ -215,13 +215,14 @@ class EnsemblePort:
         self._send(way, pending, contents, rows)
 
     def _say_the_same(self, pending: list[PendingRequest]) -> bool:
-        """Whether requests say the same beside their tensors, as far as a member reads it."""
+        """Whether requests say the same beside their tensors, as far as a member reads it. Those of a sequence do not:
+        a member with sequences takes one at a time, and never twice."""
         binding = self._state.binding
         if binding is None or not binding.asks:
             return True
         about = self._consumer.about
         first = about(pending[0][0])
-        return all(
+        return not first.parameters.get("sequence_id") and all(
             (said.identifier, said.parameters) == (first.identifier, first.parameters)
             for said in [about(request[0]) for request in pending[1:]]
         )

@@ -16,8 +16,11 @@ from toutates.backends.plugins.catalogue import Catalogue
 from toutates.backends.plugins.importing import import_backend, reason_of
 from toutates.backends.plugins.limited import NotInTime, within
 from toutates.backends.plugins.running import PluginRunner
+from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import time_row, warm_up
 from toutates.engine.batched import BatchedServable
+from toutates.engine.sequences.tensors import SequenceTensors
+from toutates.engine.servable import Servable
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import BackendName, model_config
 from toutates.models.config.labels import Labels, read_labels, shortfalls
@@ -52,6 +55,7 @@ class LoadedVersion:
         name: of the backend.
         source: what it was loaded from.
         signature: its tensors.
+        sequences: what the server gives to its sequences; None for a version without.
         runners: one per instance.
         warnings: for the operator, one sentence each.
         labels: of classes, by the index of the output.
@@ -60,9 +64,15 @@ class LoadedVersion:
     name: str
     source: Source
     signature: Signature
+    sequences: SequenceTensors | None
     runners: list[PluginRunner]
     warnings: list[str]
     labels: dict[int, Labels]
+
+    @property
+    def seen(self) -> Signature:
+        """The tensors that clients see."""
+        return self.signature if self.sequences is None else self.sequences.signature
 
     def close(self) -> None:
         """Free it, as closing its servable does."""
@@ -127,7 +137,7 @@ class PluginKind:
 
         self._run_limited(run, loaded, configuration)
         loaded.close()
-        return InspectedVersion.of(model, configuration, signature, _described(loaded), tuple(loaded.warnings))
+        return InspectedVersion.of(model, configuration, loaded.seen, _described(loaded), tuple(loaded.warnings))
 
     def _run_limited(self, run: Callable[[], None], loaded: LoadedVersion, configuration: VersionConfiguration) -> None:
         """Make the first runs of a version, which may hang as well as its load.
@@ -227,6 +237,8 @@ class PluginKind:
             signature = signature_of(
                 *_specs(name, tensors), settings, source=configuration.source, declared=configuration.declared
             )
+            sequences = sequences_of(model, signature, configuration)
+            signature = signature if sequences is None else sequences.whole
             check_warmup(settings, signature, folder.model_dir, configuration.source)
             labels = dict(read_labels(settings, signature, folder.model_dir, configuration.source))
             warnings += shortfalls(labels, signature, settings, configuration.source)
@@ -239,7 +251,7 @@ class PluginKind:
             if isinstance(error, ToutatesError):
                 raise
             raise ModelLoadError(f"the backend '{name}' has instances that cannot run: {reason_of(error)}") from error
-        return LoadedVersion(name, source, signature, runners, warnings, labels)
+        return LoadedVersion(name, source, signature, sequences, runners, warnings, labels)
 
 
 def _load_timeout(source: Source) -> int:
@@ -269,9 +281,6 @@ def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]
         problems.add("profiling", "is for ONNX models only", None, "remove it")
     if settings.allocator != "cpu":
         problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
-    if settings.sequences is not None:
-        key = "sequence_batching" if configuration.given is not None else "sequences"
-        problems.add(key, "is for ONNX models only", None, "make the state a tensor of the client's")
     problems.raise_all()
     return warnings
 
@@ -407,12 +416,23 @@ def _described(loaded: LoadedVersion) -> BackendName:
 
 
 def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersion) -> ServedVersion:
-    settings, signature, number = configuration.settings, loaded.signature, configuration.folder.number
+    settings, number, tensors = configuration.settings, configuration.folder.number, loaded.sequences
     triton = configuration.folder.triton
-    supertensor = batches_of(model, signature, settings, is_triton=configuration.source.name == PBTXT_NAME)
+
+    def batched(own: ModelSettings, runners: Sequence[PluginRunner]) -> BatchedServable:
+        is_triton = configuration.source.name == PBTXT_NAME
+        supertensor = batches_of(model, loaded.signature, own, is_triton=is_triton, grows=tensors is None)
+        return BatchedServable(number, supertensor, runners)
+
+    servable: Servable
+    if tensors is None:
+        servable = batched(settings, loaded.runners)
+    else:
+        instances = [batched(instance_settings(settings), [one]) for one in loaded.runners]
+        servable = sequence_servable(model, number, tensors, settings, instances)
     config = model_config(
         model,
-        signature,
+        loaded.seen,
         settings,
         version_policy=triton.version_policy if triton is not None else None,
         given=configuration.given,
@@ -422,6 +442,7 @@ def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersio
         model=model,
         number=number,
         config=config,
-        servable=BatchedServable(number, supertensor, loaded.runners),
+        servable=servable,
         labels=loaded.labels,
+        takes_parameters=None if tensors is None else lambda: True,
     )

@@ -15,6 +15,7 @@ from toutates.models.config.describe import BackendName
 from toutates.models.config.other_kinds import PYTORCH_RUNTIME
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.models.config.triton_sequences import sequence_message
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from toutates.protocol.signature import Signature, TensorSpec
@@ -59,7 +60,10 @@ def start_config(model: str, configuration: VersionConfiguration) -> ModelConfig
     elif configuration.settings.backend:
         settings = configuration.settings
         config.max_batch_size = settings.batch_size if settings.batching else 0
-        config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+        if settings.sequences is not None:
+            config.sequence_batching.CopyFrom(sequence_message(settings.sequences))
+        else:
+            config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
         for key, value in settings.parameters.items():
             config.parameters[key].string_value = value
         if settings.num_executors > 1:

@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from toutates.backends.python.batches import Row, contents_of, rows_of
 from toutates.backends.python.child import frames
-from toutates.backends.python.child.requests import ReceivedRequest
+from toutates.backends.python.child.requests import RESCHEDULED_TEXT, ReceivedRequest
 from toutates.backends.python.child.senders import DecoupledSender
 from toutates.backends.python.instance import PythonInstance
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
@@ -29,7 +29,8 @@ from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import OpenRequest
 from toutates.engine.result import Outputs, PendingRequest, Separate
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+from toutates.engine.servable import Consumer
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled
 
 __all__ = ["DecoupledInstance", "DecoupledThreadInstance"]
 
@@ -71,6 +72,13 @@ class _OpenRequests:
         with self._lock:
             self._open.pop(number, None)
 
+    def reschedule(self, number: int) -> None:
+        """A model asks for a request once more."""
+        request = self._open.get(number % 2**32)
+        if request is not None:
+            self.ended(number % 2**32)
+            request.respond(Rescheduled(RESCHEDULED_TEXT), final=True)
+
     def fail(self, error: RequestError) -> None:
         """End all of them; numbers begin anew."""
         with self._lock:
@@ -98,6 +106,14 @@ class _OpenRequests:
             time.sleep(_LOOK_S)
 
 
+def _note_released(batch: Batch, ports: Sequence[Consumer]) -> None:
+    """Tell those who want to know that ``execute`` has returned."""
+    for consumer, own in zip(ports, batch.pending, strict=False):
+        if consumer.released is not None:
+            for request in own:
+                consumer.released(request[0])
+
+
 class DecoupledThreadInstance(ThreadInstance):
     """A decoupled model in threads of the server. The Args are those of ``ThreadInstance``."""
 
@@ -107,7 +123,9 @@ class DecoupledThreadInstance(ThreadInstance):
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``."""
-        return self._open.refuse_above_limit(batch) or super().run(batch, first, rows)
+        outcome = self._open.refuse_above_limit(batch) or super().run(batch, first, rows)
+        _note_released(batch, self.ports)
+        return outcome
 
     def close(self) -> None:
         """Wait for the responses of open requests, and have the model finalize itself."""
@@ -132,7 +150,9 @@ class DecoupledThreadInstance(ThreadInstance):
         first = self._open.begin(opened)
         requests = [self._open_request(tensors[at], row, opened[at], first + at) for at, row in enumerate(rows)]
         tensors.clear()
-        self._model.begin(requests, one_by_one=self._one_by_one, enter=self._adopt)
+        again = self._model.begin(requests, one_by_one=self._one_by_one, enter=self._adopt)
+        for at in again:
+            self._open.reschedule(first + at)
         return Separate(refused)
 
     def _opened(self, port: int, request: PendingRequest) -> OpenRequest:
@@ -170,7 +190,9 @@ class DecoupledInstance(PythonInstance):
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``."""
-        return self._open.refuse_above_limit(batch) or super().run(batch, first, rows)
+        outcome = self._open.refuse_above_limit(batch) or super().run(batch, first, rows)
+        _note_released(batch, self.ports)
+        return outcome
 
     def close(self) -> None:
         """Wait for the responses of open requests, have the model finalize itself, and end its process."""
@@ -225,7 +247,7 @@ class DecoupledInstance(PythonInstance):
         self._current = [
             OpenRequest(self.ports[port], request, self.started_ns, self.responses) for _, _, port, request in requests
         ]
-        self._open.begin(self._current)
+        first = self._open.begin(self._current)
         timeout_s = self._limits.execute_s
         process.tell(kind, frame, time.monotonic() + timeout_s if timeout_s else None)
         try:
@@ -237,6 +259,10 @@ class DecoupledInstance(PythonInstance):
             raise outcome
         if outcome[0] == frames.FAILED:
             raise Failed(str(process.parsed(outcome[1]).get("text", "")))
+        again = process.parsed(outcome[1]).get("again", ())
+        for at in again if isinstance(again, list) else ():
+            if isinstance(at, int) and 0 <= at < len(self._current):
+                self._open.reschedule(first + at)
         return outcome[1]
 
     def _all_in_place(self, batch: Batch, lane: PackedLane) -> Outputs | Separate:

@@ -92,6 +92,7 @@ class PythonInstance:
     Attributes:
         ports: the consumers of the version; set once these are known.
         responses: those of a decoupled model; set with ``ports``.
+        on_death: called when its process has ended, and what the model kept there is lost. In any thread.
     """
 
     on_cpu = False  # no worker shall wait for another process
@@ -115,6 +116,7 @@ class PythonInstance:
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
         self.responses = Responses()
+        self.on_death: Callable[[], None] = lambda: None
         self._name = name
         self._signature = signature
         self._arena = arena
@@ -470,6 +472,7 @@ class PythonInstance:
         self._calls.end()
         self._room = None
         self._asks = False
+        self.on_death()
         logger.error(
             "%s: its process is gone (%d in a row): %s; it is started again %s",
             self._name,

@@ -32,9 +32,12 @@ from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
 from toutates.backends.python.threaded import ThreadInstance
+from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.engine.batched import BatchedServable
 from toutates.engine.open_request import Responses
-from toutates.engine.servable import Backend
+from toutates.engine.sequences.servable import SequenceServable
+from toutates.engine.sequences.tensors import SequenceTensors
+from toutates.engine.servable import Backend, Servable
 from toutates.engine.statistics import VersionStatistics
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
@@ -148,8 +151,13 @@ class PythonServable(BatchedServable):
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""
         if workers_ended:
-            self._closing.at = time.monotonic() + _CLOSING_S
+            _begin_to_close(self._closing)
         super().close(workers_ended=workers_ended)
+
+
+def _begin_to_close(closing: Closing) -> None:
+    """Have processes end soon, whatever they are at: no worker of the server is left."""
+    closing.at = time.monotonic() + _CLOSING_S
 
 
 class _Loading:
@@ -218,11 +226,11 @@ class _Loading:
             Failed, ProcessEnded, OSError: likewise.
         """
         model, configuration, version = self._model, self._configuration, self._version
-        config, signature, settings = self._complete()
+        config, signature, settings, tensors = self._complete()
         triton = version.triton
         shown = model_config(
             model,
-            signature,
+            signature if tensors is None else tensors.signature,
             settings,
             version_policy=triton.version_policy if triton is not None else None,
             given=config,
@@ -230,29 +238,49 @@ class _Loading:
         )
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         # Triton batches where the configuration says so, and a model may count on it.
-        one_by_one = configuration.given is not None and not config.HasField("dynamic_batching") and not self._stacked
+        batches = config.HasField("dynamic_batching") or tensors is not None
+        one_by_one = configuration.given is not None and not batches and not self._stacked
         decoupled = shown.model_transaction_policy.decoupled
         starts = [
             Start(name, self._args(shown, name, kind, device), signature, one_by_one, self._stacked, decoupled)
             for name, kind, device in instance_names(config)
         ]
         instances = self.isolation.instances(starts)
-        supertensor = batches_of(
-            model,
-            signature,
-            settings,
-            is_triton=configuration.given is not None,
-            allocate=self.isolation.allocate,
-            quick_ns=0,
-            keeps_whole=decoupled,
-        )
-        responses = Responses()
-        for instance in instances:
-            instance.ports = supertensor.ports
-            instance.responses = responses
-        servable = PythonServable(
-            version.number, supertensor, instances, self.isolation.closing, self.isolation.metrics, responses
-        )
+        closing, metrics, responses = self.isolation.closing, self.isolation.metrics, Responses()
+
+        def batched(own: ModelSettings, some: Sequence[PythonInstance | ThreadInstance]) -> PythonServable:
+            supertensor = batches_of(
+                model,
+                signature,
+                own,
+                is_triton=configuration.given is not None,
+                allocate=self.isolation.allocate,
+                quick_ns=0,
+                keeps_whole=decoupled,
+                grows=tensors is None,
+            )
+            for instance in some:
+                instance.ports = supertensor.ports
+                instance.responses = responses
+            return PythonServable(version.number, supertensor, some, closing, metrics, responses)
+
+        servable: Servable
+        if tensors is None:
+            servable = batched(settings, instances)
+        else:
+            own = instance_settings(settings)
+            servable = sequence_servable(
+                model,
+                version.number,
+                tensors,
+                settings,
+                [batched(own, [one]) for one in instances],
+                by_row=not self._stacked,
+                on_end=partial(_begin_to_close, closing),
+            )
+            for at, instance in enumerate(instances):
+                if isinstance(instance, PythonInstance):
+                    instance.on_death = partial(_forget_sequences, weakref.ref(servable), at)
         served = ServedVersion(
             model=model,
             number=version.number,
@@ -267,7 +295,8 @@ class _Loading:
 
     def inspect(self) -> InspectedVersion:
         """Complete the configuration, and initialize nothing."""
-        config, signature, settings = self._complete()
+        config, signature, settings, tensors = self._complete()
+        signature = signature if tensors is None else tensors.signature
         read_labels(settings, signature, self._version.model_dir, self._configuration.source)
         self.isolation.give_up()
         return InspectedVersion.of(
@@ -277,16 +306,11 @@ class _Loading:
             backend_of(self._configuration),
         )
 
-    def _complete(self) -> tuple[ModelConfig, Signature, ModelSettings]:
-        """The whole configuration, from the files and the model."""
+    def _complete(self) -> tuple[ModelConfig, Signature, ModelSettings, SequenceTensors | None]:
+        """The whole configuration, from the files and the model; its tensors are those that the code sees."""
         configuration = self._configuration
         completed = self.isolation.complete(instance_names(self._config)[0][0], as_dict(self._config))
         config = completed_config(self._config, completed, self._model)
-        if config.HasField("sequence_batching") or configuration.settings.sequences is not None:
-            raise ModelLoadError(
-                "sequence batching is for ONNX models only: remove it, and keep the state in the model by the "
-                "correlation_id() of its requests, with one instance"
-            )
         if config.model_transaction_policy.decoupled and self._stacked:
             raise ConfigurationError(
                 "a decoupled model answers each request by its own sender",
@@ -296,7 +320,10 @@ class _Loading:
                 remedy="remove it",
             )
         signature, said = signature_of(config, self._model, configuration.source)
-        return config, signature, with_defaults(configuration.settings, said, configuration)
+        settings = with_defaults(configuration.settings, said, configuration)
+        own = replace(configuration, settings=settings)
+        tensors = sequences_of(self._model, signature, own, by_row=not self._stacked)
+        return config, signature if tensors is None else tensors.whole, settings, tensors
 
     def _args(self, config: ModelConfig, name: str, kind: str, device: str) -> dict[str, str]:
         """What ``initialize`` gets."""
@@ -314,6 +341,12 @@ class _Loading:
 def _some_alive(instances: Sequence[weakref.ref[PythonInstance | ThreadInstance]]) -> bool:
     """Whether an instance has something to run its code; nothing keeps the instances."""
     return any([instance.alive for one in instances if (instance := one()) is not None])
+
+
+def _forget_sequences(servable: weakref.ref[SequenceServable], instance: int) -> None:
+    """End the sequences of an instance whose process has ended; nothing keeps the servable."""
+    if (own := servable()) is not None:
+        own.forget(instance)
 
 
 def _choice(parameters: Mapping[str, str], key: str, choices: Sequence[str], source: Path) -> str:

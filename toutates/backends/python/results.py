@@ -22,6 +22,7 @@ from toutates.system.errors import (
     ExecutionFailed,
     InvalidRequest,
     RequestError,
+    Rescheduled,
     Unavailable,
     UnknownFailure,
     UnknownModel,
@@ -30,7 +31,7 @@ from toutates.system.errors import (
 
 __all__ = ["Results", "code_of"]
 
-#: By the code of a ``TritonError``.
+#: By the code of a ``TritonError``; the last one is of requests that are to come once more.
 _ERRORS: Final[Sequence[type[RequestError]]] = (
     UnknownFailure,
     ExecutionFailed,
@@ -40,6 +41,7 @@ _ERRORS: Final[Sequence[type[RequestError]]] = (
     Unsupported,
     AlreadyExists,
     Cancelled,
+    Rescheduled,
 )
 #: Characters of an error.
 _MAX_TEXT: Final = 8_192

@@ -53,14 +53,21 @@ class SequenceRequest:
 
 
 class Batcher(Protocol):
-    """What a port adds requests to."""
+    """What a port adds requests to.
+
+    Attributes:
+        gives_ids: whether a request without an id is a sequence of its own, which gets one.
+    """
+
+    @property
+    def gives_ids(self) -> bool: ...
 
     def way(self, row_shapes: RowShapes) -> SequenceWay:
         """The way for rows of these shapes."""
         ...
 
     def add(self, request: SequenceRequest, identifier: Identifier, *, start: bool, end: bool, timeout_us: int) -> None:
-        """Add a request; it runs with the next ``commit``, or later.
+        """Add a request; it runs with the next ``commit``, or later. Its id is 0 or "" for none.
 
         Raises:
             RequestError: it is refused.
@@ -151,7 +158,7 @@ class SequencePort:
                 "batcher"
             )
         identifier, start, end, timeout_us = self._sequence(context)
-        if not identifier:
+        if not (identifier or self._batcher.gives_ids):
             raise InvalidSequence(
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
             )

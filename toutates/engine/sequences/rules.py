@@ -20,6 +20,8 @@ class SequenceRules:
         idle_ns: a sequence without a request for so long is given up.
         delay_ns: how long the oldest request may wait for others; 0 for not at all.
         enough_rows: a batch of so many requests does not wait.
+        iterative: whether the model may ask for a request once more. A sequence then ends with its request, and a
+            request without an id gets one.
     """
 
     instances: int
@@ -29,3 +31,4 @@ class SequenceRules:
     idle_ns: int
     delay_ns: int = 0
     enough_rows: int = 1
+    iterative: bool = False

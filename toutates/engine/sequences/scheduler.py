@@ -43,7 +43,7 @@ class Given(Generic[T]):
         own: whatever is to come back.
         shapes: requests of equal shapes may share a batch.
         start, end: whether it is its sequence's first, or last, request.
-        arrived_ns: when it came.
+        arrived_ns: when it came; of an iterative model that runs it, when that began.
         due_ns: when it is given up if its sequence is in the backlog still; 0 for never.
         sequence: that it belongs to.
         following: the next request of the sequence; None while there is none.
@@ -73,6 +73,7 @@ class Sequence(Generic[T]):
         ended: whether its request with END has come, or it was given up: its id is not its own any more.
         is_given_up: whether it was given up: what is under way leaves no state.
         state: what its last run has left for the next one; None before the first.
+        is_private: whether its id was chosen here, so that no other request belongs to it.
     """
 
     identifier: Identifier
@@ -85,6 +86,7 @@ class Sequence(Generic[T]):
     state: Any = None
     first: Given[T] | None = None
     last: Given[T] | None = None
+    is_private: bool = False
 
 
 class Scheduler(Generic[T]):
@@ -117,6 +119,8 @@ class Scheduler(Generic[T]):
         self._free: list[tuple[int, int]] = []
         #: how many were ever taken, in the same order
         self._used = 0
+        #: the last id that was chosen here
+        self._last_id = 0
         self._slots: list[dict[int, Sequence[T]]] = [{} for _ in range(rules.instances)]
         #: by instance, sequences with a request that could run now, by slot; the one that could for longest first
         self._ready: list[dict[int, Sequence[T]]] = [{} for _ in range(rules.instances)]
@@ -151,7 +155,7 @@ class Scheduler(Generic[T]):
 
         Args:
             own: whatever is to come back.
-            identifier: of its sequence.
+            identifier: of its sequence; 0 or "" for one of its own, whose id is chosen here, from 1 on.
             now_ns: the time.
             shapes, start, end, due_ns: see ``Given``.
 
@@ -160,19 +164,23 @@ class Scheduler(Generic[T]):
         Raises:
             InvalidSequence: there is no such sequence, and the request does not begin one.
         """
+        is_private = not identifier
+        if is_private:
+            identifier, start = self._new_id(), True
         sequence = self._live.get(identifier)
         if sequence is None:
             if not start:
-                raise InvalidSequence(
-                    f"inference request for sequence {identifier} to model '{self._model}' must specify the START flag "
-                    "on the first request of the sequence"
-                )
-            sequence = Sequence(identifier, now_ns)
+                raise self._not_begun(identifier)
+            sequence = Sequence(identifier, now_ns, is_private=is_private)
             self._live[identifier] = sequence
             if self._free or self._used < self.rules.slots * self.rules.instances:
                 self._place(sequence)
             else:
                 self._backlog[sequence] = None
+        elif sequence.is_private:
+            raise InvalidSequence(
+                f"sequence {identifier} of model '{self._model}' is that of a request without an id; choose another id"
+            )
         else:
             sequence.last_ns = now_ns
             self._live.move_to_end(identifier)
@@ -191,6 +199,13 @@ class Scheduler(Generic[T]):
             sequence.ended = True
             del self._live[identifier]
         return request
+
+    def _new_id(self) -> int:
+        """An id that no sequence has."""
+        self._last_id += 1
+        while self._last_id in self._live:
+            self._last_id += 1
+        return self._last_id
 
     # --- batches out -------------------------------------------------------------------------------------------------
 
@@ -237,6 +252,29 @@ class Scheduler(Generic[T]):
         sequence.under_way = False
         if sequence.first is not None:
             self._note_ready(sequence)
+
+    def again(self, request: Given[T], now_ns: int) -> None:
+        """A request has run, and its model asks for it once more: it is the next one of its sequence.
+
+        Raises:
+            InvalidSequence: its sequence has ended, or this came too long after ``arrived_ns``.
+        """
+        sequence = request.sequence
+        if sequence.ended or now_ns - request.arrived_ns > self.rules.idle_ns:
+            raise self._not_begun(sequence.identifier)
+        request.start, request.arrived_ns, request.due_ns = False, now_ns, 0
+        sequence.last_ns = now_ns
+        self._live.move_to_end(sequence.identifier)
+        request.following, sequence.first = sequence.first, request
+        sequence.last = sequence.last or request
+        self.requests += 1
+        self.done(request)
+
+    def _not_begun(self, identifier: Identifier) -> InvalidSequence:
+        return InvalidSequence(
+            f"inference request for sequence {identifier} to model '{self._model}' must specify the START flag on the "
+            "first request of the sequence"
+        )
 
     # --- the end of sequences ----------------------------------------------------------------------------------------
 

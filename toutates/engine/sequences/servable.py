@@ -3,7 +3,8 @@
     port ──▶ scheduler ──(a batch of one request of each of several sequences)──▶ instance ──▶ port
 
 An instance is a servable of its own, with one batch under way. Each row gets the control inputs, and the state that the
-last request of its sequence has left; what it leaves is kept beside the sequence, and dies with it.
+last request of its sequence has left; what it leaves is kept beside the sequence, and dies with it. A batch is one call
+of its instance, or, of a model that keeps its own states, a call for each row (``row_calls``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from toutates.engine.counters import VersionCounters
 from toutates.engine.lane import RowShapes
 from toutates.engine.result import BatchResult, PendingRequest, Timing
 from toutates.engine.sequences.port import SequencePort, SequenceRequest, SequenceWay
+from toutates.engine.sequences.row_calls import RowBatch, deliver, row_calls
 from toutates.engine.sequences.rules import SequenceRules
 from toutates.engine.sequences.scheduler import Given, Identifier, Scheduler
 from toutates.engine.sequences.scheduler import Sequence as Running
@@ -32,11 +34,13 @@ from toutates.engine.servable import Consumer, Host, Servable
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.protocol.signature import Signature
 from toutates.system.errors import (
+    Cancelled,
     ExecutionFailed,
     InvalidRequest,
     ModelNotReady,
     Overloaded,
     RequestError,
+    Rescheduled,
     TooLate,
     Unavailable,
 )
@@ -81,6 +85,8 @@ class SequenceServable:
         rules: of the scheduler.
         instances: compute batches; ``rules.instances`` of them, each with the whole signature.
         bounds: see ``SequenceBounds``.
+        by_row: whether the model sees each row as a request of its own.
+        on_end: called when no worker is left, and no batch should take long any more.
     """
 
     def __init__(
@@ -91,8 +97,12 @@ class SequenceServable:
         rules: SequenceRules,
         instances: Sequence[Servable],
         bounds: SequenceBounds,
+        *,
+        by_row: bool = False,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
+        self._by_row, self._on_end = by_row, on_end
         self._tensors = tensors
         self._bounds = bounds
         self._instances = list(instances)
@@ -126,6 +136,11 @@ class SequenceServable:
         packed = all(inputs[index].datatype.size for index, _ in row_shapes)
         return SequenceWay(packed, shapes)
 
+    @property
+    def gives_ids(self) -> bool:
+        """See ``Batcher``."""
+        return self._scheduler.rules.iterative
+
     def add(self, request: SequenceRequest, identifier: Identifier, *, start: bool, end: bool, timeout_us: int) -> None:
         """See ``Batcher``."""
         corrid = self._corrid
@@ -136,6 +151,7 @@ class SequenceServable:
                 f"sequence batching control '{name}' data-type is '{kind}', but model '{self._model}' expects "
                 f"'{corrid.datatype.name}'"
             )
+        start = start or not identifier
         now_ns = time.monotonic_ns()
         idle: list[RowStates | None] | None = None
         with self._lock:
@@ -225,6 +241,9 @@ class SequenceServable:
                 self._is_busy[instance] = False
             return False
         wanted = [row for row in left if row is not None]
+        if self._by_row:
+            self._run_rows(instance, left, wanted)
+            return True
         call = ModelCall(
             len(left),
             partial(self._finish, instance, left),
@@ -240,15 +259,74 @@ class SequenceServable:
             self._finish(instance, left, _failure(ExecutionFailed("internal error")))
         return True
 
-    def _inputs(self, rows: Rows, first: Given[SequenceRequest]) -> tuple[RowShapes, list[bytes]]:
-        """The shapes and the bytes of all inputs of a batch. Null rows are zeros, and empty texts."""
-        tensors = self._tensors
-        inputs = tensors.whole.inputs
-        shapes = list(first.own.way.shapes)
-        nulls = tuple(
+    def _run_rows(self, instance: int, rows: Rows, wanted: list[Given[SequenceRequest]]) -> None:
+        """Run a batch whose rows are requests of their own."""
+        batch, first, controls = RowBatch(instance, wanted), wanted[0], self._tensors.controls
+        now_ns = time.monotonic_ns()
+        for row in wanted:
+            row.arrived_ns = now_ns
+        try:
+            calls = row_calls(batch, rows, self._row_done)
+            shapes = (*first.own.way.shapes, *[(control.index, (1,)) for control in controls])
+            nulls = self._nulls(first)
+            contents = [
+                (*(nulls if row is None else row.own.contents), *[_control(control, [row]) for control in controls])
+                for row in rows
+            ]
+        except Exception:  # such as MemoryError; the instance has to be free again
+            logger.exception("making a batch of sequences of model '%s' failed", self._model)
+            for row in wanted:
+                self._row_done(batch, row, _failure(ExecutionFailed("internal error")))
+            return
+        self._calls[instance].submit_each(calls, shapes, contents)
+
+    def _row_done(self, batch: RowBatch, row: Given[SequenceRequest], outcome: Outcome | None) -> None:
+        """See ``row_calls.OnDone``."""
+        scheduler = self._scheduler
+        is_iterative = scheduler.rules.iterative
+        left: list[Given[SequenceRequest]] = []
+        with self._lock:
+            is_done = row not in batch.left
+            comes_again = False
+            if not is_done:
+                batch.left.discard(row)
+                if is_iterative and outcome is not None and isinstance(outcome.error, Rescheduled):
+                    try:
+                        scheduler.again(row, time.monotonic_ns())
+                        comes_again = True
+                    except RequestError as error:
+                        outcome = _failure(error)
+                if not comes_again:
+                    self._request_bytes -= row.own.size
+                    scheduler.done(row)
+                    if is_iterative:
+                        left = self._give_up(row.sequence)
+            is_over = not is_done and not batch.left
+            if is_over:
+                self._is_busy[batch.instance] = False
+        if outcome is not None and not comes_again:
+            deliver(row, outcome)
+        if left:
+            _deliver(left, _failure(Cancelled("the sequence has ended with the request before this one")))
+        if is_over:
+            self._pump(batch.instance)
+            if self._is_closed:
+                with self._lock:
+                    self._wake_at(0)
+
+    def _nulls(self, first: Given[SequenceRequest]) -> tuple[bytes, ...]:
+        """The contents of a null row beside a request: zeros, and empty texts."""
+        inputs = self._tensors.whole.inputs
+        return tuple(
             bytes(len(content)) if inputs[index].datatype.size else bytes(4 * prod(shape))
-            for (index, shape), content in zip(shapes, first.own.contents, strict=True)
+            for (index, shape), content in zip(first.own.way.shapes, first.own.contents, strict=True)
         )
+
+    def _inputs(self, rows: Rows, first: Given[SequenceRequest]) -> tuple[RowShapes, list[bytes]]:
+        """The shapes and the bytes of all inputs of a batch."""
+        tensors = self._tensors
+        shapes = list(first.own.way.shapes)
+        nulls = self._nulls(first)
         given = [nulls if row is None else row.own.contents for row in rows]
         contents = [b"".join([own[at] for own in given]) for at in range(len(shapes))]
         for control in tensors.controls:
@@ -347,6 +425,20 @@ class SequenceServable:
             self._keep(sequence, None)
         return states
 
+    def forget(self, instance: int) -> None:
+        """End the sequences of an instance that has lost what its model kept of them. Those that begin now go on."""
+        left: list[Given[SequenceRequest]] = []
+        with self._lock:
+            for sequence in list(self._scheduler):
+                first = sequence.first
+                begins = not sequence.under_way and first is not None and first.start
+                if sequence.slot >= 0 and sequence.instance == instance and not begins:
+                    left += self._give_up(sequence)
+        if left:
+            _deliver(
+                left, _failure(Unavailable("the sequence has ended, because the process that had its state is gone"))
+            )
+
     def _sweep(self) -> int:
         """Give up what is idle or was in the backlog for too long; returns when to look again, monotonic ns."""
         now_ns = time.monotonic_ns()
@@ -430,6 +522,9 @@ class SequenceServable:
             executors=sum(one.executors for one in own),
             pool_threads=sum(one.pool_threads for one in own),
             memory_kind=own[0].memory_kind,
+            # What the code of a model counts is the same for all of its instances.
+            own_metrics=own[0].own_metrics,
+            responses=own[0].responses,
         )
 
     def describe(self, most: int) -> list[str]:
@@ -486,6 +581,8 @@ class SequenceServable:
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``. Sequences of the backlog end; what waits in slots is answered."""
+        if workers_ended:
+            self._on_end()
         with self._lock:
             self._is_closed = True
             self._workers_ended = self._workers_ended or workers_ended

@@ -24,6 +24,7 @@ class DeclaredTensor:
         dims: as clients see it, without the batch dimension.
         shape: as the graph is to have it, likewise.
         optional: whether requests may leave it out.
+        narrows: whether it may fix sizes that the graph leaves open, as every input may.
     """
 
     name: str
@@ -31,6 +32,7 @@ class DeclaredTensor:
     dims: tuple[int, ...]
     shape: tuple[int, ...]
     optional: bool = False
+    narrows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class Declared:
                     f"first dimension must be -1; but shape expected by the model is {_shown(graph.shape)}"
                 )
             full = (-1, *declared.shape)
-        narrows = role == "input"
+        narrows = declared.narrows or role == "input"
         if len(full) == len(graph.shape) and all(
             size == own or (own == -1 and narrows) for size, own in zip(full, graph.shape, strict=True)
         ):

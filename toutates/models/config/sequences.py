@@ -99,6 +99,7 @@ class SequenceSettings:
         minimum_slot_utilization: part of the slots that need no more company. Of ``direct`` alone.
         preferred_batch_sizes: sizes at which a batch does not wait. Of ``oldest`` alone.
         max_state_bytes: memory that the states of all sequences may take; no sequence begins above it.
+        iterative: whether the model may ask for a request once more. Of Python models alone.
         controls, states: see there.
     """
 
@@ -109,6 +110,7 @@ class SequenceSettings:
     minimum_slot_utilization: float = 0.0
     preferred_batch_sizes: tuple[int, ...] = ()
     max_state_bytes: int = 2**30
+    iterative: bool = False
     controls: tuple[ControlSettings, ...] = ()
     states: tuple[StateSettings, ...] = ()
 
@@ -127,6 +129,7 @@ def read_sequences(section: Section | None) -> SequenceSettings | None:
         minimum_slot_utilization=section.optional_number("minimum_slot_utilization", 1, 0.5) or 0.0,
         preferred_batch_sizes=section.integers("preferred_batch_sizes", _MAX_BATCH_SIZE, "[4, 8]"),
         max_state_bytes=section.optional_integer("max_state_bytes", 2**50, 2**30) or defaults.max_state_bytes,
+        iterative=section.optional_flag("iterative") or False,
         controls=_controls(section.mapping("controls", "controls: {START: {kind: start}}")),
         states=tuple(map(_state, section.sections("states", "states: [{input: in, output: out}]"))),
     )

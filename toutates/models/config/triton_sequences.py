@@ -63,7 +63,9 @@ def added_outputs(settings: SequenceSettings, listed: Sequence[DeclaredTensor]) 
 
 def sequence_message(settings: SequenceSettings) -> ModelSequenceBatching:
     """The settings as Triton's message; datatypes and shapes that only the model's file has are left out."""
-    batching = ModelSequenceBatching(max_sequence_idle_microseconds=settings.max_idle_us)
+    batching = ModelSequenceBatching(
+        max_sequence_idle_microseconds=settings.max_idle_us, iterative_sequence=settings.iterative
+    )
     if settings.strategy == "oldest":
         batching.oldest.max_candidate_sequences = settings.max_candidates
         batching.oldest.preferred_batch_size.extend(settings.preferred_batch_sizes)
@@ -100,7 +102,8 @@ def sequence_message(settings: SequenceSettings) -> ModelSequenceBatching:
 
 
 def _declared(name: str, datatype: str, dims: tuple[int, ...]) -> DeclaredTensor:
-    return DeclaredTensor(name, BY_NAME[datatype].config_name, dims, dims)
+    # The dims of a state are those of its input and of its output, of which the graph may leave more open.
+    return DeclaredTensor(name, BY_NAME[datatype].config_name, dims, dims, narrows=True)
 
 
 class _Reader:
@@ -111,14 +114,6 @@ class _Reader:
 
     def read(self) -> SequenceSettings:
         batching = self._config.sequence_batching
-        if batching.iterative_sequence:
-            self._refuse(
-                "iterative_sequence",
-                "only backends that reschedule their requests need it, and none here does",
-                "remove it, or keep the model on Triton",
-            )
-        if self._config.model_transaction_policy.decoupled:
-            self._refuse("", "does not go with decoupled models here", "remove one of the two")
         most = max(1, self._config.max_batch_size)
         is_oldest = batching.WhichOneof("strategy_choice") == "oldest"
         strategy = batching.oldest if is_oldest else batching.direct
@@ -150,6 +145,7 @@ class _Reader:
             max_queue_delay_us=strategy.max_queue_delay_microseconds,
             minimum_slot_utilization=utilization,
             preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
+            iterative=batching.iterative_sequence,
             controls=self._controls(batching),
             states=self._states(batching),
         )

@@ -146,6 +146,8 @@ def _sequences(settings: SequenceSettings | None) -> dict[str, Any]:
         value["minimum_slot_utilization"] = settings.minimum_slot_utilization
     value["max_queue_delay_us"] = settings.max_queue_delay_us
     value["max_state_bytes"] = settings.max_state_bytes
+    if settings.iterative:
+        value["iterative"] = True
     value["controls"] = {
         own.name: {"kind": own.kind, "datatype": own.datatype, **({"values": list(own.values)} if own.values else {})}
         for own in settings.controls

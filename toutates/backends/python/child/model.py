@@ -15,10 +15,14 @@ from typing import Any
 from toutates.backends.python.child import pb_utils
 from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.model_config import ModelConfig
-from toutates.backends.python.child.requests import InferenceResponse, ReceivedRequest
+from toutates.backends.python.child.requests import RESCHEDULED_TEXT, InferenceResponse, ReceivedRequest
 from toutates.backends.python.child.tensors import Tensor
 
-__all__ = ["Model", "OutputForms", "describe"]
+__all__ = ["RESCHEDULED", "Model", "OutputForms", "describe"]
+
+#: In place of the answer to a request that the model asks for once more.
+RESCHEDULED: Any = object()
+_RESCHEDULED_CODE = 8
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -98,8 +102,11 @@ class Model:
             return self._call(requests)
         return [outcome for request in requests for outcome in self._call([request])]
 
-    def begin(self, requests: list[ReceivedRequest], *, one_by_one: bool, enter: Callable[[], None]) -> None:
+    def begin(self, requests: list[ReceivedRequest], *, one_by_one: bool, enter: Callable[[], None]) -> list[int]:
         """Have a decoupled model begin requests, which it answers through their senders.
+
+        Returns:
+            The places of those that it asks for once more. Their senders take nothing more.
 
         Args:
             requests: of a batch; each has its sender.
@@ -123,6 +130,10 @@ class Model:
                     )
             except Exception as error:
                 self._fail(senders, error)
+        again = [at for at, request in enumerate(requests) if request.is_rescheduled]
+        for at in again:
+            requests[at].sender.close()
+        return again
 
     def _fail(self, senders: Sequence[Any], error: BaseException) -> None:
         """End what the model has not ended."""
@@ -168,8 +179,14 @@ class Model:
                     "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                     f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
                 )
-            for response, sender in zip(responses, senders):
-                if not isinstance(response, InferenceResponse) and (response is not None or sender is None):
+            for response, request, sender in zip(responses, requests, senders):
+                if request.is_rescheduled:
+                    if response is not None:
+                        raise _Wrong(
+                            "Expected a None object in the execute function return list for reschduled request, found "
+                            f"type '{type(response)}'."
+                        )
+                elif not isinstance(response, InferenceResponse) and (response is not None or sender is None):
                     raise _Wrong(
                         "Expected an 'InferenceResponse' object in the execute function return list, found type "
                         f"'{type(response)}'."
@@ -181,8 +198,12 @@ class Model:
         if None in responses or any(senders):
             # What was sent holds, whatever is in the list.
             return [
-                response if sender is None else (sender.close() if response else sender.wait()) or response
-                for response, sender in zip(responses, senders)
+                RESCHEDULED
+                if request.is_rescheduled
+                else response
+                if sender is None
+                else (sender.close() if response else sender.wait()) or response
+                for response, request, sender in zip(responses, requests, senders)
             ]
         return list(responses)
 
@@ -292,9 +313,12 @@ class OutputForms:
         """What an outcome is: code and text of its error, or None; its outputs, by index; its parameters, or None."""
         if isinstance(outcome, str):
             return [1, outcome], {}, None
+        if outcome is RESCHEDULED:
+            return [_RESCHEDULED_CODE, RESCHEDULED_TEXT], {}, None
         error = outcome.error()
         if error is not None:
-            return [int(error.code()), str(error.message())], {}, None
+            code = int(error.code())
+            return [code if 0 <= code < _RESCHEDULED_CODE else 0, str(error.message())], {}, None
         outputs: dict[int, Tensor] = {}
         for tensor in outcome.output_tensors():
             if not isinstance(tensor, Tensor):

@@ -12,6 +12,7 @@ from toutates.backends.python.child.senders import DecoupledSender, ResponseSend
 from toutates.backends.python.child.tensors import Tensor
 
 __all__ = [
+    "RESCHEDULED_TEXT",
     "Caller",
     "InferenceRequest",
     "InferenceResponse",
@@ -390,9 +391,12 @@ class ReceivedRequest(InferenceRequest):
         about: tells what the server knows of it.
         wanted: whether its caller still waits.
         sender: sends its responses, where the model is decoupled.
+
+    Attributes:
+        is_rescheduled: whether the model asks for it once more.
     """
 
-    __slots__ = ("_ask", "_make", "_wanted", "sender")
+    __slots__ = ("_ask", "_make", "_wanted", "is_rescheduled", "sender")
 
     def __init__(
         self,
@@ -406,6 +410,7 @@ class ReceivedRequest(InferenceRequest):
         self._inputs: Any = None
         self._about: dict[str, Any] | None = None
         self.sender: Any = sender
+        self.is_rescheduled = False
 
     def inputs(self) -> Sequence[Tensor]:
         """Its tensors."""
@@ -436,6 +441,16 @@ class ReceivedRequest(InferenceRequest):
         """Refused: a request that was received has the flags that its client gave it."""
         raise TritonModelException("The flags of a request that was received cannot be changed.")
 
+    def set_release_flags(self, flags: int) -> None:
+        """Say before ``execute`` returns whether the request is to come once more.
+
+        Args:
+            flags: TRITONSERVER_REQUEST_RELEASE_ALL, or TRITONSERVER_REQUEST_RELEASE_RESCHEDULE.
+        """
+        if flags not in (_RELEASE_ALL, _RELEASE_RESCHEDULE):
+            raise TritonModelException("Unable to set the release flags of a request. Unsupported flag provided.")
+        self.is_rescheduled = flags == _RELEASE_RESCHEDULE
+
     def timeout(self) -> int:
         """Microseconds; 0 for none."""
         return int(self._known().get("parameters", {}).get("timeout", 0))
@@ -460,6 +475,12 @@ class ReceivedRequest(InferenceRequest):
         return self.sender
 
 
+_RELEASE_ALL, _RELEASE_RESCHEDULE = 1, 2
+#: What becomes of a request that is to come once more, and does not.
+RESCHEDULED_TEXT = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag."
+)
 #: Parameters that Triton takes for itself.
 _PROTOCOL_PARAMETERS = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "triton_enable_empty_final_response")

@@ -100,6 +100,11 @@ class DecoupledSender:
         """Whether nobody waits for responses any more."""
         return not self._wanted()
 
+    def close(self) -> None:
+        """Take nothing more."""
+        with self._lock:
+            self._is_closed = True
+
     def fail(self, text: str) -> None:
         """End the request with an error, unless the model has ended it."""
         with self._lock:

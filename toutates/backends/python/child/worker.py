@@ -271,7 +271,9 @@ class _Instance:
         """Call ``execute``, write what it returns, and say where; nothing to say means that all is in its place."""
         said: dict[str, Any] = {}
         if self._decoupled:
-            self._model.begin(requests, one_by_one=self._one_by_one, enter=lambda: None)
+            again = self._model.begin(requests, one_by_one=self._one_by_one, enter=lambda: None)
+            if again:
+                said["again"] = again
             requests.clear()
         else:
             self._caller.begin_batch()
