@@ -51,6 +51,7 @@ def test_documents_are_ranked(api: Front, path: str) -> None:
     [
         ({"documents": []}, 400),
         ({"documents": ["a"] * 2_049}, 400),
+        ({"documents": ["a", ""]}, 200),
         ({"query": ""}, 400),
         ({"top_n": 0}, 400),
         ({"max_tokens_per_doc": 4}, 400),
@@ -67,6 +68,15 @@ def test_refusals_have_coheres_form(api: Front, more: dict[str, Any], status: in
         assert status == 200 or set(answer.document) == {"message"}
 
 
+def test_a_lone_surrogate_is_refused_in_each_form(api: Front) -> None:
+    for path, body, member in (
+        ("/v2/rerank", rb'{"model":"judge","query":"q","documents":["\ud800"]}', "message"),
+        ("/v1/embedding", rb'[{"query":"\udc00"}]', "msg"),
+    ):
+        answer = api.ask(path, body)
+        assert (answer.status, set(answer.document)) == (400, {member})
+
+
 def test_keys_are_asked_for(tmp_path: Path) -> None:
     with front({"judge": Double(RERANKER)}, key_file=key_file(tmp_path, "key")) as api:
         answer = api.ask("/v2/rerank", {"query": "q", "documents": ["a"]})
@@ -81,7 +91,13 @@ def test_queries_become_embeddings() -> None:
         document = api.ask("/v1/embedding", [{"query": "a"}, {"query": "b"}]).document
         npt.assert_array_equal(as_vector([entry["embedding"] for entry in document]), [vector_of("a"), vector_of("b")])
         assert api.ask("/v1/embedding", []).document == []
-        for body, status in ((b"{}", 400), (b"[", 400), (b'[{"query":""}]', 400), (b'[{"query":1}]', 400)):
+        for body, status in (
+            (b"{}", 400),
+            (b"[", 400),
+            (b'[{"query":""}]', 400),
+            (b'[{"query":1}]', 400),
+            (b"[" + b",".join([b'{"query":"a"}'] * 2_049) + b"]", 400),
+        ):
             answer = api.ask("/v1/embedding", body)
             assert (answer.status, set(answer.document)) == (status, {"msg"})
         answer = api.ask("/v1/embedding?model=other", [{"query": "a"}])

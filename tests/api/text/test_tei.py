@@ -120,6 +120,17 @@ def test_similarity_is_the_cosine_with_each_sentence(api: Front) -> None:
     npt.assert_allclose(document, [1, vector_of("a") @ vector_of("b")], rtol=1e-6)
 
 
+def test_the_servers_own_route_takes_what_clients_send_to_a_server_of_one_model(api: Front) -> None:
+    sentences = {"source_sentence": "a b", "sentences": ["a b", "c"]}
+    for path, document in (
+        ("/embed", {"inputs": ["a b", "c"], "normalize": True}),
+        ("/similarity", {"inputs": sentences}),
+        ("/rerank", {"query": "q", "texts": ["a", "b"], "model": "judge"}),
+    ):
+        assert ok(api, "/", **document) == ok(api, path, **document)
+    assert api.ask("/", b'{"inputs":1}').status == 422
+
+
 def test_tokenize_and_decode(api: Front) -> None:
     [tokens] = ok(api, "/tokenize", inputs="ab c", model="minilm")
     assert [token["text"] for token in tokens] == ["[CLS]", "ab", "c", "[SEP]"]
@@ -156,6 +167,9 @@ def test_tokenize_and_decode(api: Front) -> None:
         ("/embed", {"inputs": "a", "model": "judge"}, 424, "Backend"),
         ("/rerank", {"query": "q", "texts": ["not a number"], "model": "minilm"}, 424, "Backend"),
         ("/rerank", {"query": "", "texts": ["a"]}, 422, "Validation"),
+        ("/", {"inputs": {"source_sentence": "", "sentences": ["a"]}}, 422, "Validation"),
+        ("/", {"query": "q", "texts": []}, 400, "Empty"),
+        ("/", {"inputs": ["a"] * 2_049}, 422, "Validation"),
         ("/tokenize", {"inputs": "a" * 4_001, "model": "minilm"}, 422, "Validation"),
         ("/tokenize", {"inputs": "a"}, 422, "Validation"),  # of which model?
         ("/decode", {"ids": [5_000], "model": "minilm"}, 422, "Validation"),

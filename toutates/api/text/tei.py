@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from toutates.api.text import cohere
 from toutates.api.text.lookup import ANY, CLASSIFIER, EMBEDDER, RERANKER, SPARSE, TOKENS
 from toutates.api.text.openai import TokenId
 from toutates.api.text.problems import Kind, Problem
-from toutates.api.text.reading import MAX_INPUTS, BodyReader, check_count, check_texts
+from toutates.api.text.reading import MAX_INPUTS, BodyReader, check_count, check_texts, problem_of
 from toutates.api.text.routes import Asked, Computing, Form, Page, Route, Stepwise
 from toutates.api.text.vectors import arrays_of, floats_of, sparse_of, string_of
 from toutates.backends.text.interface import FoundText, Scores, Task, Text, TextOptions, TextResult, VectorForm
@@ -475,11 +475,27 @@ def _health(page: Page) -> Answer:
     raise Problem(Kind.NOT_READY, "unhealthy")
 
 
+def _own(document: dict[str, Any], model: str) -> Asked:
+    """What a body for the server itself asks for: TEI has one model there, and clients send what it computes."""
+    kind: type[Any] = EmbedRequest
+    ask: Callable[[Any, str], Asked] = _embed
+    if isinstance(document.get("inputs"), dict):
+        kind, ask = SimilarityRequest, _similarity
+    elif "query" in document:
+        kind, ask = RerankRequest, _rerank
+    try:
+        request = msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise problem_of(error) from None
+    return ask(request, model)
+
+
 def _route(path: str, kind: type[Any], ask: Any, texts: str = "inputs") -> Route:
     return Route(path, FORM, texts=texts, post=Computing(BodyReader(kind), ask))
 
 
 ROUTES: Final = (
+    _route("/", dict[str, Any], _own),
     _route("/embed", EmbedRequest, _embed),
     _route("/embed_all", TokensRequest, _embed_all),
     _route("/embed_sparse", TokensRequest, _embed_sparse),
