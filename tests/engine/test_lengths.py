@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toutates.engine.lengths import MAX_RATIO, RUN_COST, Buckets, Chosen, WaitingRows
+from toutates.engine.lengths import MAX_RATIO, RUN_COST, Buckets, Chosen, RunCost, WaitingRows
 
 LENGTHS = st.integers(1, 5_000)
 #: (rows, length) of entries
@@ -194,3 +194,35 @@ def test_padded_elements_stay_near_the_real_ones(length: Callable[[random.Random
     gain = (fifo + RUN_COST * len(in_order)) / (padded + RUN_COST * runs)
     if length is mixed:
         assert gain > 1.8
+
+
+# --- what a run costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cost", [0, 9, 1_000])
+def test_what_a_run_costs_is_learned_from_how_long_runs_take(cost: int) -> None:
+    learned, rng = RunCost(), random.Random(cost)
+    for number in range(500):
+        elements = rng.choice((8, 24, 100, 900))
+        busy = 10 if number % 10 == 9 else rng.uniform(1, 1.05)  # the core was somebody else's
+        learned.note(elements, round(300 * (cost + elements) * busy))
+    assert learned.elements == pytest.approx(cost, rel=0.2, abs=2)
+
+
+def test_of_runs_that_are_alike_nothing_is_learned() -> None:
+    learned = RunCost()
+    for took in (1_000, 2_000, 0, 1_500):
+        learned.note(64, took)
+    assert learned.elements == RUN_COST
+
+
+def test_rows_of_near_buckets_share_a_run_where_a_run_costs_much() -> None:
+    def rows_of_first_run(cost: float) -> int:
+        own = RunCost()
+        own.elements = cost
+        waiting: WaitingRows[int] = WaitingRows(Buckets(), 64, 4_096, own)
+        for number, length in enumerate([60] * 20 + [48] * 20):
+            waiting.add(number, 1, length)
+        return waiting.take().rows
+
+    assert rows_of_first_run(1_000) > rows_of_first_run(0) == 20

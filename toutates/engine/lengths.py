@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-__all__ = ["MAX_RATIO", "Buckets", "Chosen", "WaitingRows"]
+__all__ = ["MAX_RATIO", "Buckets", "Chosen", "RunCost", "WaitingRows"]
 
 #: Elements that are run for each element of a row, at most, where rows of several buckets share a run.
 MAX_RATIO: Final = 1.25
-#: A run costs as much as so many elements more, as far as the choice of rows goes. Of a small text encoder on a CPU
-#: that is what reading its weights from memory comes to.
+#: A run costs as much as so many elements more, until it is known: 9 of a small text encoder on a CPU, more of a
+#: quantized one, thousands of a GPU.
 RUN_COST: Final = 32
+_MOST_RUN_COST: Final = 4_096
+#: Runs of which so many have followed count for a third.
+_REMEMBERED_RUNS: Final = 64
 #: Where there are no buckets of the operator's, there are so many to each doubling of the length.
 _PER_DOUBLING_BITS: Final = 2
 
@@ -64,6 +67,39 @@ class Buckets:
         return found
 
 
+class RunCost:
+    """What a run costs beside its elements, learned from how long runs take: the line through their times.
+
+    A run that took twice as long as it should, because something else had the core, counts for a quarter. Several
+    threads may note runs at once; one that is lost is one less.
+
+    Attributes:
+        elements: that would take as long as what every run costs.
+    """
+
+    def __init__(self) -> None:
+        self.elements = float(RUN_COST)
+        #: sums over the runs, of u = 1 / time and v = elements / time: a u + b v is to be 1
+        self._u = self._v = self._uu = self._uv = self._vv = 0.0
+
+    def note(self, elements: int, duration_ns: int) -> None:
+        """A run of so many elements, padding included, has taken so long."""
+        if duration_ns <= 0:
+            return
+        keep = 1 - 1 / _REMEMBERED_RUNS
+        u, v = 1 / duration_ns, elements / duration_ns
+        self._u, self._v = u_sum, v_sum = keep * self._u + u, keep * self._v + v
+        self._uu, self._uv, self._vv = uu, uv, vv = (
+            keep * self._uu + u * u, keep * self._uv + u * v, keep * self._vv + v * v
+        )  # fmt: skip
+        spread = uu * vv - uv * uv
+        if spread < 0.01 * uu * vv:  # runs were too much alike to tell
+            return
+        fixed, each = u_sum * vv - v_sum * uv, v_sum * uu - u_sum * uv
+        if each > 0:
+            self.elements = min(max(0.0, fixed / each), _MOST_RUN_COST)
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen(Generic[T]):
     """Rows that run together.
@@ -97,6 +133,7 @@ class _Plan:
         top: what its rows are padded to.
         counts: how many of the oldest entries of each bucket it takes.
         rows, real: of these.
+        run_cost: elements that every run costs.
         pays: elements of rows for each element that it costs; 0 if it pads too much.
     """
 
@@ -104,11 +141,12 @@ class _Plan:
     counts: dict[int, int]
     rows: int
     real: int
+    run_cost: float
     pays: float = 0.0
 
     @property
-    def cost(self) -> int:
-        return RUN_COST + self.rows * self.top
+    def cost(self) -> float:
+        return self.run_cost + self.rows * self.top
 
 
 class WaitingRows(Generic[T]):
@@ -116,7 +154,8 @@ class WaitingRows(Generic[T]):
 
     The entry that waits longest is always among them, so an entry waits for no more runs than there were entries when
     it came. Its bucket's other entries come with it, and those of near buckets for as long as they make the run pay
-    better: a run costs ``RUN_COST`` elements, and so rows of a small run may be padded more than those of a large one.
+    better: every run costs some elements (``RunCost``), and so rows of a small run may be padded more than those of a
+    large one.
 
     Choosing takes time that grows with the number of rows that are chosen and that of buckets, not with what waits.
 
@@ -124,13 +163,15 @@ class WaitingRows(Generic[T]):
         buckets: what lengths are rounded up to.
         most_rows: of a run.
         most_elements: of a run, padding included.
+        run_cost: of the model's runs; None for one that is not learned.
 
     Attributes:
         rows: that wait.
     """
 
-    def __init__(self, buckets: Buckets, most_rows: int, most_elements: int) -> None:
+    def __init__(self, buckets: Buckets, most_rows: int, most_elements: int, run_cost: RunCost | None = None) -> None:
         self._buckets = buckets
+        self._run_cost = run_cost or RunCost()
         self._most_rows = most_rows
         self._most_elements = most_elements
         #: entries by bucket, the oldest first; no bucket is empty
@@ -214,7 +255,7 @@ class WaitingRows(Generic[T]):
         """
         waiting = self._waiting
         first = waiting[own][0]
-        plan = _Plan(top, {own: 1}, first.rows, first.real)
+        plan = _Plan(top, {own: 1}, first.rows, first.real, self._run_cost.elements)
         most = self._most(top)
         if first.rows > most:
             return plan

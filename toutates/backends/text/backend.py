@@ -21,6 +21,7 @@ from toutates.backends.text.work import Row, TextRequest
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.lane import Batch
 from toutates.engine.padded.lanes import PaddedBatch, PaddedLane
+from toutates.engine.padded.padding import Padding
 from toutates.engine.result import Outputs
 from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import TooLate
@@ -76,6 +77,8 @@ class TextBackend:
         self._nothing: Float32 = np.zeros(dimensions, np.float32)
         self._elements = elements
         self._counters = counters
+        assert isinstance(supertensor.padding, Padding)
+        self._run_cost = supertensor.padding.run_cost
         self.started_ns = 0
         self.ended_ns = 0
 
@@ -173,6 +176,7 @@ class TextBackend:
         tokens = sum([row.length for row in rows])
         self._elements.add_elements(len(rows), tokens, len(rows) * length if self._computing.pads else tokens)
         run_ns = ended_ns - started_ns
+        self._run_cost.note(len(rows) * length, run_ns)
         for row, vector in zip(rows, found, strict=True):
             request = row.request
             if isinstance(vector, TextError):

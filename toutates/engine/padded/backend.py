@@ -65,6 +65,7 @@ class PaddedBackend:
             outputs = self._backend.run(batch, first, rows)
         finally:
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
+        self._padding.run_cost.note(rows * lane.length, self.ended_ns - self.started_ns)
         if isinstance(outputs, Separate) or not self._padding.outputs:
             return outputs
         if all([entry.length == lane.length for _, entry in entries]):

@@ -48,7 +48,7 @@ class Form(Lane):
     def new_batch(self, ports: int, room: int) -> RowPool:
         padding = self.padding
         assert isinstance(padding, Padding)
-        return RowPool(self, WaitingRows(padding.buckets, self.batch_rows, padding.most_elements))
+        return RowPool(self, WaitingRows(padding.buckets, self.batch_rows, padding.most_elements, padding.run_cost))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from toutates.engine.lane import RowShapes
-from toutates.engine.lengths import Buckets
+from toutates.engine.lengths import Buckets, RunCost
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest
 
@@ -42,6 +42,7 @@ class Padding:
         outputs: by the output's index, the dimension of a row that is cut back to the row's own length.
         buckets: lengths that rows are padded to.
         most_elements: padded elements of a batch; a longer row runs alone.
+        run_cost: of the version's runs.
     """
 
     inputs: Mapping[int, PaddedInput]
@@ -49,6 +50,7 @@ class Padding:
     outputs: Mapping[int, int] = field(default_factory=dict)
     buckets: Buckets = field(default_factory=Buckets)
     most_elements: int = DEFAULT_MOST_ELEMENTS
+    run_cost: RunCost = field(default_factory=RunCost, compare=False)
 
     def form_of(self, row_shapes: RowShapes, signature: Signature, model: str) -> tuple[RowShapes, int]:
         """The row shapes with -1 in place of the length, and the length.
