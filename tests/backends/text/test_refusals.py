@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,11 @@ from toutates.backends.text.interface import (
     find_text_model,
     text_models,
 )
+from toutates.backends.text.reading import Reader
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.system.errors import (
     ConfigurationError,
+    ExecutionFailed,
     InvalidRequest,
     ModelLoadError,
     ModelNotReady,
@@ -202,6 +205,26 @@ def test_a_batch_that_fails_fails_only_the_request_at_fault(tmp_path: Path) -> N
         "ExecutionFailed",
         "NoneType",
     ]
+
+
+def test_a_bug_in_reading_fails_the_requests_that_are_read_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servable: Any = load(folder).servable
+    results: SimpleQueue[TextResult] = SimpleQueue()
+    for _ in range(2):
+        servable.compute(["one", "two"], DEFAULT_OPTIONS, results.put)
+
+    def read(*given: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Reader, "read", read)
+    with running(servable):
+        for _ in range(2):
+            assert isinstance(results.get(timeout=60).error, ExecutionFailed)
+        monkeypatch.undo()
+        assert compute(servable, ["one"]).error is None
+        assert servable.statistics().occupancy.rows == 0
 
 
 # --- tokenizers ------------------------------------------------------------------------------------------------------

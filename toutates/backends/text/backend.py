@@ -24,7 +24,7 @@ from toutates.engine.padded.lanes import PaddedBatch, PaddedLane
 from toutates.engine.padded.padding import Padding
 from toutates.engine.result import Outputs
 from toutates.engine.supertensor import SuperTensor
-from toutates.system.errors import TooLate
+from toutates.system.errors import ExecutionFailed, TooLate
 
 __all__ = ["TextBackend", "TextCounters"]
 
@@ -108,6 +108,8 @@ class TextBackend:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, batch: ReadingBatch, first: int, rows: int) -> None:
+        if rows != batch.rows and not batch.lane.computes:
+            raise ExecutionFailed("internal error")  # reading never fails for a text's sake, so it is not tried again
         slices = batch.among(first, rows)
         counters = self._counters
         self.started_ns = began_ns = time.monotonic_ns()
