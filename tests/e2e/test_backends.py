@@ -13,8 +13,10 @@ import numpy.typing as npt_types
 import pytest
 
 from tests.backends.frameworks.support import mlp
-from tests.backends.plugins.packages import documented_example, install, write_model
+from tests.backends.plugins.packages import documented_decoupled, documented_example, install, write_model
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.streams import Conversation, conversation, final_of
+from tests.e2e.support import Tensor, channel_to, outputs_of, request
 from tests.optional import skip_without
 from tests.waiting import wait_until
 
@@ -74,6 +76,59 @@ sequence_batching {
   state [ { input_name: "past" output_name: "next" data_type: TYPE_FP32 dims: [ 1 ] } ]
 }
 """
+#: Does what its input says, with more than one request open at a time.
+ANSWERING = """
+    def load(self, source):
+        self.held, self.said = [], []
+        outputs = [Tensor("y", "FP32", (-1, 2)), Tensor("s", "BYTES", (-1, 1))]
+        return Tensors([Tensor("x", "FP32", (-1, 2))], outputs, decoupled=True)
+
+    def respond(self, requests):
+        for request in requests:
+            getattr(self, "do_%d" % request.inputs["x"][0, 0])(request, request.inputs["x"])
+
+    def do_1(self, request, x):  # rows of another number, and an output alone
+        request.send({"y": np.concatenate([x, x])})
+        text = f"{request.identifier} {request.parameters['k']}"
+        request.send({"s": np.array([[text]], object)}, final=True)
+        try:
+            request.send({"y": x})
+        except RuntimeError as error:
+            self.said.append(str(error))
+
+    def do_2(self, request, x):
+        raise KeyError("gone")
+
+    def do_3(self, request, x):
+        request.fail(InvalidRequest("not this"), final=False)
+        request.send({"y": x[:, :1]})
+        request.send({"z": x})
+        request.send([x])
+        request.fail(ValueError("at last"))
+
+    def do_4(self, request, x):
+        self.held.append((request, x))
+
+    def do_5(self, request, x):
+        for held, own in self.held:
+            held.send({"y": own}, final=True)
+        self.held.clear()
+        for said in self.said:
+            request.send({"s": np.array([[said]], object)})
+        request.end()
+
+    def do_6(self, request, x):
+        import threading
+        request.send({"y": x})
+        threading.Thread(target=self.until_cancelled, args=(request,)).start()
+
+    def until_cancelled(self, request):
+        import time
+        while not request.cancelled:
+            time.sleep(0.005)
+        self.said.append("cancelled")
+        request.end()
+"""
 HANGS = """
     def load(self, source):
         import time
@@ -109,7 +164,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     write_model(models, "trees", "instance_group { count: 2 kind: KIND_CPU } dynamic_batching { }")
     booster.save_model(models / "trees" / "1" / "model.txt")
     write_model(models, "scale", config(documented_example(site)), {"factors.npy": np.array([1.0, 2.0, 3.0, 4.0])})
-    for name in ("moody", "strings", "broken"):
+    install(site, "answering", ANSWERING)
+    write_model(models, "countdown", f'backend: "{documented_decoupled(site)}"')
+    for name in ("moody", "strings", "broken", "answering"):
         write_model(models, name, config(name))
     write_model(models, "sums", config("sums", SEQUENCES))
     limit = 'parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
@@ -214,6 +271,89 @@ def test_neighbours_of_a_request_that_fails_are_answered(server: ServerProcess) 
         moods = [1, 100, 2, 3, 104, 4] * 10
         answers = list(pool.map(ask, moods))
     assert answers == [FAILURES.get(mood, [[2 * mood, 2 * mood]]) for mood in moods]
+
+
+@pytest.fixture
+def stream(server: ServerProcess) -> Iterator[Conversation]:
+    with channel_to(server.address) as channel, conversation(channel) as one:
+        yield one
+
+
+def ask(what: float, rows: int = 1, **options: Any) -> Any:
+    """A request to the model "answering"."""
+    x = np.full((rows, 2), what, np.float32)
+    message = request("answering", Tensor.of("x", "FP32", x), **options)
+    message.parameters["k"].int64_param = 7
+    return message
+
+
+def text_of(answer: Any) -> str:
+    """The one element of an answer's output of BYTES."""
+    text: bytes = answer.infer_response.raw_output_contents[0][4:]
+    return text.decode()
+
+
+def said(stream: Conversation) -> str:
+    """What the model "answering" has noted last; held requests are answered too."""
+    message = ask(5)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    stream.send(message)
+    found = ""
+    while not final_of(answer := stream.read()[0]):
+        found = text_of(answer)
+    return found
+
+
+def test_the_documented_decoupled_example_counts_down(server: ServerProcess, stream: Conversation) -> None:
+    start = np.array([3], np.int32)
+    stream.send(request("countdown", Tensor.of("start", "INT32", start)))
+    numbers = [outputs_of(answer.infer_response)["number"].tolist() for answer in stream.read(3)]
+    assert numbers == [[3], [2], [1]]
+    for module, refusal in (
+        (grpc_client, "ModelInfer RPC doesn't support models with decoupled transaction policy"),
+        (http_client, "HTTP end point doesn't support models with decoupled transaction policy"),
+    ):
+        refused = pytest.raises(utils.InferenceServerException, match=refusal)
+        with module.InferenceServerClient(server.address) as own, refused:
+            infer((own, module), "countdown", "start", start, "INT32")
+    with grpc_client.InferenceServerClient(server.address) as own:
+        assert own.get_model_config("countdown").config.model_transaction_policy.decoupled
+        [statistics] = own.get_inference_statistics("countdown").model_stats
+        assert [statistics.response_stats[str(place)].success.count for place in range(3)] == [1, 1, 1]
+
+
+def test_responses_of_a_backend_have_any_rows_and_outputs_and_nothing_follows_the_last(stream: Conversation) -> None:
+    stream.send(ask(1, id="me"))
+    doubled, text = stream.read(2)
+    assert outputs_of(doubled.infer_response)["y"].tolist() == [[1, 1], [1, 1]]
+    assert not final_of(doubled)
+    assert final_of(text)
+    assert text_of(text) == "me 7"
+    wait_until(lambda: said(stream) == "the request has had its last response")
+
+
+def test_errors_of_a_decoupled_backend_end_a_request_or_not(stream: Conversation) -> None:
+    raised = "the backend 'answering' failed to run model 'answering': "
+    assert stream.ask(ask(2)).error_message == raised + "KeyError: 'gone'"
+    stream.send(ask(3))
+    who = "the backend 'answering' of model 'answering' returned"
+    assert [answer.error_message for answer in stream.read(5)] == [
+        "not this",
+        "model 'answering' returned output 'y' as FP32 [1, 1], expected FP32 [1, 2] for 1 row",
+        f"{who} 'z', expected some of 'y', 's'",
+        f"{who} list, expected a dict of 'y', 's'",
+        raised + "ValueError: at last",
+    ]
+
+
+def test_requests_of_a_decoupled_backend_are_open_side_by_side(server: ServerProcess, stream: Conversation) -> None:
+    stream.send(ask(4, 2, id="first"), ask(4, id="second"))
+    stream.send(ask(5))
+    answers = stream.read(2)
+    assert [outputs_of(one.infer_response)["y"].shape for one in answers if one.infer_response.id] == [(2, 2), (1, 2)]
+    with channel_to(server.address) as channel, conversation(channel) as leaving:
+        assert not final_of(leaving.ask(ask(6)))
+    wait_until(lambda: said(stream) == "cancelled")
 
 
 REASONS = {

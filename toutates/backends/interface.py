@@ -16,7 +16,18 @@ import numpy.typing as npt
 
 from toutates.system.errors import ConfigurationError, InvalidRequest
 
-__all__ = ["INTERFACE", "Array", "Backend", "Instance", "InvalidRequest", "Source", "Tensor", "Tensors"]
+__all__ = [
+    "INTERFACE",
+    "Array",
+    "Backend",
+    "Instance",
+    "InvalidRequest",
+    "Request",
+    "Responder",
+    "Source",
+    "Tensor",
+    "Tensors",
+]
 
 #: The version of this interface. It grows when a backend that was written before would not work any more.
 INTERFACE: Final = 1
@@ -53,10 +64,13 @@ class Tensors:
 
     Attributes:
         inputs, outputs: in the order in which clients see them; at least one each.
+        decoupled: whether a request gets none, one or many responses: ``Backend.respond`` is called then, and not
+            ``run``.
     """
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
+    decoupled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +185,66 @@ class Instance(Protocol):
         ...
 
 
+class Request(Protocol):
+    """A request to a decoupled model, which gets none, one or many responses. Any thread may use it, at any time.
+
+    Attributes:
+        identifier: the request's id; "" for none.
+        inputs: by name. They are the request's own, and may be kept.
+        parameters: of the request, by name.
+        cancelled: whether nobody waits for responses any more. Look now and then: what is sent then is thrown away.
+    """
+
+    @property
+    def identifier(self) -> str: ...
+
+    @property
+    def inputs(self) -> Mapping[str, Array]: ...
+
+    @property
+    def parameters(self) -> Mapping[str, bool | int | float | str]: ...
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    def send(self, outputs: Mapping[str, Array], *, final: bool = False) -> None:
+        """Send a response. It waits while too many are not taken yet.
+
+        Args:
+            outputs: by name, with the datatypes and shapes of ``Tensors``. Some may be left out, and in a batched model
+                they may have other rows than the request. They belong to the server from now on.
+            final: whether it is the last one.
+
+        Raises:
+            RuntimeError: the request has had its last response.
+        """
+        ...
+
+    def fail(self, error: Exception, *, final: bool = True) -> None:
+        """Send an error in place of a response.
+
+        Args:
+            error: ``InvalidRequest`` if the client is at fault; anything else is the backend's failure.
+            final: whether it is the last response.
+
+        Raises:
+            RuntimeError: the request has had its last response.
+        """
+        ...
+
+    def end(self) -> None:
+        """Say that there are no further responses; nothing if that was said already."""
+        ...
+
+
+class Responder(Protocol):
+    """What answers requests of a decoupled model: an instance of an instance group."""
+
+    def respond(self, requests: Sequence[Request]) -> None:
+        """See ``Backend.respond``."""
+        ...
+
+
 class Backend(ABC):
     """One version of a model. It is made without arguments, loaded once, and freed once.
 
@@ -195,10 +269,11 @@ class Backend(ABC):
     def load(self, source: Source) -> Tensors:
         """Load the model; returns its tensors. It may block, in a thread of its own, for a bounded time."""
 
-    def instance(self, number: int, device: str) -> Instance:
+    def instance(self, number: int, device: str) -> Instance | Responder:
         """One of ``Source.instances`` instances, which run in parallel.
 
-        By default all are this object, so that ``run`` is called by several threads at once if there are several.
+        By default all are this object, so that ``run``, or ``respond``, is called by several threads at once if there
+        are several.
 
         Args:
             number: of the instance, from 0.
@@ -222,6 +297,20 @@ class Backend(ABC):
                 one, so that the others are answered.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither `run` nor instances of its own")
+
+    def respond(self, requests: Sequence[Request]) -> None:
+        """Answer requests of a decoupled model, or begin to.
+
+        A request stays open until its last response (``final``, or ``Request.end``), which may come after the return
+        and from another thread; the next requests come meanwhile. Those that are open when this raises get the error.
+
+        Args:
+            requests: of a batch, in the order in which they came.
+
+        Raises:
+            InvalidRequest: the client is at fault, and is told so.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither `respond` nor instances of its own")
 
     def free(self) -> None:  # noqa: B027 - nothing to free is the common case
         """Give back what ``load`` took and Python does not free by itself. No run will follow."""

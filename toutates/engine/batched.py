@@ -11,6 +11,7 @@ from toutates.engine.counters import ExecutorCounters, VersionCounters
 from toutates.engine.executor import Executor
 from toutates.engine.executor_threads import ExecutorThreads
 from toutates.engine.lane import LaneState
+from toutates.engine.open_request import Responses
 from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
@@ -34,6 +35,7 @@ class BatchedServable:
         counters: of each executor, where the backends count as well; the rows of a pool are then theirs to pad.
         pool_threads: threads that these have of their own.
         memory_kind: see ``VersionStatistics``.
+        responses: of a decoupled version.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class BatchedServable:
         counters: Sequence[ExecutorCounters] = (),
         pool_threads: int = 0,
         memory_kind: str = "CPU",
+        responses: Responses | None = None,
     ) -> None:
         self.supertensor = supertensor
         self.counters = VersionCounters([], list(counters) or [ExecutorCounters() for _ in backends])
         self._pool_threads = pool_threads
         self._memory_kind = memory_kind
+        self._responses = responses
         executors = [
             Executor(supertensor, backend if counters else self._padded(backend, own), on_batch=own.add)
             for backend, own in zip(backends, self.counters.executors, strict=True)
@@ -96,6 +100,7 @@ class BatchedServable:
             executors=len(counters.executors),
             pool_threads=self._pool_threads,
             memory_kind=self._memory_kind,
+            responses=self._responses.counters.statistics() if self._responses is not None else {},
         )
 
     def describe(self, most: int) -> list[str]:

@@ -29,6 +29,7 @@ class InspectedVersion:
         advice: how it could use cores that are idle, if it was run; "" if there is nothing to say.
         dependent: what can be said of the versions of other models that it is made of; None for a model by itself.
         own_config: its ModelConfig, where that is not made of the settings.
+        decoupled: whether a request to it may have any number of responses.
     """
 
     model: str
@@ -40,15 +41,13 @@ class InspectedVersion:
     advice: str = ""
     dependent: Dependent | None = None
     own_config: ModelConfig | None = None
+    decoupled: bool = False
 
     @property
     def member(self) -> Member:
         """What a version that is made of this one has to know of it."""
-        given = self.configuration.given
-        decoupled = given is not None and given.model_transaction_policy.decoupled
-        return Member(
-            self.signature, self.configuration.settings.batch_size if self.signature.batched else 0, decoupled
-        )
+        batch_size = self.configuration.settings.batch_size if self.signature.batched else 0
+        return Member(self.signature, batch_size, self.decoupled)
 
     @classmethod
     def of(
@@ -59,10 +58,12 @@ class InspectedVersion:
         backend: BackendName,
         warnings: tuple[str, ...] = (),
         advice: str = "",
+        *,
+        decoupled: bool = False,
     ) -> InspectedVersion:
         """A version whose settings are completed here."""
         settings = completed(configuration.settings, signature, backend)
-        return cls(model, configuration, signature, settings, backend, warnings, advice)
+        return cls(model, configuration, signature, settings, backend, warnings, advice, decoupled=decoupled)
 
     @property
     def batch(self) -> tuple[int, int] | None:
@@ -79,7 +80,7 @@ class InspectedVersion:
         if self.own_config is not None:
             return self.own_config
         triton = self.configuration.folder.triton
-        return model_config(
+        config = model_config(
             self.model,
             self.signature,
             self.settings,
@@ -89,3 +90,6 @@ class InspectedVersion:
             with_own=True,
             backend=self.backend,
         )
+        if self.decoupled:
+            config.model_transaction_policy.decoupled = True
+        return config

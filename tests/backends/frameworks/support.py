@@ -43,7 +43,7 @@ def predict(root: Path, inputs: Mapping[str, npt.NDArray[Any]], model: str = "m"
     loaded = kind.open(model, load_configuration(folder.versions[-1], kind.backends))
     try:
         arrays = {index: inputs[tensor.name] for index, tensor in enumerate(loaded.signature.inputs)}
-        outputs = loaded.runners[0].run_arrays(arrays)
+        outputs = loaded.plain[0].run_arrays(arrays)
         return {
             tensor.name: np.asarray(output) for tensor, output in zip(loaded.signature.outputs, outputs, strict=True)
         }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROOT", "documented_example", "install", "install_text", "write_model"]
+__all__ = ["ROOT", "documented_decoupled", "documented_example", "install", "install_text", "write_model"]
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,10 +56,21 @@ class Tried(Doubling):
     install_text(folder, f"{backend}_module", source, {backend: f"{backend}_module:Tried"})
 
 
+def _documented() -> tuple[str, list[str]]:
+    """docs/writing-a-backend.md, and its blocks of Python."""
+    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
+    return page, re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def documented_decoupled(folder: Path) -> str:
+    """Install the decoupled backend of that page; returns its name."""
+    install_text(folder, "countdown_backend", _documented()[1][1], {"countdown": "countdown_backend:Countdown"})
+    return "countdown"
+
+
 def documented_example(folder: Path) -> str:
     """Install the smallest backend of docs/writing-a-backend.md, by its own pyproject.toml; returns its name."""
-    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
-    code = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    page, (code, *_) = _documented()
     project = tomllib.loads(re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0])["project"]
     points = project["entry-points"]["toutates.backends"]
     [(name, target)] = points.items()

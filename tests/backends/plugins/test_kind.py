@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.backends.plugins.packages import ROOT, documented_example, install, install_text, write_model
+from tests.backends.plugins.packages import (
+    ROOT,
+    documented_decoupled,
+    documented_example,
+    install,
+    install_text,
+    write_model,
+)
 from tests.waiting import wait_until
 from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.plugins.catalogue import SHIPPED, Catalogue, Shipped
@@ -71,6 +78,19 @@ def test_the_documented_example_is_served_and_inspected(site: Path, tmp_path: Pa
     assert [list(tensor.dims) for tensor in served.config.input] == [[3]]
     assert served.servable.statistics().executors == 2
     assert inspect(tmp_path).signature == served.signature
+
+
+def test_a_decoupled_model_is_shown_as_such_and_not_warmed_up(site: Path, tmp_path: Path) -> None:
+    name = documented_decoupled(site)
+    version = write_model(tmp_path, "m", f'backend: "{name}" model_transaction_policy {{ decoupled: true }}')
+    assert load(tmp_path).decoupled
+    found = inspect(tmp_path)
+    assert found.member.decoupled
+    assert found.config().model_transaction_policy.decoupled
+    sample = 'key: "start" value { data_type: TYPE_INT32 dims: 1 zero_data: true }'
+    with (version.parent / "config.pbtxt").open("a") as file:
+        file.write(f'model_warmup {{ name: "w" batch_size: 1 inputs {{ {sample} }} }}')
+    assert "model_warmup: a decoupled model of the backend 'countdown' is not warmed up" in refused(tmp_path)
 
 
 def test_a_backend_whose_package_is_not_installed_tells_the_extra(tmp_path: Path) -> None:
@@ -260,6 +280,10 @@ def test_an_inspected_version_is_freed_once_for_all_instances(site: Path, tmp_pa
 REFUSED = {
     "GPU": ("instance_group { kind: KIND_GPU gpus: [ 0 ] }", "instance_group: the backend 'own' runs on the CPU only"),
     "iterative": ("sequence_batching { iterative_sequence: true }", "only a Python model can ask for a request once"),
+    "decoupled": (
+        "model_transaction_policy { decoupled: true }",
+        "model_transaction_policy.decoupled: the backend 'own' gives one response per request of this model",
+    ),
     "pinned": (
         'parameters { key: "toutates.allocator" value { string_value: "cuda_pinned" } }',
         "allocator: is for ONNX models only",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Fil(Backend):
 
     def instance(self, number: int, device: str) -> Instance:
         """See ``Backend``."""
-        return _Runner(self._inner.instance(number, device), self)
+        return _Runner(cast(Instance, self._inner.instance(number, device)), self)
 
     def answer(self, values: Array) -> Array:
         """What FIL answers where the prediction is ``values``, FP32 ``[rows, results]``."""

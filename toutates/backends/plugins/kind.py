@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from toutates.backends.batches import batches_of
-from toutates.backends.interface import Backend, Instance, Source, Tensor, Tensors
+from toutates.backends.interface import Backend, Instance, Responder, Source, Tensor, Tensors
 from toutates.backends.plugins.catalogue import Catalogue
+from toutates.backends.plugins.decoupled import DecoupledRunner
 from toutates.backends.plugins.importing import import_backend, reason_of
 from toutates.backends.plugins.limited import NotInTime, within
-from toutates.backends.plugins.running import PluginRunner
+from toutates.backends.plugins.running import PluginFailures, PluginRunner
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import time_row, warm_up
 from toutates.engine.batched import BatchedServable
+from toutates.engine.open_request import Responses
 from toutates.engine.sequences.tensors import SequenceTensors
 from toutates.engine.servable import Servable
 from toutates.models.config.configuration import VersionConfiguration
@@ -57,6 +59,7 @@ class LoadedVersion:
         signature: its tensors.
         sequences: what the server gives to its sequences; None for a version without.
         runners: one per instance.
+        decoupled: whether a request gets any number of responses.
         warnings: for the operator, one sentence each.
         labels: of classes, by the index of the output.
     """
@@ -65,7 +68,8 @@ class LoadedVersion:
     source: Source
     signature: Signature
     sequences: SequenceTensors | None
-    runners: list[PluginRunner]
+    runners: list[PluginRunner | DecoupledRunner]
+    decoupled: bool
     warnings: list[str]
     labels: dict[int, Labels]
 
@@ -73,6 +77,11 @@ class LoadedVersion:
     def seen(self) -> Signature:
         """The tensors that clients see."""
         return self.signature if self.sequences is None else self.sequences.signature
+
+    @property
+    def plain(self) -> list[PluginRunner]:
+        """Those of a version that is not decoupled, which can be warmed up."""
+        return [runner for runner in self.runners if isinstance(runner, PluginRunner)]
 
     def close(self) -> None:
         """Free it, as closing its servable does."""
@@ -107,16 +116,18 @@ class PluginKind:
         """See ``Kind``."""
         loaded = self.open(model, configuration)
         settings, folder = configuration.settings, configuration.folder
+        plain = loaded.plain
 
         def run() -> None:
-            warm_up(loaded.runners, settings, loaded.signature, model, folder.model_dir)
+            warm_up(plain, settings, loaded.signature, model, folder.model_dir)
 
         try:
             served = _serve(model, configuration, loaded)
         except BaseException:
             loaded.close()
             raise
-        self._run_limited(run, loaded, configuration)
+        if plain:
+            self._run_limited(run, loaded, configuration)
         for warning in loaded.warnings:
             logger.warning("model '%s' version %d: %s", model, configuration.folder.number, warning)
         if configuration.notice:
@@ -127,17 +138,21 @@ class PluginKind:
         """See ``Kind``."""
         loaded = self.open(model, configuration)
         settings, signature, folder = configuration.settings, loaded.signature, configuration.folder
+        plain = loaded.plain
 
         def run() -> None:
             if try_warmup and settings.warmup:
                 once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-                warm_up(loaded.runners[:1], once, signature, model, folder.model_dir)
+                warm_up(plain[:1], once, signature, model, folder.model_dir)
             elif try_warmup:
-                time_row(loaded.runners[0], signature)
+                time_row(plain[0], signature)
 
-        self._run_limited(run, loaded, configuration)
+        if plain:
+            self._run_limited(run, loaded, configuration)
         loaded.close()
-        return InspectedVersion.of(model, configuration, loaded.seen, _described(loaded), tuple(loaded.warnings))
+        return InspectedVersion.of(
+            model, configuration, loaded.seen, _described(loaded), tuple(loaded.warnings), decoupled=loaded.decoupled
+        )
 
     def _run_limited(self, run: Callable[[], None], loaded: LoadedVersion, configuration: VersionConfiguration) -> None:
         """Make the first runs of a version, which may hang as well as its load.
@@ -201,7 +216,7 @@ class PluginKind:
                 "it hangs, and start the server again"
             )
 
-        def load() -> tuple[Backend, Source, Tensors, list[Instance]]:
+        def load() -> tuple[Backend, Source, Tensors, list[Instance | Responder]]:
             try:
                 made = import_backend(name, self._catalogue)
                 _check_devices(name, made, settings, configuration.source)
@@ -232,26 +247,27 @@ class PluginKind:
         except BaseException as error:
             logger.error("loading model '%s' version %d failed", model, folder.number, exc_info=error)
             raise ModelLoadError(f"the backend '{name}' cannot load the model: {reason_of(error)}") from error
-        runners: list[PluginRunner] = []
+        runners: list[PluginRunner | DecoupledRunner] = []
         try:
             signature = signature_of(
                 *_specs(name, tensors), settings, source=configuration.source, declared=configuration.declared
             )
             sequences = sequences_of(model, signature, configuration)
             signature = signature if sequences is None else sequences.whole
+            _check_decoupled(name, tensors, configuration)
             check_warmup(settings, signature, folder.model_dir, configuration.source)
             labels = dict(read_labels(settings, signature, folder.model_dir, configuration.source))
             warnings += shortfalls(labels, signature, settings, configuration.source)
             if source.left_over:
                 unknown = ", ".join(source.left_over)
                 warnings.append(f"'{configuration.source}': the backend '{name}' has no parameters {unknown}")
-            runners += _runners(name, model, backend, signature, instances)
+            runners += _runners(name, model, backend, signature, instances, decoupled=tensors.decoupled)
         except BaseException as error:
             _free(backend, name, model)
             if isinstance(error, ToutatesError):
                 raise
             raise ModelLoadError(f"the backend '{name}' has instances that cannot run: {reason_of(error)}") from error
-        return LoadedVersion(name, source, signature, sequences, runners, warnings, labels)
+        return LoadedVersion(name, source, signature, sequences, runners, tensors.decoupled, warnings, labels)
 
 
 def _load_timeout(source: Source) -> int:
@@ -263,7 +279,7 @@ def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]
     settings, warnings = configuration.settings, []
     problems = Problems(configuration.source)
     if configuration.given is not None:
-        ignored = check_fields(configuration.given, problems)
+        ignored = check_fields(configuration.given, problems, may_be_decoupled=True)
         if configuration.given.parameters and not settings.backend:
             # Without a name the file was read as that of an ONNX model.
             remedy = f"write backend: '{name}'"
@@ -283,6 +299,33 @@ def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]
         problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
     problems.raise_all()
     return warnings
+
+
+def _check_decoupled(name: str, tensors: Tensors, configuration: VersionConfiguration) -> None:
+    """Refuse a configuration that takes a model for decoupled that is not, or that asks what no such model has."""
+    given, settings = configuration.given, configuration.settings
+    if given is not None and given.model_transaction_policy.decoupled and not tensors.decoupled:
+        raise ConfigurationError(
+            f"the backend '{name}' gives one response per request of this model",
+            source=configuration.source,
+            key="model_transaction_policy.decoupled",
+            value="true",
+            remedy="remove it",
+        )
+    if tensors.decoupled and settings.sequences is not None:
+        raise ConfigurationError(
+            f"a decoupled model of the backend '{name}' has no sequences",
+            source=configuration.source,
+            key="sequence_batching" if given is not None else "sequences",
+            remedy="remove it",
+        )
+    if tensors.decoupled and settings.warmup:
+        raise ConfigurationError(
+            f"a decoupled model of the backend '{name}' is not warmed up",
+            source=configuration.source,
+            key="model_warmup" if given is not None else "warmup",
+            remedy="remove it, and let the backend do in `load` what its first request would",
+        )
 
 
 def _check_devices(name: str, backend: type[Backend], settings: ModelSettings, source: Path) -> None:
@@ -385,8 +428,14 @@ def _specs_of(name: str, role: str, tensors: Sequence[Any]) -> list[TensorSpec]:
 
 
 def _runners(
-    name: str, model: str, backend: Backend, signature: Signature, instances: Sequence[Instance]
-) -> list[PluginRunner]:
+    name: str,
+    model: str,
+    backend: Backend,
+    signature: Signature,
+    instances: Sequence[Any],
+    *,
+    decoupled: bool,
+) -> Sequence[PluginRunner | DecoupledRunner]:
     open_runners, lock = len(instances), threading.Lock()
 
     def close() -> None:
@@ -397,8 +446,12 @@ def _runners(
         if is_last:
             _free(backend, name, model)
 
+    failures = PluginFailures(name, model)
+    if decoupled:
+        return [DecoupledRunner(instance, signature, model, failures, close) for instance in instances]
     return [
-        PluginRunner(instance, signature, model, name, quick=backend.quick, on_close=close) for instance in instances
+        PluginRunner(instance, signature, model, failures, quick=backend.quick, on_close=close)
+        for instance in instances
     ]
 
 
@@ -419,10 +472,22 @@ def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersio
     settings, number, tensors = configuration.settings, configuration.folder.number, loaded.sequences
     triton = configuration.folder.triton
 
-    def batched(own: ModelSettings, runners: Sequence[PluginRunner]) -> BatchedServable:
+    responses = Responses() if loaded.decoupled else None
+
+    def batched(own: ModelSettings, runners: Sequence[PluginRunner | DecoupledRunner]) -> BatchedServable:
         is_triton = configuration.source.name == PBTXT_NAME
-        supertensor = batches_of(model, loaded.signature, own, is_triton=is_triton, grows=tensors is None)
-        return BatchedServable(number, supertensor, runners)
+        supertensor = batches_of(
+            model,
+            loaded.signature,
+            own,
+            is_triton=is_triton,
+            grows=tensors is None,
+            keeps_whole=loaded.decoupled,
+        )
+        for runner in runners:
+            if isinstance(runner, DecoupledRunner) and responses is not None:
+                runner.ports, runner.responses = supertensor.ports, responses
+        return BatchedServable(number, supertensor, runners, responses=responses)
 
     servable: Servable
     if tensors is None:
@@ -438,11 +503,13 @@ def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersio
         given=configuration.given,
         backend=_described(loaded),
     )
+    config.model_transaction_policy.decoupled = loaded.decoupled
     return ServedVersion(
         model=model,
         number=number,
         config=config,
         servable=servable,
         labels=loaded.labels,
-        takes_parameters=None if tensors is None else lambda: True,
+        # Any request to a decoupled model may be asked what it says beside its tensors.
+        takes_parameters=(lambda: True) if loaded.decoupled or tensors is not None else None,
     )

@@ -20,7 +20,7 @@ from toutates.system.errors import ExecutionFailed, InvalidRequest
 from toutates.system.logs.limit import LineLimit
 from toutates.system.text import one_line
 
-__all__ = ["PluginRunner"]
+__all__ = ["PluginFailures", "PluginRunner", "as_objects", "encoded"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ class PluginRunner:
     Args:
         instance: what computes.
         signature: the version's tensors.
-        model, backend: names, for errors.
+        model: its name, for errors.
+        failures: of the backend.
         quick: see ``backends.interface.Backend``.
         on_close: called once no run will follow.
     """
@@ -41,7 +42,7 @@ class PluginRunner:
         instance: Instance,
         signature: Signature,
         model: str,
-        backend: str,
+        failures: PluginFailures,
         *,
         quick: bool,
         on_close: Callable[[], None],
@@ -53,10 +54,9 @@ class PluginRunner:
         self._signature = signature
         self._names = [tensor.name for tensor in signature.inputs]
         self._outputs = [(tensor.name, not tensor.datatype.size) for tensor in signature.outputs]
-        self._model, self._backend = model, backend
+        self._failures = failures
         self._packer = OutputPacker(signature, model)
         self._on_close = on_close
-        self._limit: LineLimit[str] = LineLimit()
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs:
         """See ``engine.servable.Backend``."""
@@ -79,7 +79,7 @@ class PluginRunner:
         """
         names = self._names
         arrays: dict[str, Any] = {
-            names[index]: _as_objects(array) if isinstance(array, StringTensor) else array
+            names[index]: as_objects(array) if isinstance(array, StringTensor) else array
             for index, array in inputs.items()
         }
         self.started_ns = time.monotonic_ns()
@@ -88,7 +88,7 @@ class PluginRunner:
         except InvalidRequest as error:
             raise InvalidRequest(one_line(error, MAX_REASON)) from error
         except (Exception, SystemExit) as error:
-            raise self._failure(error) from error
+            raise self._failures.of(error) from error
         finally:
             self.ended_ns = time.monotonic_ns()
         try:
@@ -97,16 +97,29 @@ class PluginRunner:
                 output = outputs[name]
                 if not of_bytes and type(output) is not np.ndarray:
                     raise TypeError(type(output).__name__)
-                found.append(_encoded(output) if of_bytes else output)
+                found.append(encoded(output) if of_bytes else output)
         except Exception as error:
-            raise ExecutionFailed(self._wrong_answer(outputs)) from error
+            raise self._failures.wrong_answer(outputs, self._signature) from error
         return found
 
     def close(self) -> None:
         """See ``engine.servable.Backend``."""
         self._on_close()
 
-    def _failure(self, error: BaseException) -> ExecutionFailed:
+
+class PluginFailures:
+    """What is said of what a backend does wrong, in its log and to clients.
+
+    Args:
+        backend, model: names.
+    """
+
+    def __init__(self, backend: str, model: str) -> None:
+        self._backend, self._model = backend, model
+        self._limit: LineLimit[str] = LineLimit()
+
+    def of(self, error: BaseException) -> ExecutionFailed:
+        """The error of an exception, which is logged."""
         if not self._limit.count("", time.monotonic_ns()):
             fields = {"backend": self._backend, "model": self._model}
             logger.error(
@@ -117,29 +130,43 @@ class PluginRunner:
         reason = f"{type(error).__name__}{': ' if said else ''}{said}"
         return ExecutionFailed(f"the backend '{self._backend}' failed to run model '{self._model}': {reason}")
 
-    def _wrong_answer(self, outputs: object) -> str:
+    def wrong_answer(self, outputs: object, signature: Signature, *, some: bool = False) -> ExecutionFailed:
+        """The error of an answer that is none.
+
+        Args:
+            outputs: what the backend has returned.
+            signature: of the model.
+            some: whether outputs may be missing.
+        """
         who = f"the backend '{self._backend}' of model '{self._model}'"
-        expected = ", ".join(f"'{name}'" for name, _ in self._outputs)
+        names = [tensor.name for tensor in signature.outputs]
+        expected = ", ".join(f"'{name}'" for name in names)
         if not isinstance(outputs, Mapping):
-            return f"{who} returned {type(outputs).__name__}, expected a dict of {expected}"
-        for name, of_bytes in self._outputs:
+            return ExecutionFailed(f"{who} returned {type(outputs).__name__}, expected a dict of {expected}")
+        given = ", ".join(f"'{key}'" for key in list(outputs)[:10]) or "none"
+        if some and not outputs.keys() <= set(names):
+            return ExecutionFailed(f"{who} returned {one_line(given, 200)}, expected some of {expected}")
+        for tensor in signature.outputs:
+            name, of_bytes = tensor.name, not tensor.datatype.size
             if name not in outputs:
-                given = ", ".join(f"'{key}'" for key in list(outputs)[:10]) or "none"
-                return f"{who} returned no output '{name}'; returned were {one_line(given, 200)}"
+                if some:
+                    continue
+                return ExecutionFailed(f"{who} returned no output '{name}'; returned were {one_line(given, 200)}")
             if of_bytes or not isinstance(outputs[name], np.ndarray):
                 found = type(outputs[name]).__name__
                 of = " of bytes or str" if of_bytes else ""
-                return f"{who} returned output '{name}' as {found}, expected an array{of}"
-        return f"{who} returned what cannot be read"
+                return ExecutionFailed(f"{who} returned output '{name}' as {found}, expected an array{of}")
+        return ExecutionFailed(f"{who} returned what cannot be read")
 
 
-def _as_objects(strings: StringTensor) -> Array:
+def as_objects(strings: StringTensor) -> Array:
+    """An array of ``bytes`` objects."""
     array = np.empty(len(strings.starts), np.object_)
     array[:] = strings.elements()
     return array.reshape(strings.shape)
 
 
-def _encoded(array: Any) -> EncodedStrings:
+def encoded(array: Any) -> EncodedStrings:
     """BYTES of an array of ``bytes`` or ``str`` objects, or of NumPy's own strings.
 
     Raises:

@@ -13,97 +13,32 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import numpy as np
 
-from toutates.backends.python.batches import Row, contents_of, rows_of
+from toutates.backends.open_requests import DRAIN_S, UNLOADED, OpenRequests
 from toutates.backends.python.child import frames
 from toutates.backends.python.child.requests import RESCHEDULED_TEXT, ReceivedRequest
 from toutates.backends.python.child.senders import DecoupledSender
 from toutates.backends.python.instance import PythonInstance
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.threaded import ThreadInstance
+from toutates.backends.rows import Row, contents_of, rows_of
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import OpenRequest
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled
+from toutates.system.errors import ExecutionFailed, RequestError, Rescheduled
 
 __all__ = ["DecoupledInstance", "DecoupledThreadInstance"]
 
 logger = logging.getLogger(__name__)
 
-#: Requests of one instance that are not answered fully, at most.
-MAX_OPEN: Final = 65_536
-#: How long an instance that is closed waits for the responses of open requests, and how often it looks.
-DRAIN_S: Final = 30.0
-_LOOK_S: Final = 0.02
 #: How long a process may take to read what it is told between batches.
 _TELL_S: Final = 300.0
-_UNLOADED: Final = "the model was unloaded before it had answered the request"
-
-
-class _OpenRequests:
-    """The requests of one instance that are not answered fully, by number. Threads may use it at once."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, OpenRequest] = {}
-        self._lock = threading.Lock()
-        self._next = 0
-
-    def begin(self, requests: list[OpenRequest]) -> int:
-        """Add the requests of a batch; returns the number of the first. They are counted from 0."""
-        with self._lock:
-            first = self._next
-            for request in requests:
-                self._open[self._next] = request
-                self._next = (self._next + 1) % 2**32
-            return first
-
-    def get(self, number: Any) -> OpenRequest | None:
-        """The request of a number, if it is open."""
-        return self._open.get(number)
-
-    def ended(self, number: int) -> None:
-        """A request is answered fully."""
-        with self._lock:
-            self._open.pop(number, None)
-
-    def reschedule(self, number: int) -> None:
-        """A model asks for a request once more."""
-        request = self._open.get(number % 2**32)
-        if request is not None:
-            self.ended(number % 2**32)
-            request.respond(Rescheduled(RESCHEDULED_TEXT), final=True)
-
-    def fail(self, error: RequestError) -> None:
-        """End all of them; numbers begin anew."""
-        with self._lock:
-            requests, self._open, self._next = list(self._open.values()), {}, 0
-        for request in requests:
-            request.respond(error, final=True)
-
-    def refuse_above_limit(self, batch: Batch) -> Separate | None:
-        """The outcome of a batch that does not begin, because too many requests are open; None for one that may."""
-        rows = rows_of(batch)
-        if len(self._open) + len(rows) <= MAX_OPEN:
-            return None
-        error = Overloaded(
-            f"{len(self._open)} requests of this instance are not answered fully, and {MAX_OPEN} is the most"
-        )
-        return Separate([(port, request, error) for _, _, port, request in rows])
-
-    def wait(self, until: Callable[[], bool]) -> None:
-        """Wait until all of them are answered, or nobody wants the rest, or there is no time left."""
-        while not until():
-            with self._lock:
-                requests = list(self._open.values())
-            if not any(request.is_wanted for request in requests):
-                break
-            time.sleep(_LOOK_S)
 
 
 def _note_released(batch: Batch, ports: Sequence[Consumer]) -> None:
@@ -119,7 +54,7 @@ class DecoupledThreadInstance(ThreadInstance):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._open = _OpenRequests()
+        self._open = OpenRequests()
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``."""
@@ -132,7 +67,7 @@ class DecoupledThreadInstance(ThreadInstance):
         until = time.monotonic() + DRAIN_S
         self._open.wait(lambda: time.monotonic() >= until)
         super().close()
-        self._open.fail(ExecutionFailed(_UNLOADED))
+        self._open.fail(ExecutionFailed(UNLOADED))
 
     def _run(self, batch: Batch) -> Separate:
         lane, rows = batch.lane, rows_of(batch)
@@ -152,7 +87,7 @@ class DecoupledThreadInstance(ThreadInstance):
         tensors.clear()
         again = self._model.begin(requests, one_by_one=self._one_by_one, enter=self._adopt)
         for at in again:
-            self._open.reschedule(first + at)
+            self._open.end((first + at) % 2**32, Rescheduled(RESCHEDULED_TEXT))
         return Separate(refused)
 
     def _opened(self, port: int, request: PendingRequest) -> OpenRequest:
@@ -179,7 +114,7 @@ class DecoupledInstance(PythonInstance):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._open = _OpenRequests()
+        self._open = OpenRequests()
         #: reads what the process says, from its first batch on
         self._reader: threading.Thread | None = None
         self._read_process: ModelProcess | None = None
@@ -234,7 +169,7 @@ class DecoupledInstance(PythonInstance):
         return process
 
     def _begin_reading(self, process: ModelProcess) -> None:
-        self._open.fail(ExecutionFailed(_UNLOADED))  # there are none, and numbers begin anew
+        self._open.fail(ExecutionFailed(UNLOADED))  # there are none, and numbers begin anew
         self._done = SimpleQueue()
         self._calls.begin()
         self._read_process = process
@@ -262,7 +197,7 @@ class DecoupledInstance(PythonInstance):
         again = process.parsed(outcome[1]).get("again", ())
         for at in again if isinstance(again, list) else ():
             if isinstance(at, int) and 0 <= at < len(self._current):
-                self._open.reschedule(first + at)
+                self._open.end((first + at) % 2**32, Rescheduled(RESCHEDULED_TEXT))
         return outcome[1]
 
     def _all_in_place(self, batch: Batch, lane: PackedLane) -> Outputs | Separate:
@@ -307,7 +242,7 @@ class DecoupledInstance(PythonInstance):
             ended = ProcessEnded(f"its process was ended ({type(error).__name__})")
         self._open.fail(
             ExecutionFailed(
-                _UNLOADED if self._closed.is_set() else f"Stub process '{self._name}' is not healthy: {ended}"
+                UNLOADED if self._closed.is_set() else f"Stub process '{self._name}' is not healthy: {ended}"
             )
         )
         done.put(ended)

@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
-from toutates.backends.python.batches import Contents, Row, about, contents_of, rows_of
 from toutates.backends.python.child import frames
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
+from toutates.backends.rows import Contents, Row, about, contents_of, rows_of
 from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.result import Outputs, PendingRequest, Separate

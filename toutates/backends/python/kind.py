@@ -138,15 +138,13 @@ class PythonServable(BatchedServable):
         metrics: VersionMetrics,
         responses: Responses,
     ) -> None:
-        super().__init__(version, supertensor, instances)
-        self._responses = responses
+        super().__init__(version, supertensor, instances, responses=responses)
         self._closing = closing
         self._metrics = metrics
 
     def statistics(self) -> VersionStatistics:
         """See ``Servable``."""
-        responses = self._responses.counters.statistics()
-        return replace(super().statistics(), own_metrics=self._metrics.series(), responses=responses)
+        return replace(super().statistics(), own_metrics=self._metrics.series())
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""
@@ -304,6 +302,7 @@ class _Loading:
             replace(self._configuration, settings=settings, given=config),
             signature,
             backend_of(self._configuration),
+            decoupled=config.model_transaction_policy.decoupled,
         )
 
     def _complete(self) -> tuple[ModelConfig, Signature, ModelSettings, SequenceTensors | None]:

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toutates.backends.python.batches import Row
 from toutates.backends.python.parameters import checked_parameters
+from toutates.backends.rows import Row
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
 from toutates.engine.result import Outputs, Parameters, PendingRequest
 from toutates.engine.servable import Consumer

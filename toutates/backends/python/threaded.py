@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.backends.python.batches import Row, about, contents_of, rows_of
 from toutates.backends.python.child.logger import set_sink
 from toutates.backends.python.child.metric_table import MetricTable
 from toutates.backends.python.child.metrics import set_metric_table
@@ -30,6 +29,7 @@ from toutates.backends.python.child.tensors import Tensor
 from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
 from toutates.backends.python.thread_caller import note_loading
+from toutates.backends.rows import Row, about, contents_of, rows_of
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.packing import LARGE_OUTPUT_BYTES

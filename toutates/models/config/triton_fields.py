@@ -53,6 +53,7 @@ def _refused(note: str) -> Rule:
 
 
 _TENSORRT_ONLY: Final = "of TensorRT plans only"
+_DECOUPLED: Final = "model_transaction_policy.decoupled"
 
 #: By path. A path that is not here is a message whose fields are.
 FIELDS: Final = MappingProxyType(
@@ -104,7 +105,7 @@ FIELDS: Final = MappingProxyType(
         "dynamic_batching.default_queue_policy.allow_timeout_override": _ignored("clients set deadlines"),
         "sequence_batching": _WORKS,
         "ensemble_scheduling": _WORKS,
-        "model_transaction_policy.decoupled": _refused("ONNX models give one response per request: remove it"),
+        _DECOUPLED: _refused("ONNX models give one response per request: remove it"),
         "model_warmup": _WORKS,
         "optimization.graph.level": _WORKS,
         "optimization.execution_accelerators.gpu_execution_accelerator": _WORKS,
@@ -151,10 +152,18 @@ def set_fields(config: Message) -> dict[str, Rule]:
     return found
 
 
-def check_fields(config: Message, problems: Problems) -> list[str]:
-    """Refuse the fields of a ModelConfig that no model can be served with; returns those that are passed over."""
+def check_fields(config: Message, problems: Problems, *, may_be_decoupled: bool = False) -> list[str]:
+    """Refuse the fields of a ModelConfig that no model can be served with; returns those that are passed over.
+
+    Args:
+        config: a ModelConfig.
+        problems: takes the refusals.
+        may_be_decoupled: whether there are such models of its kind.
+    """
     ignored = []
     for path, rule in set_fields(config).items():
+        if path == _DECOUPLED and may_be_decoupled:
+            continue
         if rule.verdict is Verdict.REFUSED:
             problems.add(path, "a model that needs it cannot be served", None, rule.note)
         elif rule.verdict is Verdict.IGNORED:

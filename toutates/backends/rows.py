@@ -1,4 +1,4 @@
-"""The requests of a batch, as the two forms of isolation need them."""
+"""The requests of a batch, for backends that see requests and not only rows."""
 
 from __future__ import annotations
 
