@@ -27,6 +27,8 @@ from tests.e2e.support import (
     statistics_of,
     triton,
 )
+from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
+from tests.infer.tracing.collector import Collector, children_of, collecting
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelStatistics, ModelStatisticsRequest, ModelStatisticsResponse
 
@@ -176,7 +178,13 @@ DECOUPLED: Final = "model_transaction_policy { decoupled: true }"
 
 
 @pytest.fixture(scope="module")
-def decoupled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def collector() -> Iterator[Collector]:
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def decoupled(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("repository")
     head = "import asyncio, threading\n" + HEAD
     add_model(root, "plain")
@@ -185,8 +193,12 @@ def decoupled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
         for name, methods in (("repeat", REPEAT), ("sleepers", SLEEPERS)):
             add_model(root, f"{name}_{isolation}", methods, rows=0, more=DECOUPLED, head=head, isolation=isolation)
         add_model(root, f"rows_{isolation}", REPEAT, rows=4, more=DECOUPLED, head=head, isolation=isolation)
+        steps = [step(f"repeat_{isolation}", "x=x", "y=t"), step("double", "x=t", "y=y")]
+        add_ensemble(root, f"piped_{isolation}", pbtxt(["x FP32 [4]"], ["y FP32 [-1, 4]"], steps, batch=0))
+    add_graph(root, "double", MODELS["double"])
     names = ",".join(sorted(path.name for path in root.iterdir()))
-    flags = ["--http-addr", "127.0.0.1:0", "--model-control-mode", "explicit", "--load-models", names]
+    flags = ["--http-addr", "127.0.0.1:0", "--trace-endpoint", collector.url, "--trace-rate", "0"]
+    flags += ["--model-control-mode", "explicit", "--load-models", names]
     with running(root, tmp_path_factory.mktemp("server"), flags) as process:
         yield process
         assert process.stop() == 0
@@ -271,6 +283,45 @@ def test_unary_calls_are_refused(channel: Any, repeat: str) -> None:
             "UNIMPLEMENTED",
             "ModelInfer RPC doesn't support models with decoupled transaction policy",
         )
+
+
+def test_an_ensemble_with_such_a_step_answers_as_often_as_it_does(
+    decoupled: ServerProcess, channel: Any, isolation: str, collector: Collector
+) -> None:
+    piped = f"piped_{isolation}"
+
+    def below() -> list[dict[str, Any]]:
+        return [dict(children_of(collector, one)) for one in collector.servers()]
+
+    with triton.InferenceServerClient(decoupled.address) as client:
+        assert client.get_model_config(piped).config.model_transaction_policy.decoupled
+        refusal = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        assert refused(channel, asking(piped, LATER)) == ("UNIMPLEMENTED", refusal)
+        traced = [("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")]
+        with conversation(channel, metadata=traced) as stream:
+            stream.send(asking(piped, LATER, 5, 100.0))
+            answers = stream.read(5)
+            assert [value_of(answer) for answer in answers] == [200.0 + 2 * at for at in range(5)]
+            assert [final_of(answer) for answer in answers] == [False] * 4 + [True]
+            error = stream.ask(asking(piped, RAISE)).error_message
+            assert error.startswith(f"in ensemble '{piped}', Failed to process the request(s) for model")
+            stream.send(asking(piped, UNTIL_CANCELLED, 0, 3.0))
+            assert value_of(stream.read()[0]) == 6
+        # That stream has been cancelled, and with it the request of the step.
+        with conversation(channel) as stream:
+            wait_until(lambda: "cancelled True" in said(stream, f"repeat_{isolation}"))
+        [statistics] = client.get_inference_statistics(piped).model_stats
+        assert statistics.response_stats["4"].success.count == 1
+    wait_until(lambda: any({f"step repeat_{isolation}", "step double"} <= spans.keys() for spans in below()))
+
+
+def said(stream: Conversation, model: str) -> list[str]:
+    """What the model has noted."""
+    stream.send(asking(model, TELL, empty=True))
+    found = []
+    while (answer := stream.read()[0]).error_message:
+        found.append(answer.error_message)
+    return found
 
 
 def test_early_errors_of_such_a_model_do_not_wait_for_their_turn(stream: Conversation, repeat: str) -> None:

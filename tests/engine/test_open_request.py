@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.waiting import wait_until
 from toutates.engine import open_request as module
@@ -97,6 +98,18 @@ def test_a_model_that_sends_faster_than_is_taken_waits() -> None:
     taking.wanted = False
     first.respond(outputs(module.MAX_HANDED_OVER), 1, final=True)
     assert len(taking.results) == 3
+
+
+def test_a_request_ends_where_nothing_is_taken_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STUCK_S", 0.0)
+    taking = Taking()
+    responses = Responses()
+    first, second = taking.open(responses), taking.open(responses)
+    first.respond(outputs(module.MAX_HANDED_OVER), 1, final=False)
+    second.respond(outputs(4), 1, final=False)
+    assert [seen(result)[2:] for result in taking.results] == [("outputs", True), ("Overloaded", False)]
+    assert taking.results[1].taken is None
+    assert second.is_over
 
 
 def test_a_response_that_cannot_be_handed_over_ends_its_request() -> None:

@@ -11,7 +11,7 @@ from toutates.engine.response_counters import Kind, ResponseCounters
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.servable import Consumer
 from toutates.protocol.strings import EncodedStrings
-from toutates.system.errors import ExecutionFailed, RequestError, Rescheduled
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled
 
 __all__ = ["OpenRequest", "Responses"]
 
@@ -23,6 +23,8 @@ MAX_HANDED_OVER: Final = 16 * 1024 * 1024
 LEAST_BYTES: Final = 1_024
 #: How often a response that waits looks whether somebody wants it still.
 _LOOK_S: Final = 0.05
+#: How long it waits if no other is taken meanwhile: maybe what would take them waits for this one.
+STUCK_S: Final = 300.0
 
 
 class Responses:
@@ -38,14 +40,27 @@ class Responses:
     def __init__(self) -> None:
         self.counters = ResponseCounters()
         self._bytes = 0
+        self._taken = 0
         self._state = threading.Condition()
 
     def hand_over(self, size: int, request: OpenRequest) -> int:
-        """Count a response, once there is room for it, or nobody wants it; returns what ``taken`` is to be told."""
+        """Count a response, once there is room for it, or nobody wants it; returns what ``taken`` is to be told.
+
+        Raises:
+            Overloaded: there has been no room for long, and nothing was taken. It is not counted.
+        """
         size = max(size, LEAST_BYTES)
         with self._state:
+            taken, since = self._taken, time.monotonic()
             while self._bytes and self._bytes + size > MAX_HANDED_OVER and request.is_wanted:
                 self._state.wait(_LOOK_S)
+                if self._taken != taken:
+                    taken, since = self._taken, time.monotonic()
+                elif time.monotonic() - since > STUCK_S:
+                    raise Overloaded(
+                        f"{self._bytes} bytes of responses of this model were not taken for {STUCK_S:g} s, and there "
+                        "is no room for more"
+                    )
             self._bytes += size
         return size
 
@@ -53,6 +68,7 @@ class Responses:
         """A response is no longer kept for whoever it was handed over to."""
         with self._state:
             self._bytes -= size
+            self._taken += 1
             self._state.notify_all()
 
 
@@ -109,16 +125,21 @@ class OpenRequest:
         with self._lock:
             if self._is_over:
                 return
-            size = self._responses.hand_over(size, self)
+            try:
+                size = self._responses.hand_over(size, self)
+            except Overloaded as stuck:
+                outputs, error, final, size = None, stuck, True, 0
             self._is_over = final
             result = BatchResult([(self._request[0], 0, rows, None)], outputs, error, self._timing(outputs, error))
             result.more = not final
-            result.taken = lambda: self._responses.taken(size)
+            if size:
+                result.taken = lambda: self._responses.taken(size)
             try:
                 self._consumer.finish(result)
             except Exception:
                 logger.exception("handing over a response failed")
-                result.taken()
+                if result.taken is not None:
+                    result.taken()
                 self._is_over = True
                 if not final:
                     timing = self._timing(None, _INTERNAL)

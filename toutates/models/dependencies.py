@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from toutates.models.table import Dependent, Member, ModelEntry, ModelState, Need, ServedVersion
 
@@ -151,13 +152,29 @@ def _member_problems(
         versions = found.get(need.model, {})
         number = max(versions, default=0) if need.version is None else need.version
         if number in versions:
-            members[need] = versions[number][0]
+            members[need] = _member(need.model, number, found, (name,))
         elif need.model in found:
             texts.append(_not_loaded(name, need.model, number if versions else None))
     circle = _circle([name], found)
     if circle:
         texts.append(_circular(circle))
     return texts + dependent.disagreements(members)
+
+
+def _member(
+    model: str, number: int, found: Mapping[str, Mapping[int, tuple[Member, Dependent | None]]], way: tuple[str, ...]
+) -> Member:
+    """What has to be known of a version; whether one that is made of others is decoupled is found by these."""
+    member, dependent = found[model][number]
+    if dependent is None or model in way:
+        return member
+    members: dict[Need, Member] = {}
+    for need in dependent.needs:
+        versions = found.get(need.model, {})
+        own = max(versions, default=0) if need.version is None else need.version
+        if own in versions:
+            members[need] = _member(need.model, own, found, (*way, model))
+    return replace(member, decoupled=dependent.decoupled_by(members))
 
 
 def _circle(way: list[str], found: Mapping[str, Mapping[int, tuple[Member, Dependent | None]]]) -> list[str]:

@@ -81,10 +81,19 @@ class Dependent(Protocol):
 
     Attributes:
         needs: which these are.
+        decoupled: whether a request may have any number of responses, by the versions that are used; False while none
+            were. It never changes from then on: it would not agree with others.
     """
 
     @property
     def needs(self) -> Sequence[Need]: ...
+
+    @property
+    def decoupled(self) -> bool: ...
+
+    def decoupled_by(self, members: Mapping[Need, Member]) -> bool:
+        """What ``decoupled`` would be with these versions; some may be missing."""
+        ...
 
     def disagreements(self, members: Mapping[Need, Member]) -> list[str]:
         """What these versions and it do not agree on, a sentence each; some may be missing."""
@@ -110,7 +119,6 @@ class ServedVersion:
         advice: what would make it use cores that have nothing to do; "" for nothing.
         dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
-        decoupled: whether a request to it may have any number of responses.
         takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
     """
@@ -126,16 +134,21 @@ class ServedVersion:
     has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
     calls: Calls = field(init=False)
-    decoupled: bool = field(init=False)
+    _decoupled: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "decoupled", self.config.model_transaction_policy.decoupled)
+        object.__setattr__(self, "_decoupled", self.config.model_transaction_policy.decoupled)
         object.__setattr__(self, "calls", Calls(self.model, self.number, self.servable))
 
     @property
     def signature(self) -> Signature:
         """Its tensors."""
         return self.servable.signature
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request to it may have any number of responses."""
+        return self._decoupled if self.dependent is None else self.dependent.decoupled
 
     @property
     def reads_parameters(self) -> bool:
@@ -145,8 +158,7 @@ class ServedVersion:
     @property
     def member(self) -> Member:
         """What a version that is made of this one has to know of it."""
-        config = self.config
-        return Member(self.signature, config.max_batch_size, config.model_transaction_policy.decoupled)
+        return Member(self.signature, self.config.max_batch_size, self.decoupled)
 
 
 @dataclass(frozen=True, slots=True)

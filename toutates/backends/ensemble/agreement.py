@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toutates.backends.ensemble.graph import Graph, Step
+from toutates.backends.ensemble.levels import find_levels
 from toutates.models.table import Member, Need
 from toutates.protocol.input_checks import shape_text
 from toutates.protocol.signature import TensorSpec
@@ -64,6 +65,7 @@ def disagreements(graph: Graph, members: Mapping[Need, Member]) -> list[str]:
                 if name in by_name:
                     spec = by_name[name]
                     add(tensor, step.model, spec, spec.shape, batched=member.signature.batched)
+    found += find_levels(graph, members)[1]
     for tensor, all_ends in ends.items():
         found += _between(graph.model, tensor, all_ends)
     return found
@@ -71,8 +73,6 @@ def disagreements(graph: Graph, members: Mapping[Need, Member]) -> list[str]:
 
 def _at_step(graph: Graph, step: Step, member: Member) -> Iterator[str]:
     name = graph.model
-    if member.decoupled:
-        yield f"in ensemble {name}, model {step.model} is decoupled, and ensembles take one response from each step"
     if 0 < member.batch_size < graph.batch_size:
         yield (
             f"ensemble {name} allows maximum batch size {graph.batch_size}, but it contains model {step.model} which "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from toutates.backends.ensemble.graph import Graph, Step
+from toutates.backends.ensemble.levels import Levels
 from toutates.engine.calls import Calls
 from toutates.engine.lane import RowShapes
 from toutates.engine.servable import Content
@@ -139,12 +140,14 @@ class Binding:
         datatypes: of the ensemble tensors.
         most_rows: rows that every member can run at once.
         may_join: whether requests can go through the members together.
+        levels: where decoupled steps are.
         groups: of requests under way with it; guarded by the ensemble's lock.
         retired: whether another took its place; likewise.
     """
 
-    def __init__(self, graph: Graph, members: Mapping[Need, ServedVersion]) -> None:
+    def __init__(self, graph: Graph, members: Mapping[Need, ServedVersion], levels: Levels) -> None:
         self.members = members
+        self.levels = levels
         of_step = [members[step.need] for step in graph.steps]
         self.steps = [BoundStep(graph, step, member) for step, member in zip(graph.steps, of_step, strict=True)]
         batched = [graph.signature.batched] * len(graph.tensors)
@@ -159,7 +162,8 @@ class Binding:
             step.note_batched(batched)
         sizes = [member.config.max_batch_size for member in of_step]
         queued = [member.config.dynamic_batching.default_queue_policy.max_queue_size for member in of_step]
-        self.may_join = graph.signature.batched and all(step.batched for step in self.steps) and not any(queued)
+        joinable = graph.signature.batched and not levels.sources and not any(queued)
+        self.may_join = joinable and all(step.batched for step in self.steps)
         self.most_rows = min(size or 1 for size in sizes)
         readers = [member.takes_parameters for member in members.values()]
         #: of members that may read what requests say

@@ -29,12 +29,13 @@ from toutates.protocol.signature import TensorSpec
 from toutates.protocol.strings import EncodedStrings, StringRows
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, RequestError, TooLate
 
-__all__ = ["Group", "requests_of"]
+__all__ = ["ABANDONED", "INTERNAL_ERROR", "Group", "outputs_of_step", "requests_of"]
 
 logger = logging.getLogger(__name__)
 
-_ABANDONED: Final = TooLate("Deadline Exceeded")
-_INTERNAL_ERROR: Final = ExecutionFailed("internal error")
+#: What those are told whom nobody waits for, and what is told of a bug of this package.
+ABANDONED: Final = TooLate("Deadline Exceeded")
+INTERNAL_ERROR: Final = ExecutionFailed("internal error")
 #: Errors that each request of a group would meet by itself too.
 _OF_ALL: Final = (ModelNotReady, TooLate)
 
@@ -141,7 +142,7 @@ class Group:
             if self._error is not None:  # of a step that ran while this one had to wait
                 raise self._error
             if not self._wanted(time.monotonic_ns()):
-                raise _ABANDONED
+                raise ABANDONED
             rows, shapes, contents = step.inputs(self._values)
             rows = rows if rows >= 0 else self._rows
             call = ModelCall(rows, partial(self._done, step), step.wanted, self._wanted, self._requests, 0, self._about)
@@ -150,7 +151,7 @@ class Group:
             self._step_failed(step, error)
         except Exception:
             logger.exception("a step of ensemble '%s' could not be begun", self._state.graph.model)
-            self._step_failed(step, _INTERNAL_ERROR)
+            self._step_failed(step, INTERNAL_ERROR)
 
     def _wanted(self, by_ns: int) -> bool:
         """Whether any of the requests has a caller who waits until then."""
@@ -177,14 +178,14 @@ class Group:
         held_bytes = 0
         if error is None:
             try:
-                values = _outputs_of(step, outcome)
+                values = outputs_of_step(step, outcome)
                 held_bytes = sum([len(content) for _, (_, content) in values])
                 self._state.hold(held_bytes)
             except RequestError as refusal:
                 error, held_bytes = refusal, 0
             except Exception:
                 logger.exception("a step of ensemble '%s' failed", self._state.graph.model)
-                error, held_bytes = _INTERNAL_ERROR, 0
+                error, held_bytes = INTERNAL_ERROR, 0
         with self._lock:
             self._running -= 1
             self._held_bytes += held_bytes
@@ -218,7 +219,7 @@ class Group:
                 error = refusal
             except Exception:
                 logger.exception("the outputs of ensemble '%s' could not be read", self._state.graph.model)
-                error = _INTERNAL_ERROR
+                error = INTERNAL_ERROR
         if error is not None and not isinstance(error, TooLate):
             error = type(error)(f"in ensemble '{self._state.graph.model}', {error}")
         # Before the delivery: who has heard the outcome must find the rows free again.
@@ -234,16 +235,21 @@ class Group:
         done_ns = ended_ns + sum([one.timing.done_ns - one.timing.ended_ns for one in self._timings])
         return Timing(self._begun_ns, started_ns, ended_ns, done_ns, tuple(self._timings))
 
-    def _outputs_of_all(self) -> Outputs:
+    def _outputs_of_all(self, *, may_lack: bool = False) -> Outputs:
+        """The wanted outputs; ``may_lack`` says whether some of them may be missing."""
         graph = self._state.graph
         signature = graph.signature
         count = len(signature.outputs)
         data: list[Any] = [b""] * count
         row_bytes = [0] * count
         row_shapes: list[tuple[int, ...]] = [()] * count
+        missing: list[int] = []
         for index in self._outputs:
             spec = signature.outputs[index]
             value = self._values[graph.tensors.index(spec.name)]
+            if value is None and may_lack:
+                missing.append(index)
+                continue
             if value is None:
                 raise InvalidRequest(
                     "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
@@ -262,7 +268,7 @@ class Group:
                 data[index] = _whole(content, shape) if len(self._pending) == 1 else _encoded(content, shape)
         shapes = tuple(row_shapes)
         in_arrays = any(isinstance(content, np.ndarray) for content in data)
-        return Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays)
+        return Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays, missing=missing)
 
     def _with_batch(self, spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of an output of a batched ensemble; a member that is not batched may have left the batch out."""
@@ -324,7 +330,7 @@ def _requests_of(context: Any, rows: int) -> Sequence[tuple[int, int]]:
     return (context.requests if isinstance(context, ModelCall) else ()) or ((rows, 1),)
 
 
-def _outputs_of(step: BoundStep, outcome: Outcome) -> list[tuple[int, Value]]:
+def outputs_of_step(step: BoundStep, outcome: Outcome) -> list[tuple[int, Value]]:
     """The ensemble tensors that a step has written, by index."""
     assert outcome.outputs is not None
     values: list[tuple[int, Value]] = []

@@ -48,11 +48,12 @@ class EnsembleKind:
             logger.info("Ensemble model '%s' configured with max_inflight_requests: %d", model, graph.max_inflight)
         labels = read_labels(settings, graph.signature, configuration.folder.model_dir, configuration.source)
         rows = settings.batch_size * settings.capacity if graph.signature.batched else settings.capacity
-        servable = EnsembleServable(graph, Bounds(rows, capacity_bytes(settings, graph.signature)))
+        config = described(model, given, configuration)
+        servable = EnsembleServable(graph, Bounds(rows, capacity_bytes(settings, graph.signature)), config)
         return ServedVersion(
             model=model,
             number=configuration.folder.number,
-            config=described(model, given, configuration),
+            config=config,
             servable=servable,
             labels=labels,
             dependent=servable,

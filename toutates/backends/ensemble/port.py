@@ -18,6 +18,7 @@ import numpy as np
 from toutates.backends.ensemble.binding import Value
 from toutates.backends.ensemble.group import Group, requests_of
 from toutates.backends.ensemble.state import EnsembleState
+from toutates.backends.ensemble.waves import Waves
 from toutates.engine.calls import THREAD
 from toutates.engine.lane import Piece, RowShapes
 from toutates.engine.result import BatchResult, PendingRequest, Timing
@@ -242,6 +243,10 @@ class EnsemblePort:
         except RequestError as error:
             now_ns = time.monotonic_ns()
             self._deliver(BatchResult(pending, None, error, Timing(now_ns, now_ns, now_ns, now_ns)))
+            return
+        if binding.levels.sources:
+            # Each response by the same way, so that they stay in order: this thread may also have some to give at once.
+            Waves(state, binding, pending[0], values, way.outputs, way.needed, self._consumer, held_bytes).begin()
             return
         Group(
             state,

@@ -10,12 +10,14 @@ import trio
 from toutates.backends.ensemble.agreement import disagreements
 from toutates.backends.ensemble.binding import Binding
 from toutates.backends.ensemble.graph import Graph
+from toutates.backends.ensemble.levels import find_levels
 from toutates.backends.ensemble.port import EnsemblePort
 from toutates.backends.ensemble.state import Bounds, EnsembleState
 from toutates.engine.counters import VersionCounters
 from toutates.engine.servable import Consumer, Host
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.models.table import Member, Need, ServedVersion
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 
 __all__ = ["EnsembleServable"]
@@ -27,10 +29,14 @@ class EnsembleServable:
     Args:
         graph: of the ensemble.
         bounds: what may be under way in it.
+        config: what ModelConfig answers: whether it is decoupled is written there once the members are known.
     """
 
-    def __init__(self, graph: Graph, bounds: Bounds) -> None:
+    def __init__(self, graph: Graph, bounds: Bounds, config: ModelConfig | None = None) -> None:
         self.graph = graph
+        self._config = config
+        #: None while no members were known
+        self._decoupled: bool | None = None
         self.state = EnsembleState(graph, bounds)
 
     # --- as a servable -----------------------------------------------------------------------------------------------
@@ -85,6 +91,7 @@ class EnsembleServable:
             ),
             batch_size=self.graph.batch_size or 1,
             executors=0,
+            responses=state.responses.statistics(),
         )
 
     def describe(self, most: int) -> list[str]:
@@ -126,9 +133,23 @@ class EnsembleServable:
         """See ``Dependent``."""
         return self.graph.needs
 
+    @property
+    def decoupled(self) -> bool:
+        """See ``Dependent``."""
+        return bool(self._decoupled)
+
+    def decoupled_by(self, members: Mapping[Need, Member]) -> bool:
+        """See ``Dependent``."""
+        return bool(find_levels(self.graph, members)[0].sources)
+
     def disagreements(self, members: Mapping[Need, Member]) -> list[str]:
         """See ``Dependent``."""
-        return disagreements(self.graph, members)
+        found = disagreements(self.graph, members)
+        # Workers have made plans for one or the other.
+        if not found and self._decoupled not in (None, self.decoupled_by(members)):
+            was, is_now = ("a decoupled model", "none is") if self._decoupled else ("no decoupled model", "one is")
+            found.append(f"ensemble {self.graph.model} was loaded with {was}, and now {is_now}; load it again")
+        return found
 
     def bind(self, members: Mapping[Need, ServedVersion] | None) -> None:
         """See ``Dependent``."""
@@ -136,4 +157,8 @@ class EnsembleServable:
         if members is None:
             self.state.bind(None)
         elif bound is None or bound.members != members:
-            self.state.bind(Binding(self.graph, members))
+            levels, _ = find_levels(self.graph, {need: version.member for need, version in members.items()})
+            self._decoupled = bool(levels.sources)
+            if self._config is not None:
+                self._config.model_transaction_policy.decoupled = self._decoupled
+            self.state.bind(Binding(self.graph, members, levels))

@@ -11,6 +11,7 @@ from typing import Any
 from toutates.backends.ensemble.binding import Binding, BoundStep
 from toutates.backends.ensemble.graph import Graph
 from toutates.engine.counters import ExecutorCounters, VersionCounters
+from toutates.engine.response_counters import ResponseCounters
 from toutates.engine.result import Timing
 from toutates.system.errors import ModelNotReady, Overloaded
 
@@ -40,6 +41,7 @@ class EnsembleState:
     Attributes:
         graph, bounds: as given.
         counters: of its requests and runs.
+        responses: counts these, where a request has any number of them.
         binding: to the members; None while it cannot answer.
         bindings: how often that was set.
         rows, memory_bytes, groups: under way. ``rows`` is read without the lock as a guess.
@@ -51,6 +53,7 @@ class EnsembleState:
         self.bounds = bounds
         self._runs = ExecutorCounters()
         self.counters = VersionCounters([], [self._runs])
+        self.responses = ResponseCounters()
         self.binding: Binding | None = None
         self.bindings = 0
         self.rows = 0
@@ -124,6 +127,11 @@ class EnsembleState:
         """
         with self._lock:
             self._hold(held_bytes)
+
+    def release(self, held_bytes: int) -> None:
+        """The bytes of some tensors are not held any more."""
+        with self._lock:
+            self.memory_bytes -= held_bytes
 
     def _hold(self, held_bytes: int) -> None:
         if self.memory_bytes + held_bytes > self.bounds.memory_bytes:
