@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +18,7 @@ from onnx import TensorProto, helper
 from tests.e2e.process import ServerProcess, running
 from tests.engine.support import model, tensor
 from tests.torchserve_archives import contents, mar
+from tests.waiting import wait_until
 from toutates.command.main import parse_options
 from toutates.system.errors import ConfigurationError
 
@@ -138,14 +142,34 @@ def test_without_the_flag_there_is_nothing_of_it(repository: Path, tmp_path: Pat
         assert "management" not in process.log
 
 
-def test_several_processes_serve_predictions_and_no_management(repository: Path, tmp_path: Path) -> None:
-    flags = ("--torchserve-api", "--http-addr", "127.0.0.1:0", "--processes", "2")
-    with pytest.raises(ConfigurationError, match="is there with one process only"):
-        parse_options(["--model-repository", str(repository), *flags])
-    with running(repository, tmp_path, (*flags, "--torchserve-management-addr", "off")) as process:
-        for _ in range(4):
-            assert requests.post(predictions(process, "/predictions/echo"), b"x", timeout=30).content == b"x"
-        assert requests.get(predictions(process, "/ping"), timeout=30).status_code == 200
+def test_the_management_api_has_its_changes_made_in_all_processes(repository: Path, tmp_path: Path) -> None:
+    store, models = tmp_path / "store", tmp_path / "models"
+    store.mkdir()
+    shutil.copytree(repository / "echo", models / "echo")
+    mar(store / "lengths-1.0.mar", contents(modelVersion="1.0"))
+    flags = (*FLAGS, "--processes", "2", "--model-control-mode", "explicit", "--torchserve-model-store", str(store))
+    with running(models, tmp_path, (*flags, "--metrics-addr", "127.0.0.1:0")) as process:
+
+        def statuses(path: str) -> set[int]:
+            """Of connections to both processes, but for one time in a thousand."""
+            return {requests.post(predictions(process, path), b"abc", timeout=30).status_code for _ in range(10)}
+
+        asked = "/models?url=lengths-1.0.mar&initial_workers=1&synchronous=true"
+        assert ask(process, "POST", asked).status_code == 200
+        assert statuses("/predictions/lengths") == {200}
+        assert ask(process, "PUT", "/models/lengths/1.0/set-default").status_code == 200
+        assert ask(process, "PUT", "/models/lengths?min_worker=0&synchronous=true").status_code == 200
+        assert statuses("/predictions/lengths") == {503}
+        # A process that is started later finds what was said before.
+        page = f"http://127.0.0.1:{process.http_port}"
+        processes = requests.get(f"{page}/status.json", timeout=30).json()["server"]["processes"]
+        os.kill(processes[2]["pid"], signal.SIGKILL)
+        restarted = 'toutates_process_restarts_total{process="1"} 1'
+        wait_until(lambda: {restarted, "toutates_ready 1"} <= {*requests.get(f"{page}/metrics").text.splitlines()})
+        assert statuses("/predictions/lengths") == {503}
+        assert ask(process, "DELETE", "/models/lengths").status_code == 200
+        assert statuses("/predictions/lengths") == {404}
+        assert process.stop() == 0
 
 
 def test_urls_are_allowed_by_whole_hosts() -> None:

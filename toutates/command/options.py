@@ -145,15 +145,11 @@ def _torchserve(settings: Settings) -> TorchServeOptions | None:
     """TorchServe's APIs; None where they are not wanted."""
     if not settings["torchserve-api"]:
         return None
-    address = settings["torchserve-management-addr"]
-    if address is not None and settings["processes"] != 1:
-        raise ConfigurationError(
-            "the management API of TorchServe is there with one process only",
-            key="--torchserve-management-addr",
-            value=str(address),
-            remedy="write off, or leave --processes out",
-        )
-    return TorchServeOptions(address, settings["torchserve-model-store"], settings["torchserve-allowed-urls"] or ())
+    return TorchServeOptions(
+        settings["torchserve-management-addr"],
+        settings["torchserve-model-store"],
+        settings["torchserve-allowed-urls"] or (),
+    )
 
 
 def _open_ways(settings: Settings) -> list[str]:

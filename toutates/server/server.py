@@ -35,11 +35,14 @@ from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.restrictions import by_group
 from toutates.api.text.keys import ApiKeys
+from toutates.api.torchserve.models import NOTE
+from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
+from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.certificates import ServerCertificate
 from toutates.server.kinds import kinds_of_models
@@ -133,6 +136,7 @@ class Server:
         self.rest_address: tuple[str, int] | None = None
         self.http_address: tuple[str, int] | None = None
         self.management_address: tuple[str, int] | None = None
+        self._torchserve_defaults = Defaults()
 
     def stop(self) -> None:
         """Begin the shutdown; the second call ends its grace. On the main thread."""
@@ -259,6 +263,7 @@ class Server:
                 access_log=self._access_log,
                 api_keys=self._api_keys,
                 everywhere=everywhere,
+                torchserve_defaults=self._torchserve_defaults,
             )
             is_ready = not readiness.models_reason() and (member is None or not member.reason())
             self.workers.make(services, self._certificate.contexts, ready=is_ready)
@@ -272,6 +277,7 @@ class Server:
                 if member is None:
                     self._announce(unready_reason)
                 else:
+                    self._announce_management()
                     member.tell_serving()
                     readiness.changed()  # what the parent has said since the workers were made
                 task_status.started()
@@ -282,7 +288,10 @@ class Server:
     ) -> bool:
         """Be as the other processes are, and wait until all may serve; returns whether to go on."""
         plane = self._plane(manager, control)
-        return await member.join(manager.table, readiness.models_reason(), plane.local_calls(member.number), control)
+        calls = plane.local_calls(
+            member.number, {NOTE: (pb.RepositoryModelLoadRequest, self._torchserve_defaults.note)}
+        )
+        return await member.join(manager.table, readiness.models_reason(), calls, control)
 
     def _plane(self, manager: ModelManager, control: ModelControl, everywhere: Everywhere | None = None) -> DataPlane:
         """A data plane of no worker, for calls that do not come from a client of this process."""
@@ -311,10 +320,13 @@ class Server:
             queue.close()
             pages_queue.close()
 
-    def _announce(self, unready_reason: str) -> None:
-        assert self.address is not None
+    def _announce_management(self) -> None:
         if self.management_address is not None:
             logger.info("the management API of TorchServe is on http://%s:%d/models", *self.management_address)
+
+    def _announce(self, unready_reason: str) -> None:
+        assert self.address is not None
+        self._announce_management()
         workers = self._placement.processing_cores
         logger.info(
             "%s: toutates %s on %s: serving gRPC on %s:%d%s with %d worker%s, %s",

@@ -101,9 +101,9 @@ class Services:
     pages: Pages
     access_log: AccessLog | None
     api_keys: ApiKeys
+    torchserve_defaults: Defaults
     everywhere: Everywhere | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
-    torchserve_defaults: Defaults = field(default_factory=Defaults)
 
     def attach(self, worker: Worker, number: int, *, ready: bool) -> WorkerServices:
         """Have a worker, which does not run yet, serve everything.

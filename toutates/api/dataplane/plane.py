@@ -8,9 +8,10 @@ Plain functions run on the thread of the worker that has the request. Async func
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 from toutates.api.dataplane.everywhere import Everywhere, LocalCalls, all_statistics, whole_index
 from toutates.api.dataplane.log_settings import log_settings
@@ -250,8 +251,32 @@ class DataPlane:
             return self.trace_setting(request)
         return await self._everywhere.change("TraceSetting", request, pb.TraceSettingResponse, "traces", whole=False)
 
-    def local_calls(self, process: int) -> LocalCalls:
-        """What carries out in this process what another one was asked for; of a plane without ``everywhere``."""
+    async def note_everywhere(
+        self,
+        call: str,
+        said: pb.RepositoryModelLoadRequest,
+        note: Callable[[pb.RepositoryModelLoadRequest], pb.RepositoryModelLoadResponse],
+    ) -> None:
+        """Have something noted of a model, in all processes.
+
+        Args:
+            call: by which ``local_calls`` know what notes it.
+            said: what it is, of which model.
+            note: takes it in this process, where it is the only one.
+        """
+        if self._everywhere is None:
+            note(said)
+        else:
+            about = f"{call} {said.model_name}"
+            await self._everywhere.change(call, said, pb.RepositoryModelLoadResponse, about)
+
+    def local_calls(self, process: int, others: Mapping[str, Any] = MappingProxyType({})) -> LocalCalls:
+        """What carries out in this process what another one was asked for; of a plane without ``everywhere``.
+
+        Args:
+            process: its number.
+            others: other calls, by name: the class of the request, and what answers it.
+        """
         return LocalCalls(
             process,
             {
@@ -261,6 +286,7 @@ class DataPlane:
                 "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self.unload),
                 "LogSettings": (pb.LogSettingsRequest, self.log_settings),
                 "TraceSetting": (pb.TraceSettingRequest, self.trace_setting),
+                **others,
             },
         )
 

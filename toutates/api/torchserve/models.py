@@ -40,13 +40,15 @@ from toutates.repositories.torchserve.manifest import is_model_name
 from toutates.repositories.torchserve.settings import MAX_WORKERS, set_workers, workers_of
 from toutates.system.errors import ConfigurationError, RequestError
 
-__all__ = ["Models", "Registration"]
+__all__ = ["NOTE", "Models", "Registration"]
 
 logger = logging.getLogger(__name__)
 
 #: Status and JSON.
 Outcome = tuple[int, Any]
 
+#: The call by which processes tell each other what requests for a model mean.
+NOTE: Final = "TorchServeModel"
 _PROCESSING: Final[Outcome] = 202, {"status": "Processing worker updates..."}
 #: TorchServe's defaults, which have no effect here.
 _TIMEOUTS: Final = {"responseTimeout": 120, "startupTimeout": 120, "maxRetryTimeoutInSec": 300}
@@ -110,7 +112,7 @@ class Models:
         workers = (imported.workers or 0) if wanted.workers is None else wanted.workers
         which = f'Model "{name}" Version: {version} registered with {workers} initial workers'
         if not workers:
-            self._note_idle(name, idle=not self._loaded(name))
+            await self._note(name, idle=not self._loaded(name))
             return 200, {"status": f"{which}. Use scale workers API to add workers for the model."}
         load = partial(self._load_new, imported)
         if not wanted.synchronous:
@@ -145,7 +147,7 @@ class Models:
         async with self._turn(imported.model):
             try:
                 await self._load(imported.model)
-                self._note_idle(imported.model, idle=False)
+                await self._note(imported.model, idle=False)
             except RequestError as error:
                 logger.warning("model '%s' version %s: %s", imported.model, imported.version, error)
                 await trio.to_thread.run_sync(self._remove, imported.path.parent, imported.number)
@@ -183,7 +185,7 @@ class Models:
                 await trio.to_thread.run_sync(write_config, self._folder(model), config)
             try:
                 await (self._load(model) if workers else self._unload(model))
-                self._note_idle(model, idle=not workers)
+                await self._note(model, idle=not workers)
             except RequestError as error:
                 logger.warning("model '%s': %s", model, error)
                 await trio.to_thread.run_sync(write_config, self._folder(model), before)
@@ -216,8 +218,7 @@ class Models:
             if len(chosen) == len(versions):
                 await self._unload(model)
                 await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
-                self._set_default(model, None)
-                self._note_idle(model, idle=False)
+                await self._note(model, idle=False, default=0)
             else:
                 await trio.to_thread.run_sync(self._remove, folder, chosen[0])
                 if loaded:
@@ -239,7 +240,7 @@ class Models:
                 raise Problem(404, "ModelVersionNotFoundException", text)
             set_default(config, number)
             await trio.to_thread.run_sync(write_config, self._folder(model), config)
-            self._set_default(model, number)
+            await self._note(model, idle=model in self.defaults.idle, default=number)
         return 200, {"status": f'Default version successfully updated for model "{model}" to "{version}"'}
 
     # --- what there is -----------------------------------------------------------------------------------------------
@@ -358,12 +359,19 @@ class Models:
     def _default(self, model: str, config: ModelConfig) -> int | None:
         return self.defaults.numbers.get(model, default_of(config))
 
-    def _set_default(self, model: str, number: int | None) -> None:
-        numbers = {name: one for name, one in self.defaults.numbers.items() if name != model}
-        self.defaults.numbers = numbers if number is None else {**numbers, model: number}
+    async def _note(self, model: str, *, idle: bool, default: int | None = None) -> None:
+        """Tell all processes what requests for a model mean.
 
-    def _note_idle(self, model: str, *, idle: bool) -> None:
-        self.defaults.idle = self.defaults.idle | {model} if idle else self.defaults.idle - {model}
+        Args:
+            model: its name.
+            idle: whether it is registered and has no workers.
+            default: the version that answers requests which name none, as far as a request has said; None as before.
+        """
+        said = pb.RepositoryModelLoadRequest(model_name=model)
+        before = self.defaults.numbers.get(model, 0)
+        said.parameters["default"].int64_param = before if default is None else default
+        said.parameters["idle"].bool_param = idle
+        await self.plane.note_everywhere(NOTE, said, self.defaults.note)
 
     def _served(self, model: str) -> list[ServedVersion]:
         entry = self.plane.get_table().models.get(model)

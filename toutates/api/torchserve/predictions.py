@@ -35,6 +35,7 @@ from toutates.api.torchserve.answers import (
 from toutates.http1 import Head, Refused
 from toutates.infer.rest.call import Asked, Asks
 from toutates.models.table import ModelTable
+from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.rest.request import Target
 from toutates.repositories.torchserve.imported import default_of, number_of, versions_of
 from toutates.system.errors import RequestError, UnknownModel
@@ -58,6 +59,18 @@ class Defaults:
     def __init__(self) -> None:
         self.numbers: Mapping[str, int] = {}
         self.idle: frozenset[str] = frozenset()
+
+    def note(self, said: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Take over what was said of one model, in this process or in another.
+
+        Args:
+            said: the model, with the parameters ``default``, 0 for none, and ``idle``.
+        """
+        model, default = said.model_name, said.parameters["default"].int64_param
+        numbers = {name: one for name, one in self.numbers.items() if name != model}
+        self.numbers = {**numbers, model: default} if default else numbers
+        self.idle = self.idle | {model} if said.parameters["idle"].bool_param else self.idle - {model}
+        return pb.RepositoryModelLoadResponse()
 
 
 class Predictions:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from toutates.infer.inflight import FLAG as INFLIGHT_FLAG
 from toutates.infer.inflight import share
-from toutates.server.options import Options
+from toutates.server.options import Options, TorchServeOptions
 from toutates.server.thread_plan import plan_threads
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
@@ -74,12 +74,18 @@ def shared_options(options: Options, grpc_addr: Address, http_addr: Address | No
             max_buffered_bytes=max(1, (options.max_buffered_bytes or available_memory() // 2) // count),
             max_inflight_requests=None if inflight is None else share(inflight, count, number),
             warnings=options.warnings if number == 0 else (),
+            torchserve=_torchserve(options.torchserve, number),
         )
         for number in range(count)
     ]
     for part in parts:
         plan_threads(part)  # which refuses what does not go together, once for all
     return parts
+
+
+def _torchserve(options: TorchServeOptions | None, number: int) -> TorchServeOptions | None:
+    """TorchServe's APIs: the first process serves the management API, and has its changes made in all."""
+    return options if options is None or number == 0 else replace(options, management_addr=None)
 
 
 def _default_workers(options: Options, count: int) -> int:
