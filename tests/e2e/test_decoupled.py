@@ -303,6 +303,7 @@ def test_an_ensemble_with_such_a_step_answers_as_often_as_it_does(
             answers = stream.read(5)
             assert [value_of(answer) for answer in answers] == [200.0 + 2 * at for at in range(5)]
             assert [final_of(answer) for answer in answers] == [False] * 4 + [True]
+            assert all("sequence_id" in answer.infer_response.parameters for answer in answers)
             error = stream.ask(asking(piped, RAISE)).error_message
             assert error.startswith(f"in ensemble '{piped}', Failed to process the request(s) for model")
             stream.send(asking(piped, UNTIL_CANCELLED, 0, 3.0))

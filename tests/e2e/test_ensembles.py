@@ -172,6 +172,23 @@ def test_a_chain_computes_over_grpc_and_http(server: ServerProcess, client: Any,
         npt.assert_array_equal(found.as_numpy("OUT"), -2 * rows(count))
 
 
+@pytest.mark.parametrize(("ensemble", "values"), [("chain", rows(1)), ("text", np.array([[b"a", b"b"]], object))])
+def test_every_response_says_of_which_sequence_it_is(
+    server: ServerProcess, client: Any, ensemble: str, values: Any
+) -> None:
+    none = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+    for _ in range(3):  # by validation, and by what was remembered
+        response = client.infer(ensemble, given(triton, IN=values)).get_response()
+        found = {key: getattr(one, one.WhichOneof("parameter_choice")) for key, one in response.parameters.items()}
+        assert found == none
+        with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as one:
+            assert one.infer(ensemble, given(http, IN=values)).get_response()["parameters"] == none
+    response = client.infer(ensemble, given(triton, IN=values), sequence_id=7, sequence_start=True).get_response()
+    assert response.parameters["sequence_id"].int64_param == 7
+    assert response.parameters["sequence_start"].bool_param
+    assert not response.parameters["sequence_end"].bool_param
+
+
 def test_branches_are_joined_in_the_order_of_the_data(client: Any) -> None:
     response = ask(client, "fan", IN=rows(2))
     npt.assert_array_equal(response.as_numpy("SUM"), rows(2))

@@ -278,7 +278,8 @@ class Answers:
                 tensors.append(tensor)
                 raws.append(raw)
             version = plan.version
-            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws, parameters)
+            given = plan.parameters_with(parameters)
+            pieces_out = write_response(version.model, str(version.number), id_field, tensors, raws, given)
             length = sum(map(len, pieces_out))
             if length > MAX_RESPONSE_BYTES:
                 raise InvalidRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toutates.engine.result import Outputs
+from toutates.engine.result import Outputs, Parameters
 from toutates.engine.servable import Port
 from toutates.infer.scanning import Layout, read_layout
 from toutates.infer.validation import ValidatedRequest
@@ -40,6 +40,7 @@ class Plan:
         template: constant bytes of the last response.
         shapes: row shapes of the outputs that ``template`` was made for.
         fixed_template: ``template``, once it is known to fit all outputs of the lane.
+        parameters: of every response, beside those that the model gives; None for none.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Plan:
         "in_order",
         "layouts",
         "packed",
+        "parameters",
         "port",
         "request",
         "rows",
@@ -72,6 +74,8 @@ class Plan:
         # Requests of decoupled versions take the longer way, on which they leave the order of their stream.
         self.packed = self.writer if None not in request.sources and not version.decoupled else None
         self.layouts: dict[int, Layout] = {}
+        # Triton's ensembles tell the sequence of each response, whether there is one or not.
+        self.parameters = None if version.dependent is None else _sequence_of(request.parameters)
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
         self.fixed_template: ResponseTemplate | None = None
@@ -85,6 +89,10 @@ class Plan:
         if layout is None and len(self.layouts) < min(MAX_LAYOUTS, MAX_LAYOUT_BYTES // len(key)):
             layout = self.layouts[end - start] = read_layout(buffer, start, end)
         return layout
+
+    def parameters_with(self, given: Parameters | None) -> Parameters | None:
+        """The parameters of a response to which the model has given some."""
+        return given if self.parameters is None else {**self.parameters, **(given or {})}
 
     def wire_tensor(self, index: int, row_shape: tuple[int, ...], rows: int) -> WireTensor:
         """The description of output ``index`` in a response."""
@@ -112,7 +120,17 @@ class Plan:
             [self.wire_tensor(index, outputs.row_shapes[index], self.rows) for index in request.outputs],
             request.outputs,
             sizes,
+            self.parameters,
         )
         if outputs.fixed:
             self.fixed_template = self.template
         return self.template
+
+
+def _sequence_of(parameters: Parameters) -> Parameters:
+    """What a request says of its sequence."""
+    return {
+        "sequence_id": parameters.get("sequence_id", 0),
+        "sequence_start": parameters.get("sequence_start", False),
+        "sequence_end": parameters.get("sequence_end", False),
+    }

@@ -94,7 +94,8 @@ class StreamResponses(DecoupledAnswers):
         message, plan, id_field, _ = context
         version = plan.version
         tensors, raws = tensors_of(plan, outputs, rows)
-        parts = write_response(version.model, str(version.number), id_field, tensors, raws, outputs.parameters)
+        given = plan.parameters_with(outputs.parameters)
+        parts = write_response(version.model, str(version.number), id_field, tensors, raws, given)
         responder: Any = message.responder
         responder.respond(message, parts, sum(map(len, parts)), more=more)
 

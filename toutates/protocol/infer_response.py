@@ -107,7 +107,12 @@ def _parameters(parameters: Mapping[str, bool | int | float | str]) -> bytes:
 
 
 def build_template(
-    model: str, version: str, tensors: Sequence[WireTensor], indices: Sequence[int], sizes: Sequence[int]
+    model: str,
+    version: str,
+    tensors: Sequence[WireTensor],
+    indices: Sequence[int],
+    sizes: Sequence[int],
+    parameters: Mapping[str, bool | int | float | str] | None = None,
 ) -> ResponseTemplate:
     """Make the template of all responses with certain outputs.
 
@@ -117,8 +122,9 @@ def build_template(
         tensors: the outputs returned, in the order they are returned in.
         indices: number of each in the model's signature.
         sizes: bytes of each.
+        parameters: of each response.
     """
-    before, after = _names(model, version), _descriptions(tensors)
+    before, after = _names(model, version), _parameters(parameters or {}) + _descriptions(tensors)
     parts = tuple(
         OutputPart(field_head(_RAW_TAG, size), index, size) for index, size in zip(indices, sizes, strict=True)
     )

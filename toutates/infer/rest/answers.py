@@ -176,7 +176,7 @@ class GenerateResponses(DecoupledAnswers):
                 f"the response has {size} bytes of outputs, and {LARGE_CONTENTS} is the most of each response here; "
                 "use ModelStreamInfer"
             )
-        version, parameters = plan.version, outputs.parameters
+        version, parameters = plan.version, plan.parameters_with(outputs.parameters)
         document = write_generate_response(
             version.model, str(version.number), request_id(context[2]), tensors, raws, parameters
         )
@@ -227,5 +227,6 @@ def _write_flat(
     """An answer of the generate extension."""
     version = plan.version
     number = str(version.number)
-    body = write_generate_response(version.model, number, request_id(identifier), tensors, raws, parameters)
+    given = plan.parameters_with(parameters)
+    body = write_generate_response(version.model, number, request_id(identifier), tensors, raws, given)
     return InferResponse(b"", [body], len(body))

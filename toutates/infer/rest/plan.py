@@ -101,7 +101,8 @@ class RestPlan(Plan):
         assert forms is not None
         binary = [forms.is_binary(tensor.name) for tensor in tensors]
         version = self.version
-        response = ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, parameters)
+        given = self.parameters_with(parameters)
+        response = ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, given)
         if parameters:
             return response
         self.response = response
