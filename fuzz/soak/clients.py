@@ -24,7 +24,7 @@ from fuzz.attacks.wire import INFER, framed, infer_message
 from fuzz.soak import rest_clients
 from fuzz.soak.account import Entry
 from fuzz.soak.length_clients import run_lengths
-from fuzz.soak.python_clients import run_python
+from fuzz.soak.python_clients import run_decoupled, run_python
 from fuzz.soak.questions import Question
 from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
 from fuzz.soak.stream_clients import run_streams
@@ -209,6 +209,7 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "raw HTTP/2": run_raw,
         "tritonclient, streams": run_streams,
         "Python models, a process of which dies": run_python,
+        "decoupled models, one in an ensemble, whose process dies": run_decoupled,
         "rows of any length": run_lengths,
         "texts of any length": run_texts,
         "REST: tritonclient.http, JSON, binary, compressed": rest_clients.run_tritonclient,

@@ -243,6 +243,24 @@ def test_an_error_halfway_ends_the_request_after_the_responses_before_it() -> No
         send(request, 2, final=True)
 
 
+def test_a_response_without_outputs_fails_the_step_that_needs_them_and_is_empty_where_none_does() -> None:
+    with ensemble() as one:
+        answers = one.ask()
+        one.many.next().send({}, final=True)
+        [said] = answers.rest()
+        assert "in ensemble 'e'" in str(said)
+        assert "'add'" in str(said)
+    with ensemble([step("many", "x=IN", "y=OUT")]) as one:
+        answers = one.ask()
+        request = one.many.next()
+        request.send({})
+        send(request, 5, final=True)
+        outcome = answers.outcomes.get(timeout=60)
+        assert outcome.outputs is not None
+        assert list(outcome.outputs.missing) == [0]
+        assert answers.rest() == [5]
+
+
 def test_an_error_in_a_wave_between_two_decoupled_steps_ends_the_request() -> None:
     with ensemble(NESTED) as one:
         answers = one.ask()

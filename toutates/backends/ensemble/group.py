@@ -331,12 +331,15 @@ def _requests_of(context: Any, rows: int) -> Sequence[tuple[int, int]]:
 
 
 def outputs_of_step(step: BoundStep, outcome: Outcome) -> list[tuple[int, Value]]:
-    """The ensemble tensors that a step has written, by index."""
+    """The ensemble tensors that a step has written, by index; a response of a decoupled one may lack some."""
     assert outcome.outputs is not None
+    missing = outcome.outputs.missing
     values: list[tuple[int, Value]] = []
     row_shapes = outcome.outputs.row_shapes
     batched = step.batched
     for index, tensor in step.outputs:
+        if index in missing:
+            continue
         spec = step.specs[index]
         shape = row_shapes[index] if spec.reshape is None else spec.to_wire(row_shapes[index])
         values.append((tensor, ((outcome.rows, *shape) if batched else shape, outcome.content(index, batched=batched))))
