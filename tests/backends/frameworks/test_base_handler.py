@@ -43,13 +43,9 @@ ROWS = [[1.0, 2.0], [3.0, 4.0]]
 
 def script() -> bytes:
     """TorchScript of the sum of a row."""
-
-    class Sum(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            return x.sum(1, keepdim=True)
-
+    kind = type("Sum", (torch.nn.Module,), {"forward": lambda self, x: x.sum(1, keepdim=True)})
     content = io.BytesIO()
-    torch.jit.save(torch.jit.trace(Sum(), torch.zeros(1, 2)), content)
+    torch.jit.save(torch.jit.trace(kind(), torch.zeros(1, 2)), content)
     return content.getvalue()
 
 
@@ -101,6 +97,6 @@ class Evil:
 
 
 def test_weights_that_hold_code_are_not_loaded(load: Callable[[dict[str, Any]], Any]) -> None:
-    files = {"handler.py": HANDLER, "net.py": NET, "w.pt": weights(evil=Evil())}
+    files: dict[str, Any] = {"handler.py": HANDLER, "net.py": NET, "w.pt": weights(evil=Evil())}
     with pytest.raises(Exception, match="Weights only load failed"):
         load(contents(files=files, serializedFile="w.pt", modelFile="net.py"))
