@@ -91,6 +91,7 @@ class Ensemble:
     def __init__(self, stack: ExitStack, steps: Sequence[Step], more: str = "", bytes_: int = 2**20) -> None:
         self.many, self.more = Asking(), Asking()
         self.held: set[float] = set()
+        self._responses: list[Responses] = []
         self._changed = threading.Condition()
         config = text_format.Parse(pbtxt(["IN FP32 [-1]"], ["OUT FP32 [-1]"], steps, scheduling=more), ModelConfig())
         self.servable = EnsembleServable(read_graph(config, "e", Path("config.pbtxt")), Bounds(64, bytes_), config)
@@ -111,6 +112,7 @@ class Ensemble:
         runner = DecoupledRunner(getattr(self, name), MANY, name, PluginFailures("b", name), lambda: None)
         supertensor = SuperTensor(name, MANY, batch_size=8, capacity=64, quick_ns=0, keeps_whole=True)
         runner.ports, runner.responses = supertensor.ports, Responses()
+        self._responses.append(runner.responses)
         servable = BatchedServable(1, supertensor, [runner])
         stack.enter_context(running(servable, HOST))
         config = ModelConfig(max_batch_size=8)
@@ -134,7 +136,8 @@ class Ensemble:
     def is_empty(self) -> bool:
         """Whether nothing is under way."""
         state = self.servable.state
-        return (state.groups, state.rows, state.memory_bytes) == (0, 0, 0)
+        not_taken = sum(responses._bytes for responses in self._responses)
+        return (state.groups, state.rows, state.memory_bytes, not_taken) == (0, 0, 0, 0)
 
 
 class Answers:

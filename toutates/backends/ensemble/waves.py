@@ -309,18 +309,19 @@ class Waves:
         if not outcome.more and self.state.graph.max_inflight:
             for begin in self.state.end_step(source.step, 1):
                 begin()
+        is_empty = outcome.outputs is None and outcome.error is None
         with self._lock:
             is_late = self._is_over
             if not is_late:
                 source.has_ended = not outcome.more
-                if outcome.outputs is not None or outcome.error is not None:
+                if not is_empty:
                     source.waiting.append(outcome)
                 if source.has_ended:
                     calls = source.step.calls
                     self._note([StepTiming(calls.model, calls.number, outcome.begun_ns, outcome.timing)])
-        if is_late:
+        if is_late or is_empty:
             _take(outcome)
-        else:
+        if not is_late:
             self._act()
 
     def _note(self, steps: Sequence[StepTiming]) -> None:
