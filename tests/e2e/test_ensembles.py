@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from tests.e2e.control import client_of, fails
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import triton
+from tests.e2e.support import Tensor, channel_to, infer, request, triton
 from tests.engine.support import double, unary
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting
@@ -183,10 +183,20 @@ def test_every_response_says_of_which_sequence_it_is(
         assert found == none
         with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as one:
             assert one.infer(ensemble, given(http, IN=values)).get_response()["parameters"] == none
-    response = client.infer(ensemble, given(triton, IN=values), sequence_id=7, sequence_start=True).get_response()
-    assert response.parameters["sequence_id"].int64_param == 7
-    assert response.parameters["sequence_start"].bool_param
-    assert not response.parameters["sequence_end"].bool_param
+    for identifier in (7, 8, "x"):
+        options: dict[str, Any] = {"sequence_id": identifier, "sequence_start": True}
+        response = client.infer(ensemble, given(triton, IN=values), **options).get_response()
+        said = response.parameters["sequence_id"]
+        assert identifier in (said.int64_param, said.string_param)
+        assert response.parameters["sequence_start"].bool_param
+        assert not response.parameters["sequence_end"].bool_param
+        with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as one:
+            found = one.infer(ensemble, given(http, IN=values), **options).get_response()["parameters"]
+            assert found == {"sequence_id": identifier, "sequence_start": True, "sequence_end": False}
+    message = request("chain", Tensor.of("IN", "FP32", rows(1)))
+    message.parameters["sequence_id"].int64_param = -5
+    with channel_to(server.address) as channel:
+        assert infer(channel, message).parameters["sequence_id"].int64_param == -5
 
 
 def test_branches_are_joined_in_the_order_of_the_data(client: Any) -> None:

@@ -40,7 +40,8 @@ class SequenceContext(tuple[Call, Plan, bytes, int]):
     @classmethod
     def of(cls, context: RequestContext, said: Said) -> SequenceContext:
         """A context that says more than ``context``."""
-        made = cls(context)
+        call, plan, id_field, arrival = context
+        made = cls((call, plan.of_sequence(said), id_field, arrival))
         made.said = said
         return made
 

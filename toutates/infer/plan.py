@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Final
 
 from toutates.engine.result import Outputs, Parameters
@@ -10,6 +11,7 @@ from toutates.infer.scanning import Layout, read_layout
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
+from toutates.protocol.sequence_parameters import ID_MASK, Said, named
 
 __all__ = ["Plan"]
 
@@ -19,6 +21,8 @@ MAX_TEMPLATED_BYTES: Final = 2**30
 #: Most layouts that a plan remembers, and most bytes of their constants.
 MAX_LAYOUTS: Final = 64
 MAX_LAYOUT_BYTES: Final = 16_384
+#: What responses of ensembles say of requests that say nothing of a sequence.
+_NO_SEQUENCE: Final = named((0, False, False))
 
 
 class Plan:
@@ -75,7 +79,7 @@ class Plan:
         self.packed = self.writer if None not in request.sources and not version.decoupled else None
         self.layouts: dict[int, Layout] = {}
         # Triton's ensembles tell the sequence of each response, whether there is one or not.
-        self.parameters = None if version.dependent is None else _sequence_of(request.parameters)
+        self.parameters: Parameters | None = None if version.dependent is None else _NO_SEQUENCE
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
         self.fixed_template: ResponseTemplate | None = None
@@ -89,6 +93,22 @@ class Plan:
         if layout is None and len(self.layouts) < min(MAX_LAYOUTS, MAX_LAYOUT_BYTES // len(key)):
             layout = self.layouts[end - start] = read_layout(buffer, start, end)
         return layout
+
+    def of_sequence(self, said: Said) -> Plan:
+        """The plan for a request that says this of a sequence: itself, unless responses tell their sequence."""
+        if self.parameters is None:
+            return self
+        identifier, start, end = said
+        if isinstance(identifier, int) and identifier > ID_MASK >> 1:
+            identifier -= ID_MASK + 1  # in a response it is a number with a sign, as in the request
+        plan = copy(self)
+        plan.parameters = named((identifier, start, end))
+        plan.forget_templates()
+        return plan
+
+    def forget_templates(self) -> None:
+        """Forget what was made for responses."""
+        self.shapes = self.template = self.fixed_template = None
 
     def parameters_with(self, given: Parameters | None) -> Parameters | None:
         """The parameters of a response to which the model has given some."""
@@ -125,12 +145,3 @@ class Plan:
         if outputs.fixed:
             self.fixed_template = self.template
         return self.template
-
-
-def _sequence_of(parameters: Parameters) -> Parameters:
-    """What a request says of its sequence."""
-    return {
-        "sequence_id": parameters.get("sequence_id", 0),
-        "sequence_start": parameters.get("sequence_start", False),
-        "sequence_end": parameters.get("sequence_end", False),
-    }

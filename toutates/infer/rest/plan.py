@@ -58,6 +58,12 @@ class RestPlan(Plan):
         self.response: ResponseTemplate | None = None
         self.response_shapes: tuple[tuple[int, ...], ...] | None = None
 
+    def forget_templates(self) -> None:
+        """See ``Plan``."""
+        super().forget_templates()
+        self.quick = False
+        self.response = self.response_shapes = None
+
     def template_for(self, outputs: Outputs) -> Template | None:
         """The template of the answers to requests without an id, if all their outputs are binary data of fixed sizes.
 
