@@ -17,6 +17,7 @@ from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
 from tests.repositories.support import Fault, Proxy, S3Service
+from tests.text_models import hidden, ids_of, make_folder
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("s3_credentials")
@@ -120,6 +121,33 @@ def test_polling_follows_the_bucket(moto_service: S3Service, proxy: Proxy, tmp_p
         wait_until(lambda: answer(client, "comes") == 6)
         assert bucket.fetched() == ["comes/1/model.onnx"]
         assert client.is_server_ready()
+
+
+def test_a_flat_folder_of_a_text_model_is_served_and_followed(
+    moto_service: S3Service, proxy: Proxy, tmp_path: Path
+) -> None:
+    bucket = Bucket(moto_service, proxy, {"adds/1": 1})
+    pooling = ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True})
+    folder = make_folder(tmp_path / "sentences", modules=[pooling])
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        bucket.put(f"sentences/{path.relative_to(folder)}", path.read_bytes())
+    text = triton.InferInput("text", [1, 1], "BYTES").set_data_from_numpy(np.array([["one two"]], np.object_))
+    with serving(bucket, proxy, tmp_path, *POLL) as (_, client):
+        assert ready(client) == ["adds/1", "sentences/1"]
+
+        def vector() -> Any:
+            return client.infer("sentences", [text]).as_numpy("embedding")[0]
+
+        np.testing.assert_allclose(vector(), hidden(ids_of("one two")).mean(0), rtol=1e-5)
+        bucket.fetched()
+        # Another module, in a file of its own: the vectors are those of the folder as it is now.
+        bucket.put("sentences/1_Pooling/config.json", json.dumps({"pooling_mode_cls_token": True}).encode())
+        wait_until(lambda: np.allclose(vector(), hidden(ids_of("one two"))[0], rtol=1e-5))
+        assert bucket.fetched() == ["sentences/1_Pooling/config.json"]
+        # A folder that cannot be read is not applied, and says why.
+        bucket.put("sentences/modules.json", b"[")
+        wait_until(lambda: "modules.json" in reason(client, "sentences", "1"))
+        np.testing.assert_allclose(vector(), hidden(ids_of("one two"))[0], rtol=1e-5)
 
 
 def test_polling_applies_configurations_that_change(moto_service: S3Service, proxy: Proxy, tmp_path: Path) -> None:

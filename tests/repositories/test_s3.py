@@ -34,6 +34,9 @@ def test_scan_sees_what_a_directory_of_the_same_files_would_show(service: S3Serv
         "empty/readme": b"",
         "without/1/other": b"",
         ".hidden/1/model.onnx": b"",
+        "text/modules.json": b"[]",
+        "text/model.onnx": b"text",
+        "text/1_Pooling/config.json": b"{}",
         "readme": b"",
     }
     for name, content in files.items():

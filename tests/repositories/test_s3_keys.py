@@ -99,6 +99,26 @@ def test_directories_that_are_no_models_are_passed_over() -> None:
     assert not described[".git"].versions
 
 
+def test_the_folder_of_a_text_model_is_its_only_version() -> None:
+    files = ("modules.json", "model.onnx", "tokenizer.json", "config.json", "1_Pooling/config.json")
+    models, odd = models_among(objects(*(f"m/{name}" for name in files), "m/.git/x", "n/config.json"), "s3://b", "")
+    assert odd == []
+    folder = models["m"].describe(VIEW)
+    [version] = folder.versions
+    assert (version.number, version.path, version.is_lone, version.problem) == (1, VIEW, True, "")
+    assert (folder.is_lone, folder.warnings, folder.problem, folder.passed_over) == (True, (), "", False)
+    assert models["m"].wanted().keys() == set(files)
+    assert models["n"].describe(VIEW).passed_over
+    # A version's directory beside them is what is served.
+    models, _ = models_among(objects("m/modules.json", "m/2/model.onnx"), "s3://b", "")
+    assert [version.number for version in models["m"].describe(VIEW).versions] == [2]
+    # What cannot be a file is the version's problem.
+    models, _ = models_among(objects("m/modules.json", "m/model.onnx", "m/a//b"), "s3://b", "")
+    [version] = models["m"].describe(VIEW).versions
+    assert "a part of it between slashes is empty" in version.problem
+    assert not models["m"].wanted()
+
+
 def test_many_odd_keys_are_few_warnings() -> None:
     models, _ = models_among(objects("m/1/model.onnx", *(f"m//{number}" for number in range(1000))), "s3://b", "")
     warnings = models["m"].describe(VIEW).warnings

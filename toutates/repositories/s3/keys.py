@@ -22,6 +22,7 @@ from toutates.models.repository import (
     is_version,
     not_a_model_name,
 )
+from toutates.models.text_folder import is_text_folder
 from toutates.repositories.interface import fingerprint_of, version_fingerprints
 from toutates.system.logs.limit import few
 
@@ -84,12 +85,12 @@ class ModelFiles:
         warnings = [
             f"'{self.source}/{entry}/' is passed over: a version is named by a positive integer without leading zeros"
             for entry in entries
-            if not is_version(entry) and entry not in RESERVED and not entry.startswith(".")
+            if not is_version(entry) and entry not in RESERVED and not entry.startswith(".") and not self.is_flat
         ]
         chosen = [number for number in numbers if versions is None or number in versions]
         fingerprints = version_fingerprints(self._lines(), chosen)
         odd = [problem for name, problem in sorted(self.odd.items()) if not is_version(name.partition("/")[0])]
-        warnings += few(odd)
+        warnings += [] if self.is_flat else few(odd)
         return ModelFolder(
             self.name,
             path,
@@ -100,16 +101,28 @@ class ModelFiles:
             self.source,
             passed_over=not numbers and PBTXT_NAME not in self.files,
             has_no_version=not numbers,
+            is_lone=self.is_flat,
         )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the model's directory is the folder of a text model, and so its only version."""
+        if any(is_version(name.partition("/")[0]) for name in self.directories):
+            return False
+        return is_text_folder({name for name in self.files if "/" not in name})
 
     @property
     def versions(self) -> list[int]:
         """The versions that are there, ascending."""
+        if self.is_flat:
+            return [1]
         first = {name.partition("/")[0] for name in self.directories}
         return sorted(int(entry) for entry in first if is_version(entry))
 
     def wanted(self, versions: Collection[int] | None = None, beside: Collection[str] = ()) -> Mapping[str, S3Object]:
         """The files to fetch, by path in the model: of these versions (all, for None), of the model, and others."""
+        if self.is_flat:
+            return {} if self._problem("") else self.files
         return {name: found for name, found in self.files.items() if self._is_wanted(name, versions, beside)}
 
     def _is_wanted(self, name: str, versions: Collection[int] | None, beside: Collection[str]) -> bool:
@@ -117,28 +130,30 @@ class ModelFiles:
         if not slash:
             return first not in self.directories
         if is_version(first):
-            return (versions is None or int(first) in versions or name in beside) and not self._problem(first)
+            return (versions is None or int(first) in versions or name in beside) and not self._problem(first + "/")
         return first in RESERVED or (name in beside and name not in self.directories)
 
     def _version(self, path: Path, number: int, fingerprint: str) -> VersionFolder:
-        folder = path / str(number)
-        graph = f"{number}/{MODEL_FILENAME}"
+        flat = self.is_flat
+        start = "" if flat else f"{number}/"
+        graph = start + MODEL_FILENAME
         if graph in self.directories:
             graph = f"{graph}/{MODEL_FILENAME}"
-        problem = self._problem(str(number))
+        problem = self._problem(start)
         if not problem and graph not in self.files:
-            own = [name.partition("/")[2] for name in (*self.files, *self.directories) if name.startswith(f"{number}/")]
+            names = (*self.files, *self.directories)
+            own = [name.removeprefix(start) for name in names if name.startswith(start)]
             problem = f"unable to find '{self.source}/{graph}': no such object{found_instead(own)}"
-        return VersionFolder(number, folder, path / graph, problem, fingerprint=fingerprint)
+        return VersionFolder(number, path / start, path / graph, problem, fingerprint=fingerprint, is_lone=flat)
 
-    def _problem(self, version: str) -> str:
-        start = version + "/"
+    def _problem(self, start: str) -> str:
+        """What is wrong with the files of a version, whose paths begin so; "" if nothing is."""
         for name, problem in sorted(self.odd.items()):
             if name.startswith(start):
                 return problem
         both = sorted(name for name in self.files if name.startswith(start) and name in self.directories)
-        if version in self.files:
-            both.insert(0, version)
+        if start[:-1] in self.files:
+            both.insert(0, start[:-1])
         if both:
             key = f"{self.source}/{both[0]}"
             return f"'{key}' and '{key}/...' are both objects, but no name is a file and a directory; remove one"

@@ -190,7 +190,7 @@ class S3Repository:
 
         Only the model's own files are fetched for it, and kept no longer than that.
         """
-        if PBTXT_NAME not in files.files or not files.versions:
+        if PBTXT_NAME not in files.files or not files.versions or files.is_flat:
             return None, ()
         folder = self._fetch(files, lambda done, total: None, ())
         try:
