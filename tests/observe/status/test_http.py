@@ -312,7 +312,8 @@ def test_a_scraper_that_never_reads_is_cut_off_and_holds_up_nobody(monkeypatch: 
         assert len(get(port, "/metrics").body) == 30_000_000
 
 
-def test_the_end_waits_for_nobody_who_does_not_read() -> None:
+def test_the_end_waits_for_nobody_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SEND_S", 120.0)
     peers = []
     with http_side(metrics=CountingMetrics(pieces=300, piece=b"x" * 100_000)) as port:
         for request in (b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET / HT", b""):
