@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,10 @@ from tests.text_models import (
     served,
     table,
 )
+from tests.waiting import wait_until
 from toutates.backends.onnx.inspection import ALL_DEVICES
 from toutates.backends.onnx.session import SessionOptions
-from toutates.backends.text.interface import Scores, SparseVector, Task, TextOptions, VectorForm
+from toutates.backends.text.interface import DEFAULT_OPTIONS, Scores, SparseVector, Task, TextOptions, VectorForm
 from toutates.backends.text.kind import TextKind
 from toutates.models.kinds import inspect_version
 from toutates.models.repository import scan, scan_model
@@ -197,6 +200,15 @@ def test_a_table_of_vectors_takes_the_mean_without_special_tokens(tmp_path: Path
         assert list(result.tokens) == [1, 10, 2, 1, 0]
         assert model.info.model_type == "static"
         close(compute(model, [[6, 7]]).vectors, [table()[[6, 7]].mean(0)])
+        # The caller's thread runs a short text, once runs are known to be quick and the executor is idle.
+        ran_in: SimpleQueue[threading.Thread] = SimpleQueue()
+
+        def runs_here() -> bool:
+            model.compute(["one"], DEFAULT_OPTIONS, lambda result: ran_in.put(threading.current_thread()))
+            return ran_in.get(timeout=60) is threading.current_thread()
+
+        wait_until(runs_here)
+        assert compute(model, ["one " * 300]).tokens == [300]
 
 
 def test_splade_weights_are_the_greatest_of_all_tokens(tmp_path: Path) -> None:
