@@ -114,6 +114,7 @@ DETAILS = {
     "grpc-addr": "Or `[IPV6]:PORT`. With port 0 the system chooses a port, which the log names",
     "limit": "See [Limits](#limits) for the names",
     "max-inflight-requests": "Of all models together; see [Overload](operating.md#overload)",
+    "allow-client-shm": "Not with `--processes`; see [shared-memory.md](shared-memory.md)",
     "grpc-restricted-protocol": (
         "PROTOCOLS are separated by commas: health, metadata, inference, shared-memory, model-config, model-"
         "repository, statistics, trace, logging, reflection; see [Access](operating.md#access)"

@@ -84,17 +84,6 @@ def test_a_trace_setting_changes_and_is_asked_for() -> None:
         plane.trace_setting(pb.TraceSettingRequest(model_name="m"))
 
 
-def test_shared_memory_is_refused_with_what_to_do_instead() -> None:
-    plane = plane_of()
-    answers: list[tuple[Callable[[], Message], str]] = [
-        (lambda: plane.system_shared_memory(pb.SystemSharedMemoryStatusRequest()), "shared memory"),
-        (lambda: plane.cuda_shared_memory(pb.CudaSharedMemoryRegisterRequest()), "CUDA shared memory"),
-    ]
-    for answer, what in answers:
-        with refused(Unsupported, f"{what} is not offered yet; send tensors in the request"):
-            answer()
-
-
 # --- models ----------------------------------------------------------------------------------------------------------
 
 

@@ -94,6 +94,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         "restricted_protocols",
         (RestrictedProtocol(("inference", "trace"), "triton-grpc-protocol-k", "s=:"),),
     ),
+    ("--allow-client-shm", "true", "allow_client_shm", True),
     ("--grpc-reflection", "false", "grpc_reflection", False),
     ("--grpc-compression", "gzip", "grpc_compression", "gzip"),
     ("--trace-endpoint", "http://c", "tracing", read_trace_options({}, endpoint="http://c")),

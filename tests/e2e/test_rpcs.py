@@ -169,21 +169,6 @@ def test_metadata_and_config_refuse_what_is_not_there(
 
 # --- what is not offered
 
-NOT_OFFERED = {
-    "SystemSharedMemoryStatus": "shared memory is not offered yet; send tensors in the request",
-    "SystemSharedMemoryRegister": "shared memory is not offered yet; send tensors in the request",
-    "SystemSharedMemoryUnregister": "shared memory is not offered yet; send tensors in the request",
-    "CudaSharedMemoryStatus": "CUDA shared memory is not offered yet; send tensors in the request",
-    "CudaSharedMemoryRegister": "CUDA shared memory is not offered yet; send tensors in the request",
-    "CudaSharedMemoryUnregister": "CUDA shared memory is not offered yet; send tensors in the request",
-}
-
-
-@pytest.mark.parametrize("method", NOT_OFFERED)
-def test_server_says_of_an_rpc_it_lacks_what_to_do_instead(channel: Any, method: str) -> None:
-    for message in (b"", b"\x0a\xff", bytes(100_000)):  # it is not read
-        assert refused(channel, message, SERVICE + method) == ("UNIMPLEMENTED", NOT_OFFERED[method])
-
 
 def test_all_rpcs_of_the_protocol_are_known(channel: Any) -> None:
     unknown = refused(channel, b"", SERVICE + "ModelDance")

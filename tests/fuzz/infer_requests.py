@@ -285,7 +285,7 @@ def _check_validated(validated: ValidatedRequest, sizes: list[int]) -> None:
     columns = (validated.inputs, validated.shapes, validated.sources, validated.sizes)
     assert len({len(column) for column in columns}) == 1
     for source, size in zip(validated.sources, validated.sizes, strict=True):
-        if source is not None and size is not None:
+        if isinstance(source, int) and size is not None:
             assert sizes[source] == size, "raw contents of the wrong size are accepted"
     assert all(0 <= index < len(SIGNATURE.outputs) for index in validated.outputs)
     assert all(count >= 1 for count in validated.classes.values())
@@ -297,7 +297,7 @@ def _decode(request: ModelInferRequest, validated: ValidatedRequest) -> None:
     columns = zip(validated.inputs, validated.shapes, validated.sources, validated.sizes, strict=True)
     for index, row_shape, source, size in columns:
         spec = SIGNATURE.inputs[index]
-        if source is None:
+        if not isinstance(source, int):
             contents = tensors[spec.name].contents
             raw = typed_contents_to_raw(contents, spec.datatype, tensor=spec.name, model="m")
         else:

@@ -13,6 +13,7 @@ from toutates.engine.result import BatchResult, Outputs, Timing
 from toutates.engine.servable import Consumer
 from toutates.infer.inflight import Inflight
 from toutates.infer.reading import request_id
+from toutates.infer.regions import Regions
 from toutates.infer.service import InferService
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.protocol.datatypes import BY_NAME
@@ -257,6 +258,7 @@ class Served:
         packed: whether rows are given as bytes.
         inflight: see InferService.
         labels: of the model's outputs.
+        regions: see InferService.
     """
 
     def __init__(
@@ -266,13 +268,14 @@ class Served:
         packed: bool = True,
         inflight: Inflight | None = None,
         labels: Any = None,
+        regions: Regions | None = None,
     ) -> None:
         self.worker = KnownWorker()
         self.transport = KnownTransport()
         self.servable = KnownServable(signature, packed)
         self.version = self.version_of(self.servable, labels=labels or {})
         self.table = self.table_of(self.version)
-        self.service = InferService(cast(Any, self.worker), self.transport, lambda: self.table, inflight)
+        self.service = InferService(cast(Any, self.worker), self.transport, lambda: self.table, inflight, None, regions)
         self.handle = cast(Callable[[KnownCall], None], self.service.handler)
         # The first request is always observed. Here that is one that nobody sees, so that 255 others are not.
         first: Any = KnownCall()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from toutates.infer.parameters import check_parameters, shared_memory_region
+from toutates.infer.parameters import check_parameters, shared_memory_place
+from toutates.infer.regions import Place
 from toutates.protocol.grpc_service_pb2 import InferParameter
 from toutates.system.errors import InvalidRequest, Unsupported
 
@@ -63,8 +64,8 @@ def test_values_that_cannot_be_are_refused() -> None:
     assert refusal("triton_x", bool_param=True).startswith(RESERVED)
 
 
-def region(**values: Any) -> str | None:
-    return shared_memory_region("T", {f"shared_memory_{key}": InferParameter(**value) for key, value in values.items()})
+def region(**values: Any) -> Place | None:
+    return shared_memory_place("T", {f"shared_memory_{key}": InferParameter(**value) for key, value in values.items()})
 
 
 TEXT = {"string_param": "r"}
@@ -73,8 +74,13 @@ SIZE = {"int64_param": 4}
 
 def test_a_region_is_named_with_its_size() -> None:
     assert region() is None
-    assert region(region=TEXT, byte_size=SIZE) == "r"
-    assert region(region=TEXT, byte_size=SIZE, offset=SIZE) == "r"
+    assert region(region=TEXT, byte_size=SIZE) == Place("r", 0, 4)
+    assert region(region=TEXT, byte_size=SIZE, offset=SIZE) == Place("r", 4, 4)
+
+
+def test_negative_numbers_of_a_region_are_large_ones() -> None:
+    negative = {"int64_param": -32}
+    assert region(region=TEXT, byte_size=negative, offset=negative) == Place("r", 2**64 - 32, 2**64 - 32)
 
 
 @pytest.mark.parametrize(

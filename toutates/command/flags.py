@@ -257,6 +257,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             unset="no limit",
         ),
         Flag(
+            "allow-client-shm",
+            "BOOL",
+            "let clients register shared memory of this machine, and name it in requests in place of tensors",
+            "false",
+            boolean,
+            bare="true",
+        ),
+        Flag(
             "grpc-restricted-protocol",
             "PROTOCOLS:KEY=VALUE",
             "allow PROTOCOLS only to calls with the metadata triton-grpc-protocol-KEY: VALUE; repeatable",

@@ -277,7 +277,7 @@ _ROWS: Final = (
     TritonFlag("buffer-manager-thread-count", "a request is copied once, by the worker that read it", _NONE),
     TritonFlag("min-supported-compute-capability", "ONNX Runtime decides which GPUs it can use", _NONE),
     TritonFlag("enable-peer-access", "ONNX Runtime decides how it uses GPUs", _NONE),
-    TritonFlag("allow-client-shm", "there is no shared memory with clients", _NONE, read=boolean, harmless=False),
+    TritonFlag("allow-client-shm", "not with `--processes`; see [shared-memory.md](shared-memory.md)"),
     # Clouds
     TritonFlag("allow-sagemaker", _NO_SAGEMAKER, _REFUSED, read=boolean, harmless=False, remedy="leave the flag out"),
     TritonFlag("sagemaker-port", _NO_SAGEMAKER, _NONE),

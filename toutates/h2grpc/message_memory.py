@@ -221,6 +221,14 @@ class MemoryPool:
         self.lent += 1
         return memory
 
+    def take_whole(self, size: int) -> MessageMemory | None:
+        """Memory for ``size`` bytes that the caller has already, and writes there at once; see ``take``."""
+        memory = self.take(size)
+        if memory is not None:
+            self.returned(memory)
+            memory.start, memory.length = 0, size
+        return memory
+
     @staticmethod
     def grow(memory: MessageMemory, size: int) -> None:
         """Make memory larger, which copies nothing. No view of it may be left.

@@ -175,6 +175,7 @@ class Answers:
                         continue
                     if part is not None:
                         part[0].error = result.error
+                        part[0].left -= 1
                     self._fail_one(context, result.error)
                 break
             except Exception as error:
@@ -273,6 +274,13 @@ class Answers:
         tensors: list[WireTensor] = []
         raws: list[bytes | memoryview] = []
         try:
+            if plan.shared is not None:
+                contents = plan.shared.place(plan.request.outputs, contents)
+                known = None if plan.parameters_with(parameters) else plan.response_of_places(row_shapes)
+                if known is not None:
+                    head, tail = known
+                    call.responder.reply(call, (head, id_field, tail), len(head) + len(id_field) + len(tail))
+                    return True
             for index, pieces in zip(plan.request.outputs, contents, strict=True):
                 tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
                 tensor, raw = wire_output(plan, index, tensor, pieces)

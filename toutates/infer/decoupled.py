@@ -112,7 +112,10 @@ def tensors_of(plan: Plan, outputs: Outputs, rows: int) -> tuple[list[WireTensor
     for index in plan.request.outputs:
         if index not in outputs.missing:
             tensor = plan.wire_tensor(index, outputs.row_shapes[index], rows)
-            tensor, raw = wire_output(plan, index, tensor, [outputs.rows(index, 0, rows, batched=batched)])
+            pieces = [outputs.rows(index, 0, rows, batched=batched)]
+            if plan.shared is not None:
+                [pieces] = plan.shared.place([index], [pieces])
+            tensor, raw = wire_output(plan, index, tensor, pieces)
             tensors.append(tensor)
             raws.append(raw)
     return tensors, raws

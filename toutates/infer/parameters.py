@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from toutates.infer.regions import Place
 from toutates.protocol.grpc_service_pb2 import InferParameter
 from toutates.protocol.sequence_parameters import NAMES
 from toutates.system.errors import InvalidRequest, Unsupported
 
-__all__ = ["check_parameters", "parameter_values", "parameters_without_effect", "shared_memory_region"]
+__all__ = ["check_parameters", "parameter_values", "parameters_without_effect", "shared_memory_place"]
 
 _KIND: Final = "parameter_choice"
+_BITS: Final = 2**64 - 1
 
 
 def check_parameters(parameters: Mapping[str, InferParameter]) -> None:
@@ -91,8 +93,8 @@ def _check_priority(parameter: InferParameter, kind: str | None) -> None:
         raise InvalidRequest("invalid value for 'priority', expected value >= 0.")
 
 
-def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
-    """The shared memory region that a tensor's parameters name; None if they name none.
+def shared_memory_place(tensor: str, parameters: Mapping[str, InferParameter]) -> Place | None:
+    """Where in shared memory a tensor is, by its parameters; None if they name no region.
 
     Raises:
         InvalidRequest: a parameter has the wrong type, or one is missing.
@@ -117,4 +119,8 @@ def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) 
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
             f"tensor '{tensor}'"
         )
-    return region.string_param if region is not None else None
+    if region is None:
+        return None
+    offset = parameters["shared_memory_offset"].int64_param if "shared_memory_offset" in parameters else 0
+    # Negative numbers are the large ones of the same 64 bits, as with Triton.
+    return Place(region.string_param, offset & _BITS, parameters["shared_memory_byte_size"].int64_param & _BITS)

@@ -7,10 +7,12 @@ from typing import Final
 
 from toutates.engine.result import Outputs, Parameters
 from toutates.engine.servable import Port
+from toutates.infer.regions import Place
 from toutates.infer.scanning import Layout, read_layout
+from toutates.infer.shared_tensors import SharedTensors
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
-from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template
+from toutates.protocol.infer_response import ResponseTemplate, WireTensor, build_template, write_response
 from toutates.protocol.sequence_parameters import ID_MASK, Said, named
 
 __all__ = ["Plan"]
@@ -37,10 +39,14 @@ class Plan:
         writer: ``way``, if it takes bytes; None if it takes arrays.
         packed: ``writer``, if all inputs are raw contents of a known size; None otherwise. Requests of such a plan are
             copied from the received buffer into the batch.
+        shared: its tensors in shared memory; None without any. Requests of such a plan have a port of their own, which
+            lets go of their regions.
         span_count: length of the list of spans of a request that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
         in_order: whether the raw contents come in the lane's order, and none is left over.
         layouts: layouts of requests that fit the plan, by length of the message.
+        places_response: row shapes of the outputs of the last response all of whose outputs are in shared memory, and
+            its constant bytes before and behind the id.
         template: constant bytes of the last response.
         shapes: row shapes of the outputs that ``template`` was made for.
         fixed_template: ``template``, once it is known to fit all outputs of the lane.
@@ -53,10 +59,12 @@ class Plan:
         "layouts",
         "packed",
         "parameters",
+        "places_response",
         "port",
         "request",
         "rows",
         "shapes",
+        "shared",
         "sizes",
         "span_count",
         "template",
@@ -65,23 +73,30 @@ class Plan:
         "writer",
     )
 
-    def __init__(self, version: ServedVersion, request: ValidatedRequest, port: Port) -> None:
+    def __init__(
+        self, version: ServedVersion, request: ValidatedRequest, port: Port, shared: SharedTensors | None = None
+    ) -> None:
         self.version = version
         self.request = request
         self.port = port
         self.rows = request.rows
         self.way = port.way(tuple(zip(request.inputs, request.shapes, strict=True)), request.outputs)
-        self.sizes = request.sizes
+        self.shared = shared
+        self.sizes = tuple(
+            size for size, source in zip(request.sizes, request.sources, strict=True) if not isinstance(source, Place)
+        )
         self.span_count = 2 * request.raw_count
         self.in_order = request.sources == tuple(range(request.raw_count))
         self.writer = self.way if self.way.packed else None
         # Requests of decoupled versions take the longer way, on which they leave the order of their stream.
-        self.packed = self.writer if None not in request.sources and not version.decoupled else None
+        is_raw = None not in request.sources and shared is None
+        self.packed = self.writer if is_raw and not version.decoupled else None
         self.layouts: dict[int, Layout] = {}
         # Triton's ensembles tell the sequence of each response, whether there is one or not.
         self.parameters: Parameters | None = None if version.dependent is None else _NO_SEQUENCE
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
+        self.places_response: tuple[tuple[tuple[int, ...], ...], bytes, bytes] | None = None
         self.fixed_template: ResponseTemplate | None = None
 
     def layout_of(self, key: bytes, buffer: bytes, start: int, end: int) -> Layout | None:
@@ -121,14 +136,28 @@ class Plan:
         shape = tensor.to_wire(row_shape)
         return WireTensor(tensor.name, tensor.datatype.name, (rows, *shape) if signature.batched else shape)
 
+    def response_of_places(self, row_shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, bytes] | None:
+        """What is before the id and behind it in a response all of whose outputs are in shared memory; else None."""
+        outputs = self.request.outputs
+        if len(self.request.places) < len(outputs):
+            return None
+        if self.places_response is None or self.places_response[0] != row_shapes:
+            tensors = [self.wire_tensor(index, row_shapes[index], self.rows) for index in outputs]
+            pieces = write_response(self.version.model, str(self.version.number), b"", tensors, [b""] * len(tensors))
+            head = write_response(self.version.model, str(self.version.number), b"", [], [])[0]
+            self.places_response = row_shapes, bytes(head), b"".join(pieces)[len(head) :]
+        return self.places_response[1:]
+
     def template_for(self, outputs: Outputs) -> ResponseTemplate | None:
         """The template of a response that is cut from ``outputs``.
 
-        None for responses whose sizes differ, because they hold BYTES or classes in place of numbers, and for responses
-        that may be too large to be sent.
+        None for responses whose sizes differ, because they hold BYTES or classes in place of numbers, for outputs
+        that go to shared memory, and for responses that may be too large to be sent.
         """
         request = self.request
-        if request.classes or any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
+        if request.classes or request.places:
+            return None
+        if any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
             return None
         sizes = [outputs.row_bytes[index] * self.rows for index in request.outputs]
         if sum(sizes) > MAX_TEMPLATED_BYTES:

@@ -11,6 +11,7 @@ import numpy as np
 from toutates.engine.lane import Piece
 from toutates.engine.servable import Buffer
 from toutates.infer.plan import Plan
+from toutates.infer.regions import Place
 from toutates.infer.validation import ValidatedRequest, size_mismatch
 from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import typed_contents_to_raw
@@ -76,6 +77,8 @@ def id_too_long(identifier: str) -> InvalidRequest:
 def contents_of(read: ReadRequest, validated: ValidatedRequest, version: ServedVersion) -> list[Buffer]:
     """The bytes of each input, by its position in the lane; typed contents as the raw ones they stand for.
 
+    Inputs in shared memory are left out.
+
     Raises:
         InvalidRequest: typed contents do not fit their datatype or shape.
     """
@@ -85,6 +88,8 @@ def contents_of(read: ReadRequest, validated: ValidatedRequest, version: ServedV
     contents: list[Buffer] = []
     for index, source, size in zip(validated.inputs, validated.sources, validated.sizes, strict=True):
         spec = version.signature.inputs[index]
+        if isinstance(source, Place):
+            continue
         if source is not None:
             contents.append(read.raws[source])
             continue

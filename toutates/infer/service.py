@@ -22,10 +22,13 @@ from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.plan import Plan
 from toutates.infer.plan_cache import PlanCache
 from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_long, read_request, request_id
+from toutates.infer.regions import Place, Regions
 from toutates.infer.scanning import Layout, scan
 from toutates.infer.sequenced import SequenceLayout, sequence_layout
+from toutates.infer.shared_path import SharedPath
+from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.infer.structure import check_structure
-from toutates.infer.validation import validate
+from toutates.infer.validation import ValidatedRequest, validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -58,6 +61,7 @@ class InferService:
         get_table: returns the model table as it is now.
         inflight: bounds the requests that wait for their answer; None for no bound.
         notices: logs parameters that have no effect; None for one of this worker's own.
+        regions: of shared memory, which clients have registered; None for none.
 
     Attributes:
         counters: counts requests before it is known which version they are for.
@@ -72,6 +76,7 @@ class InferService:
         get_table: Callable[[], ModelTable],
         inflight: Inflight | None = None,
         notices: ParameterNotices | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.counters = InferCounters()
         self.observer = Observer(transport)
@@ -88,6 +93,11 @@ class InferService:
         self._plans = self._cache.recent
         self._latest = self._cache.latest
         self._ports: dict[ServedVersion, Port] = {}
+        self._regions = regions or Regions()
+        #: of requests with tensors in shared memory
+        self._shared_ports: dict[ServedVersion, Port] = {}
+        self._shared_finish: dict[ServedVersion, Callable[[BatchResult], None]] = {}
+        self._shared_path = SharedPath(worker, self._add_shared, self._count_refusal)
 
     @property
     def handler(self) -> Handler:
@@ -275,7 +285,7 @@ class InferService:
     def _pack_in_order(self, call: Call, plan: Plan, id_field: bytes, spans: list[int], said: Said | None) -> None:
         """Handle inputs in another order than the model's. Parsing finds the words for those of the wrong size."""
         sources = plan.request.sources
-        ordered = [bound for source in sources if source is not None for bound in spans[2 * source : 2 * source + 2]]
+        ordered = [bound for at in sources if isinstance(at, int) for bound in spans[2 * at : 2 * at + 2]]
         if not _fit(ordered, plan.sizes):
             self._infer_by_parsing(call, b"")
             return
@@ -283,14 +293,15 @@ class InferService:
         self._pack_said(call, plan, plan.packed, id_field, call.buffer, ordered, said)
 
     def _gather(self, call: Call, plan: Plan, id_field: bytes, spans: list[int], said: Said | None) -> None:
-        """Handle a request whose plan is known, and whose inputs are arrays."""
+        """Handle a request whose plan is known, and whose inputs are arrays or in shared memory."""
         whole = memoryview(call.buffer)
-        contents = [whole[spans[2 * at] : spans[2 * at + 1]] for at in plan.request.sources if at is not None]
+        contents = [whole[spans[2 * at] : spans[2 * at + 1]] for at in plan.request.sources if isinstance(at, int)]
         for content, size in zip(contents, plan.sizes, strict=True):
             if size is not None and size != len(content):
                 self._infer_by_parsing(call, b"")
                 return
-        self._submit(call, plan, id_field, contents, request_id(id_field), said)
+        identifier = request_id(id_field) if plan.writer is None else ""  # for errors of arrays alone
+        self._submit(call, plan, id_field, contents, identifier, said)
 
     def _infer_by_parsing(self, call: Call, key: bytes) -> None:
         """Parse and validate a request, and remember its plan under ``key``, if that is not empty.
@@ -305,16 +316,19 @@ class InferService:
             request = read.message
             version = self._table.find(request.model_name, request.model_version)
             self._admit(call, version)
-            validated = validate(request, [len(raw) for raw in read.raws], version.signature, version.model)
+            raw_sizes = [len(raw) for raw in read.raws]
+            validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
             if request.parameters and not version.reads_parameters:
                 self._notices.note(version.model, request.parameters)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)
-            plan = Plan(version, validated, self._port(version))
+            shared = self._shared(version, validated)
+            plan = Plan(version, validated, self._port(version, shared), shared)
         except RequestError as error:
             self._count_refusal(error, version)
             raise
-        if key and None not in validated.sources and len(read.raws) == len(validated.sources):
+        raws = [source for source in validated.sources if isinstance(source, int)]
+        if key and None not in validated.sources and len(read.raws) == len(raws):
             self._cache.remember(key, plan)
         id_field = ModelInferRequest(id=request.id).SerializeToString()
         self._submit(call, plan, id_field, contents, request.id, said_in(request.parameters))
@@ -337,7 +351,13 @@ class InferService:
         identifier: str,
         said: Said | None = None,
     ) -> None:
-        """Put rows into a batch, given as the bytes of each input by its position in the lane."""
+        """Put rows into a batch, given as the bytes of each input by its position in the lane.
+
+        Those of inputs in shared memory are left out.
+        """
+        if plan.shared is not None:
+            self._shared_path.submit(call, plan, plan.shared, id_field, contents, identifier, said)
+            return
         if plan.writer is not None:
             spans: list[int] = []
             at = 0
@@ -347,6 +367,18 @@ class InferService:
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
             self._pack_said(call, plan, plan.writer, id_field, buffer, spans, said)
             return
+        self._add_arrays(call, plan, id_field, contents, identifier, said)
+
+    def _add_arrays(
+        self,
+        call: Call,
+        plan: Plan,
+        id_field: bytes,
+        contents: Sequence[Buffer],
+        identifier: str,
+        said: Said | None,
+    ) -> None:
+        """The same for all inputs of a plan that takes arrays."""
         if call.context is not None:
             call.context.found(plan, id_field)
         try:
@@ -361,6 +393,23 @@ class InferService:
             plan.port.add_gathered(plan.way, plan.rows, context, arrays, sum(map(len, contents)))
         except RequestError as error:
             raise self._refused_by_port(error, plan.version, id_field) from None
+
+    # --- shared memory -----------------------------------------------------------------------------------------------
+
+    def _shared(self, version: ServedVersion, validated: ValidatedRequest) -> SharedTensors | None:
+        """The tensors of a kind of requests that are in shared memory; None for none."""
+        if not validated.places and not any(isinstance(source, Place) for source in validated.sources):
+            return None
+        return SharedTensors(self._regions, version, validated)
+
+    def _add_shared(
+        self, call: Call, plan: Plan, id_field: bytes, inputs: SharedInputs, identifier: str, said: Said | None
+    ) -> None:
+        """Put rows into a batch whose inputs were read from shared memory."""
+        if plan.writer is not None:
+            self._pack_said(call, plan, plan.writer, id_field, inputs.buffer, inputs.spans, said)
+        else:
+            self._add_arrays(call, plan, id_field, inputs.contents(), identifier, said)
 
     # --- refusals ----------------------------------------------------------------------------------------------------
 
@@ -403,12 +452,15 @@ class InferService:
 
     # --- ports -------------------------------------------------------------------------------------------------------
 
-    def _port(self, version: ServedVersion) -> Port:
-        """This worker's port to a version of the table."""
-        port = self._ports.get(version)
+    def _port(self, version: ServedVersion, shared: SharedTensors | None = None) -> Port:
+        """This worker's port to a version of the table; the one for requests with ``shared`` tensors, or for others."""
+        ports = self._ports if shared is None else self._shared_ports
+        port = ports.get(version)
         if port is None:
             counters = WorkerCounters()
             finish: Callable[[BatchResult], None] = self._make_answers(counters, version).finish
+            if shared is not None:
+                finish = self._regions.releasing(finish)
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
             finish_soon = partial(self._finish_soon, finish)
@@ -424,7 +476,11 @@ class InferService:
                     self._sequence,
                 )
             )
-            self._ports[version] = port
+            ports[version] = port
+            if shared is not None:
+                self._shared_finish[version] = finish
+        if shared is not None:
+            shared.finish = self._shared_finish[version]
         return port
 
     def _about(self, context: RequestContext) -> RequestAbout:
@@ -468,12 +524,21 @@ class InferService:
         self._table = self._get_table()
         self._cache.clear()
         served = set(self._table.served())
-        ports, self._ports = self._ports, {}
-        for version, port in ports.items():
-            if version in served:
-                self._ports[version] = port
-            else:
-                port.commit()  # what this round has brought so far
+        self._ports = _those_of(self._ports, served)
+        self._shared_ports = _those_of(self._shared_ports, served)
+        for version in self._shared_finish.keys() - served:
+            del self._shared_finish[version]
+
+
+def _those_of(ports: dict[ServedVersion, Port], served: set[ServedVersion]) -> dict[ServedVersion, Port]:
+    """The ports to versions that are served; what the others have of this round is committed."""
+    kept: dict[ServedVersion, Port] = {}
+    for version, port in ports.items():
+        if version in served:
+            kept[version] = port
+        else:
+            port.commit()
+    return kept
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:

@@ -5,19 +5,22 @@ The order of the checks and their texts are Triton's: clients compare both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from toutates.infer.parameters import check_parameters, parameter_values, shared_memory_region
+from toutates.infer.parameters import check_parameters, parameter_values, shared_memory_place
+from toutates.infer.regions import Place, Regions
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.input_checks import check_batch, check_input, check_names
 from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature, TensorSpec
-from toutates.system.errors import InvalidRequest, UnknownModel
+from toutates.system.errors import InvalidRequest
 
 __all__ = ["ValidatedRequest", "size_mismatch", "validate"]
+
+_NO_REGIONS: Final = Regions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +31,36 @@ class ValidatedRequest:
         rows: rows of the batch dimension; 1 where the model has none.
         inputs: for each input given, in the signature's order: its index in the signature.
         shapes: for each input given: the shape of one row in the graph.
-        sources: for each input given: the index of its raw content; None for typed contents.
+        sources: for each input given: the index of its raw content; None for typed contents; or where in shared memory
+            it is.
         sizes: for each input given: how many bytes it must have; None for BYTES.
         raw_count: how many raw contents there are.
         outputs: index in the signature of each output to return, sorted by name as Triton returns them.
         classes: the number of classes asked for, by index of the output.
         parameters: of the request, for models that read them; without those of its sequence.
         asked_version: as the request names it; "" for none.
+        places: of each output that is to be written to shared memory, by its index in the signature.
     """
 
     rows: int
     inputs: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
-    sources: tuple[int | None, ...]
+    sources: tuple[int | Place | None, ...]
     sizes: tuple[int | None, ...]
     raw_count: int
     outputs: tuple[int, ...]
     classes: Mapping[int, int]
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     asked_version: str = ""
+    places: Mapping[int, Place] = field(default_factory=dict)
 
 
 def validate(
-    request: ModelInferRequest, raw_sizes: Sequence[int], signature: Signature, model: str
+    request: ModelInferRequest,
+    raw_sizes: Sequence[int],
+    signature: Signature,
+    model: str,
+    check_place: Callable[[Place], None] = _NO_REGIONS.check,
 ) -> ValidatedRequest:
     """Check a request against its model.
 
@@ -59,36 +69,39 @@ def validate(
         raw_sizes: bytes of each raw content.
         signature: the model's tensors.
         model: its name.
+        check_place: raises RequestError for what is in no region of shared memory (``Regions.check``).
 
     Raises:
         RequestError: the caller's fault, in Triton's words.
     """
     check_parameters(request.parameters)
-    sources = _find_data(request, len(raw_sizes), model)
-    classes = _read_output_parameters(request)
-    return _Validator(request, raw_sizes, signature, model, sources, classes).validated()
+    sources = _find_data(request, len(raw_sizes), model, check_place)
+    classes, places = _read_output_parameters(request, check_place)
+    return _Validator(request, raw_sizes, signature, model, sources, classes, places).validated()
 
 
 # --- where each input's data is --------------------------------------------------------------------------------------
 
 
-def _find_data(request: ModelInferRequest, raw_count: int, model: str) -> list[int | None]:
-    """For each input as sent: the index of its raw content; None for typed contents."""
-    sources: list[int | None] = []
+def _find_data(
+    request: ModelInferRequest, raw_count: int, model: str, check_place: Callable[[Place], None]
+) -> list[int | Place | None]:
+    """For each input as sent: the index of its raw content, None for typed contents, or its place in shared memory."""
+    sources: list[int | Place | None] = []
     names: set[str] = set()
     next_raw = 0
     for tensor in request.inputs:
         _declare("input", tensor.name, names, request.id)
-        if shared_memory_region(tensor.name, tensor.parameters) is not None:
+        place = shared_memory_place(tensor.name, tensor.parameters)
+        if place is not None:
             if tensor.HasField("contents"):
                 raise InvalidRequest(
                     f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' "
                     f"for model '{model}'"
                 )
-            raise UnknownModel(
-                f"Unable to find shared memory region: '{tensor.parameters['shared_memory_region'].string_param}'"
-            )
-        if tensor.HasField("contents"):
+            check_place(place)
+            sources.append(place)
+        elif tensor.HasField("contents"):
             if raw_count:
                 raise InvalidRequest(
                     f"contents field must not be specified when using raw_input_contents for '{tensor.name}' "
@@ -112,13 +125,16 @@ def _declare(kind: str, name: str, names: set[str], identifier: str) -> None:
     names.add(name)
 
 
-def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
-    """The number of classes asked for, by name of the output."""
+def _read_output_parameters(
+    request: ModelInferRequest, check_place: Callable[[Place], None]
+) -> tuple[dict[str, int], dict[str, Place]]:
+    """By name of the output: the number of classes asked for, and the place in shared memory that it goes to."""
     classes: dict[str, int] = {}
+    places: dict[str, Place] = {}
     names: set[str] = set()
     for output in request.outputs:
         _declare("output", output.name, names, request.id)
-        region = shared_memory_region(output.name, output.parameters)
+        place = shared_memory_place(output.name, output.parameters)
         parameter = output.parameters.get("classification")
         if parameter is not None:
             if parameter.WhichOneof("parameter_choice") != "int64_param":
@@ -126,11 +142,12 @@ def _read_output_parameters(request: ModelInferRequest) -> dict[str, int]:
             if parameter.int64_param <= 0:
                 raise InvalidRequest("invalid value for 'classification' parameter, expected >= 0")
             classes[output.name] = parameter.int64_param
-        if region is not None:
+        if place is not None:
             if parameter is not None:
                 raise InvalidRequest("output can't set both 'shared_memory_region' and 'classification'")
-            raise UnknownModel(f"Unable to find shared memory region: '{region}'")
-    return classes
+            check_place(place)
+            places[output.name] = place
+    return classes, places
 
 
 # --- against the model -----------------------------------------------------------------------------------------------
@@ -148,8 +165,9 @@ class _Validator:
         raw_sizes: Sequence[int],
         signature: Signature,
         model: str,
-        sources: list[int | None],
+        sources: list[int | Place | None],
         classes: Mapping[str, int],
+        places: Mapping[str, Place],
     ) -> None:
         self._request = request
         self._raw_sizes = raw_sizes
@@ -157,6 +175,7 @@ class _Validator:
         self._model = model
         self._sources = sources
         self._classes = classes
+        self._places = places
         self._inputs = {tensor.name: tensor for tensor in signature.inputs}
         self._outputs = {tensor.name: index for index, tensor in enumerate(signature.outputs)}
 
@@ -187,6 +206,7 @@ class _Validator:
             classes=self._checked_classes(),
             parameters=parameter_values(self._request.parameters),
             asked_version=self._request.model_version,
+            places={self._outputs[name]: place for name, place in self._places.items()},
         )
 
     def _requested_outputs(self) -> tuple[int, ...]:
@@ -208,13 +228,13 @@ class _Validator:
         return prod(shape) * size
 
     def _check_size(
-        self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec, source: int | None, rows: int
+        self, tensor: ModelInferRequest.InferInputTensor, spec: TensorSpec, source: int | Place | None, rows: int
     ) -> None:
-        """Check the size of a raw content. Typed contents and BYTES are checked where they are decoded."""
+        """Check the size of a raw content or a place. Typed contents and BYTES are checked where they are decoded."""
         expected = self._expected_bytes(tensor, rows)
         if source is None or expected is None:
             return
-        got = self._raw_sizes[source]
+        got = source.byte_size if isinstance(source, Place) else self._raw_sizes[source]
         if got != expected or (rows == 0 and got):
             raise size_mismatch(self._request.id, spec.name, self._model, expected, got)
 

@@ -78,6 +78,7 @@ class Options:
         exit_on_error: whether a model that cannot be served at the start ends the server.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
         processes: number of processes that serve on the same ports; 0 for one per CPU.
+        allow_client_shm: whether clients may register shared memory of this machine.
         allow_pickle: whether backends may load files of models that may hold pickles.
         processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
@@ -134,6 +135,7 @@ class Options:
     restricted_protocols: tuple[RestrictedProtocol, ...] = ()
     grpc_reflection: bool = True
     max_inflight_requests: int | None = None
+    allow_client_shm: bool = False
     grpc_compression: str = ""
     tls: TlsFiles | None = None
     tracing: TraceOptions = field(default_factory=TraceOptions)

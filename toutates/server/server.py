@@ -39,6 +39,7 @@ from toutates.api.torchserve.models import NOTE
 from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
+from toutates.infer.regions import Regions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
@@ -246,6 +247,7 @@ class Server:
                 return
             everywhere = None if member is None else Everywhere(member.carry)
             self._model_requests.open(changes, self._plane(manager, control, everywhere))
+            regions = Regions(allowed=self._options.allow_client_shm)
             rest = self._options.rest
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
             openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, pages_queue)
@@ -262,6 +264,7 @@ class Server:
                 pages=Pages(self.view, pages_queue, openapi, None if member is None else member.metrics),
                 access_log=self._access_log,
                 api_keys=self._api_keys,
+                regions=regions,
                 everywhere=everywhere,
                 torchserve_defaults=self._torchserve_defaults,
             )
@@ -281,6 +284,7 @@ class Server:
                     member.tell_serving()
                     readiness.changed()  # what the parent has said since the workers were made
                 task_status.started()
+            regions.close()
             changes.cancel_scope.cancel()
 
     async def _join(

@@ -30,6 +30,7 @@ from toutates.api.torchserve.predictions import Defaults
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Observer, Sampling
 from toutates.infer.parameter_notices import ParameterNotices
+from toutates.infer.regions import Regions
 from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
 from toutates.infer.streaming import StreamInferService
@@ -85,6 +86,7 @@ class Services:
         access_log: takes a share of the requests; None for none.
         api_keys: let callers of the APIs for text in.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
+        regions: of shared memory, which clients have registered.
         parameter_notices: says which parameters of requests have no effect.
         torchserve_defaults: which versions TorchServe's clients mean by none.
     """
@@ -102,6 +104,7 @@ class Services:
     access_log: AccessLog | None
     api_keys: ApiKeys
     torchserve_defaults: Defaults
+    regions: Regions
     everywhere: Everywhere | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
@@ -121,9 +124,10 @@ class Services:
         readiness = Readiness(serving=ready)
         inflight = self._inflight(number)
         side = worker.side
-        infer = InferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
-        stream_infer = StreamInferService(worker, GrpcTransport(worker), get_table, inflight, self.parameter_notices)
-        rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, inflight, self.parameter_notices)
+        shared = (inflight, self.parameter_notices, self.regions)
+        infer = InferService(worker, GrpcTransport(worker), get_table, *shared)
+        stream_infer = StreamInferService(worker, GrpcTransport(worker), get_table, *shared)
+        rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, *shared)
         inferences = (infer, stream_infer, rest_infer)
         observed = Observer(RestTransport(worker))
         text_traces = WorkerTraces(worker, observed, tracing.settings, tracing.put)
@@ -133,7 +137,14 @@ class Services:
             for observer in (*(one.observer for one in inferences), observed):
                 observer.sample(Sampling(sink), round(1 / options.access_log_rate))
         plane = DataPlane(
-            self.identity, get_table, readiness, self.control, self.log_control, tracing.settings, self.everywhere
+            self.identity,
+            get_table,
+            readiness,
+            self.control,
+            self.log_control,
+            tracing.settings,
+            self.everywhere,
+            self.regions,
         )
         traces = [WorkerTraces(worker, one.observer, tracing.settings, tracing.put) for one in inferences]
         inference = (

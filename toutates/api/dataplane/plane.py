@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from toutates.api.dataplane.everywhere import Everywhere, LocalCalls, all_statistics, whole_index
 from toutates.api.dataplane.log_settings import log_settings
@@ -20,13 +20,14 @@ from toutates.api.dataplane.repository_control import load_model, unload_model
 from toutates.api.dataplane.repository_index import repository_index
 from toutates.api.dataplane.statistics import model_statistics
 from toutates.api.dataplane.trace_setting import trace_setting
+from toutates.infer.regions import Regions
 from toutates.infer.tracing.settings import TraceSettings
 from toutates.models.config.describe import model_metadata
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from toutates.repositories.control.model_control import ModelControl
-from toutates.system.errors import ModelNotReady, Unavailable, UnknownModel, Unsupported
+from toutates.system.errors import ModelNotReady, Unavailable, UnknownModel
 from toutates.system.logs.control import LogControl
 
 __all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity", "health_response"]
@@ -42,13 +43,6 @@ EXTENSIONS: Final = (
     "statistics",
     "logging",
     "trace",
-)
-
-SystemSharedMemoryRequest = (
-    pb.SystemSharedMemoryStatusRequest | pb.SystemSharedMemoryRegisterRequest | pb.SystemSharedMemoryUnregisterRequest
-)
-CudaSharedMemoryRequest = (
-    pb.CudaSharedMemoryStatusRequest | pb.CudaSharedMemoryRegisterRequest | pb.CudaSharedMemoryUnregisterRequest
 )
 
 
@@ -71,10 +65,12 @@ class DataPlane:
         log_control: has the levels of the log.
         trace_settings: the trace settings of the server.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
+        regions: of shared memory, which clients register; None for a server that has none.
 
     Attributes:
         get_table: returns the model table. Most answers stay the same as long as it returns the same table.
         readiness: the worker's view of the server's readiness.
+        regions: as given; ``shared_memory`` has the functions that use them.
     """
 
     def __init__(
@@ -86,9 +82,11 @@ class DataPlane:
         log_control: LogControl,
         trace_settings: TraceSettings,
         everywhere: Everywhere | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.get_table = get_table
         self.readiness = readiness
+        self.regions = regions or Regions()
         self._identity = identity
         self._control = control
         self._log_control = log_control
@@ -114,7 +112,8 @@ class DataPlane:
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Answer ServerMetadata."""
         identity = self._identity
-        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=EXTENSIONS)
+        extensions = (*EXTENSIONS, *self.regions.extensions)
+        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=extensions)
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         """Answer LogSettings: make the changes that it asks for, and return all settings."""
@@ -123,14 +122,6 @@ class DataPlane:
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         """Answer TraceSetting: make the changes that it asks for, and return the settings."""
         return trace_setting(self.get_table(), self._trace_settings, request)
-
-    def system_shared_memory(self, request: SystemSharedMemoryRequest) -> NoReturn:
-        """Refuse SystemSharedMemoryStatus, SystemSharedMemoryRegister and SystemSharedMemoryUnregister."""
-        raise Unsupported("shared memory is not offered yet; send tensors in the request")
-
-    def cuda_shared_memory(self, request: CudaSharedMemoryRequest) -> NoReturn:
-        """Refuse CudaSharedMemoryStatus, CudaSharedMemoryRegister and CudaSharedMemoryUnregister."""
-        raise Unsupported("CUDA shared memory is not offered yet; send tensors in the request")
 
     def _refuse_when_exiting(self) -> None:
         if self.readiness.exiting:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
 
 from toutates.api.control_queue import ControlQueue
+from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.main_thread import on_main_thread
 from toutates.api.grpc.reflection import reflection_methods
 from toutates.api.grpc.shared_answers import shared_answers
-from toutates.api.grpc.unary import unary, unread
+from toutates.api.grpc.unary import unary
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import Method, UnaryHandler, method_table
+from toutates.infer.regions import Regions
 from toutates.net import Worker
 from toutates.protocol import grpc_service_pb2 as pb
 
 __all__ = ["build_methods"]
+
+Request = TypeVar("Request", bound=Message)
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 
@@ -46,7 +52,10 @@ def build_methods(
     kept = partial(shared_answers, worker=worker, get_table=plane.get_table)
     awaited = partial(on_main_thread, queue, worker)
     loads = partial(awaited, refuse=plane.refuse_unless_loads_on_request)
-    system, cuda = plane.system_shared_memory, plane.cuda_shared_memory
+
+    def regions(answer: Callable[[Regions, Request], Message]) -> Callable[[Request], Message]:
+        return partial(answer, plane.regions)
+
     handlers: dict[str, UnaryHandler] = {
         "ServerLive": unary(pb.ServerLiveRequest, plane.server_live),
         "ServerReady": unary(pb.ServerReadyRequest, plane.server_ready),
@@ -76,12 +85,18 @@ def build_methods(
             if plane.asks_others
             else unary(pb.TraceSettingRequest, plane.trace_setting)
         ),
-        "SystemSharedMemoryStatus": unread(pb.SystemSharedMemoryStatusRequest, system),
-        "SystemSharedMemoryRegister": unread(pb.SystemSharedMemoryRegisterRequest, system),
-        "SystemSharedMemoryUnregister": unread(pb.SystemSharedMemoryUnregisterRequest, system),
-        "CudaSharedMemoryStatus": unread(pb.CudaSharedMemoryStatusRequest, cuda),
-        "CudaSharedMemoryRegister": unread(pb.CudaSharedMemoryRegisterRequest, cuda),
-        "CudaSharedMemoryUnregister": unread(pb.CudaSharedMemoryUnregisterRequest, cuda),
+        "SystemSharedMemoryStatus": unary(pb.SystemSharedMemoryStatusRequest, regions(shared_memory.system_status)),
+        "SystemSharedMemoryRegister": unary(
+            pb.SystemSharedMemoryRegisterRequest, regions(shared_memory.register_system)
+        ),
+        "SystemSharedMemoryUnregister": unary(
+            pb.SystemSharedMemoryUnregisterRequest, regions(shared_memory.unregister_system)
+        ),
+        "CudaSharedMemoryStatus": unary(pb.CudaSharedMemoryStatusRequest, regions(shared_memory.cuda_status)),
+        "CudaSharedMemoryRegister": unary(pb.CudaSharedMemoryRegisterRequest, regions(shared_memory.register_cuda)),
+        "CudaSharedMemoryUnregister": unary(
+            pb.CudaSharedMemoryUnregisterRequest, regions(shared_memory.unregister_cuda)
+        ),
     }
     methods = [
         *inference,

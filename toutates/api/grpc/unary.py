@@ -11,7 +11,7 @@ from toutates.h2grpc import Call, UnaryHandler
 from toutates.protocol.parsing import parse
 from toutates.system.errors import InvalidRequest
 
-__all__ = ["check_size", "unary", "unread"]
+__all__ = ["check_size", "unary"]
 
 #: Most bytes of a request: it has a name or two. Unknown fields take the pure-Python protobuf a second per megabyte.
 MAX_REQUEST_BYTES: Final = 65_536
@@ -43,14 +43,5 @@ def unary(request_type: type[Request], answer: Callable[[Request], Message]) -> 
     def handle(call: Call) -> None:
         check_size(request_type, call)
         call.reply(answer(parse(request_type, call.message)).SerializeToString())
-
-    return handle
-
-
-def unread(request_type: type[Request], answer: Callable[[Request], Message]) -> UnaryHandler:
-    """A handler for an RPC with one answer to all requests: they are not read, and ``answer`` gets an empty one."""
-
-    def handle(call: Call) -> None:
-        call.reply(answer(request_type()).SerializeToString())
 
     return handle

@@ -9,6 +9,7 @@ from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import unquote
 
+from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.rest import messages
 from toutates.api.rest.answers import EMPTY, Answer, error_answer, json_answer
@@ -50,6 +51,7 @@ class Endpoint:
         awaited: of the data plane, called on the main thread in place of ``function`` where ``waits`` says so.
         waits: whether the data plane's answer has to be awaited; as it stands, where models are loaded by request or
             other processes have to be asked.
+        refuse: raises RequestError for a request that is refused whatever its body says; called on the worker's thread.
         grows: whether the answer grows with the number of models. It is then made beside the worker's thread, where
             models are not named one by one.
     """
@@ -62,6 +64,7 @@ class Endpoint:
     function: Callable[[DataPlane, Any], Any] | None = None
     awaited: Callable[[DataPlane, Any], Awaitable[Any]] | None = None
     waits: Callable[[DataPlane], bool] = lambda plane: plane.loads_on_request or plane.asks_others
+    refuse: Callable[[DataPlane], None] = lambda plane: None
     grows: bool = False
 
 
@@ -112,6 +115,10 @@ def _model_ready(plane: DataPlane, request: pb.ModelReadyRequest) -> str:
 
 def _refuse(plane: DataPlane, request: Any) -> None:
     plane.refuse_unless_loads_on_request()
+
+
+def _unless_shared(plane: DataPlane) -> None:
+    plane.regions.refuse_unless_allowed()
 
 
 def _index(route: Route, body: bytes | None) -> pb.RepositoryIndexRequest:
@@ -266,7 +273,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _GET,
             lambda route, body: pb.SystemSharedMemoryStatusRequest(name=route.region),
             lambda response: json_answer(messages.system_regions(response)),
-            DataPlane.system_shared_memory,
+            lambda plane, request: shared_memory.system_status(plane.regions, request),
         ),
     ),
     (
@@ -277,7 +284,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _POST,
             lambda route, body: messages.system_registration(route.region, body or b""),
             _nothing,
-            DataPlane.system_shared_memory,
+            lambda plane, request: shared_memory.register_system(plane.regions, request),
+            refuse=_unless_shared,
         ),
     ),
     (
@@ -288,7 +296,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _POST,
             lambda route, body: pb.SystemSharedMemoryUnregisterRequest(name=route.region),
             _nothing,
-            DataPlane.system_shared_memory,
+            lambda plane, request: shared_memory.unregister_system(plane.regions, request),
+            refuse=_unless_shared,
         ),
     ),
     (
@@ -299,7 +308,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _GET,
             lambda route, body: pb.CudaSharedMemoryStatusRequest(name=route.region),
             lambda response: json_answer(messages.cuda_regions(response)),
-            DataPlane.cuda_shared_memory,
+            lambda plane, request: shared_memory.cuda_status(plane.regions, request),
         ),
     ),
     (
@@ -310,7 +319,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _POST,
             lambda route, body: messages.cuda_registration(route.region, body or b""),
             _nothing,
-            DataPlane.cuda_shared_memory,
+            lambda plane, request: shared_memory.register_cuda(plane.regions, request),
         ),
     ),
     (
@@ -321,7 +330,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _POST,
             lambda route, body: pb.CudaSharedMemoryUnregisterRequest(name=route.region),
             _nothing,
-            DataPlane.cuda_shared_memory,
+            lambda plane, request: shared_memory.unregister_cuda(plane.regions, request),
         ),
     ),
 )

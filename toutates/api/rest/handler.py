@@ -225,6 +225,7 @@ class RestHandler:
     def _ask(self, route: Route, call: RestHttpCall) -> None:
         """Answer a request that is no inference."""
         endpoint = route.endpoint
+        endpoint.refuse(self._plane)
         body = None if call.head.method == "GET" else bytes(call.body)
         if endpoint.awaited is not None and endpoint.waits(self._plane):
             self._queue.put(self._worker, body or b"", partial(self._await, route, call), partial(self.fail, call))

@@ -92,6 +92,8 @@ class RestAnswers(Answers):
         What writes it takes a pause, too, or None.
         """
         raws: list[Buffer]
+        if plan.shared is not None:
+            contents = plan.shared.place(plan.request.outputs, contents)
         response = plan.response
         if response is not None and plan.response_shapes == row_shapes and not parameters:
             raws = [pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in contents]

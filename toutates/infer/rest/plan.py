@@ -9,6 +9,7 @@ from toutates.engine.result import Outputs, Parameters
 from toutates.engine.servable import Port
 from toutates.infer.plan import Plan
 from toutates.infer.rest.call import BodyTensors
+from toutates.infer.shared_tensors import SharedTensors
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.protocol.infer_response import OutputPart, WireTensor
@@ -45,11 +46,12 @@ class RestPlan(Plan):
         port: Port,
         outputs: OutputForms | None,
         form: Form | None = None,
+        shared: SharedTensors | None = None,
         *,
         coded: bool,
         tensors: BodyTensors | None = None,
     ) -> None:
-        super().__init__(version, request, port)
+        super().__init__(version, request, port, shared)
         self.form = form
         self.coded = coded
         self.tensors = tensors
@@ -73,6 +75,8 @@ class RestPlan(Plan):
         self.shapes = outputs.row_shapes  # so that outputs of these shapes are not asked about again
         request, signature = self.request, self.version.signature
         if self.form is None or not self.form.without_id or self.coded or request.classes or not outputs.fixed:
+            return None
+        if request.places:
             return None
         if any(not signature.outputs[index].datatype.size for index in request.outputs):
             return None
@@ -107,12 +111,13 @@ class RestPlan(Plan):
         assert forms is not None
         binary = [forms.is_binary(tensor.name) for tensor in tensors]
         version = self.version
+        elsewhere = [index in self.request.places for index in self.request.outputs]
         given = self.parameters_with(parameters)
-        response = ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, given)
+        response = ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, given, elsewhere)
         if parameters:
             return response
         self.response = response
         self.response_shapes = row_shapes
-        known = None not in sizes and not self.request.classes and not self.coded
+        known = None not in sizes and not self.request.classes and not self.request.places and not self.coded
         self.quick = known and sum([sizes[at] or 0 for at in response.texts]) <= LARGE_CONTENTS
         return response

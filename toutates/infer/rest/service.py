@@ -16,6 +16,7 @@ from toutates.infer.call import Transport
 from toutates.infer.inflight import Inflight
 from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.reading import MAX_ID_BYTES, id_too_long
+from toutates.infer.regions import Regions
 from toutates.infer.rest.answers import GenerateResponses, RestAnswers
 from toutates.infer.rest.body import body_message
 from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall
@@ -44,7 +45,7 @@ class RestInferService(InferService):
     """Serves the inferences over REST of one worker. Its ports and plans are its own.
 
     Args:
-        worker, transport, get_table, inflight, notices: see ``InferService``.
+        worker, transport, get_table, inflight, notices, regions: see ``InferService``.
         side: reads and writes large JSON.
     """
 
@@ -56,8 +57,9 @@ class RestInferService(InferService):
         side: SideThread,
         inflight: Inflight | None = None,
         notices: ParameterNotices | None = None,
+        regions: Regions | None = None,
     ) -> None:
-        super().__init__(worker, transport, get_table, inflight, notices)
+        super().__init__(worker, transport, get_table, inflight, notices, regions)
         self._side = side
         self._layouts = self._cache.latest
 
@@ -150,7 +152,7 @@ class RestInferService(InferService):
     def _gather_spans(
         self, call: Any, plan: RestPlan, identifier: bytes, buffer: bytes, spans: Sequence[int], said: Said | None
     ) -> None:
-        """Handle a request whose inputs are arrays."""
+        """Handle a request whose inputs are arrays or in shared memory."""
         whole = memoryview(buffer)
         ordered = _ordered(plan, spans)
         contents = [whole[ordered[at] : ordered[at + 1]] for at in range(0, len(ordered), 2)]
@@ -254,19 +256,22 @@ class RestInferService(InferService):
                 raise id_too_long(message.id)
             if version.decoupled and (outputs is not None or call.head.purpose.tensors is not None):
                 raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-            validated = validate(message, [len(content) for content in given], version.signature, version.model)
+            sizes = [len(content) for content in given]
+            validated = validate(message, sizes, version.signature, version.model, self._regions.check)
             if message.parameters and not version.reads_parameters:
                 self._notices.note(version.model, message.parameters)
             asked: Asked = call.head.purpose
+            shared = self._shared(version, validated)
+            port = self._port(version, shared)
             plan = RestPlan(
-                version, validated, self._port(version), outputs, form, coded=asked.is_coded, tensors=asked.tensors
+                version, validated, port, outputs, form, shared, coded=asked.is_coded, tensors=asked.tensors
             )
         except RequestError as error:
             self._count_refusal(error, version)
             raise
         if key:
             self._cache.remember(key, plan)
-        contents = [given[source] for source in validated.sources if source is not None]
+        contents = [given[source] for source in validated.sources if isinstance(source, int)]
         self._submit(call, plan, identifier, contents, message.id, said_in(message.parameters))
 
     # --- large JSON --------------------------------------------------------------------------------------------------
@@ -370,4 +375,4 @@ def _read_large(view: memoryview, json_end: int, asked: Asked) -> InferRequest:
 
 def _ordered(plan: RestPlan, spans: Sequence[int]) -> list[int]:
     """Spans in the order of the lane's inputs."""
-    return [bound for at in plan.request.sources if at is not None for bound in spans[2 * at : 2 * at + 2]]
+    return [bound for at in plan.request.sources if isinstance(at, int) for bound in spans[2 * at : 2 * at + 2]]

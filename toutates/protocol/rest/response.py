@@ -7,6 +7,7 @@ constants around the id, and the outputs' bytes: 0.5 us.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -62,6 +63,7 @@ class ResponseTemplate:
         binary: which of them are sent as binary data.
         sizes: bytes of each as raw contents; None for those that differ from answer to answer.
         parameters: of the response, which a model may set.
+        elsewhere: which outputs are described alone, because their bytes are in shared memory; empty for none.
 
     Attributes:
         texts: which outputs are written as JSON arrays.
@@ -77,6 +79,7 @@ class ResponseTemplate:
         binary: Sequence[bool],
         sizes: Sequence[int | None],
         parameters: Mapping[str, bool | int | float | str] | None = None,
+        elsewhere: Sequence[bool] = (),
     ) -> None:
         head = b'"model_name":%b,"model_version":%b,' % (_encode(model), _encode(version))
         if parameters:
@@ -90,7 +93,9 @@ class ResponseTemplate:
                 _encode(tensor.shape),
             )
             parts[-1] += b"," + description if at else description
-            if is_binary:
+            if elsewhere and elsewhere[at]:
+                parts[-1] = parts[-1][:-1] + b"}"
+            elif is_binary:
                 parts[-1] += b'"parameters":{"binary_data_size":'
                 if size is None:
                     varying.append((at, None))
@@ -108,11 +113,12 @@ class ResponseTemplate:
         self._anonymous = b"{" + parts[0]
         #: of the outputs whose JSON differs from answer to answer: which one, and what writes it; None for its size
         self._varying = tuple(varying)
-        self.texts = tuple(index for index, is_binary in enumerate(binary) if not is_binary)
+        forms = [None if away else form for form, away in zip_longest(binary, elsewhere)]
+        self.texts = tuple(index for index, is_binary in enumerate(forms) if is_binary is False)
         #: what writes the JSON array that is all that differs
         self._only = varying[0][1] if len(tensors) == 1 and varying else None
         #: which outputs are sent as binary data
-        self._binary = tuple(index for index, is_binary in enumerate(binary) if is_binary)
+        self._binary = tuple(index for index, is_binary in enumerate(forms) if is_binary)
         #: bytes of binary data, where all outputs are binary data of fixed sizes
         self._size = 0 if varying else sum(size for size in sizes if size is not None)
         #: header fields, by the size of the JSON

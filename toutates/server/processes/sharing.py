@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from toutates.infer.inflight import FLAG as INFLIGHT_FLAG
 from toutates.infer.inflight import share
+from toutates.infer.regions import FLAG as REGIONS_FLAG
 from toutates.server.options import Options, TorchServeOptions
 from toutates.server.thread_plan import plan_threads
 from toutates.system.address import Address
@@ -46,6 +47,13 @@ def shared_options(options: Options, grpc_addr: Address, http_addr: Address | No
         ConfigurationError: something is too small to be divided.
     """
     count = count_of(options)
+    if options.allow_client_shm and count > 1:
+        raise ConfigurationError(
+            f"does not go with {_FLAG} above 1: a client registers a region with the process that has its connection, "
+            "and the other processes would not know it",
+            key=REGIONS_FLAG,
+            remedy=f"leave {_FLAG} out, or leave {REGIONS_FLAG} out",
+        )
     for flag, total in (
         ("--processing-cores", options.processing_cores),
         (INFLIGHT_FLAG, options.max_inflight_requests),

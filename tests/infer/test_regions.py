@@ -1,0 +1,357 @@
+"""Regions of shared memory: who uses them, how many there may be, and objects that change under them."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.infer.support import Served, signature_of
+from tests.waiting import wait_until
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
+from toutates.h2grpc import Limits
+from toutates.h2grpc.message_memory import MemoryPool
+from toutates.infer import shared_path
+from toutates.infer.regions import Kind, Place, Regions
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.system.errors import (
+    AlreadyExists,
+    ExecutionFailed,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    UnknownModel,
+    Unsupported,
+)
+
+SIZE: Final = 65_536
+FOLDER: Final = Path("/dev/shm")
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """An object of SIZE bytes."""
+    name = f"toutates-test-{os.getpid()}"
+    path = FOLDER / name
+    path.write_bytes(bytes(range(256)) * (SIZE // 256))
+    yield name
+    path.unlink()
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    regions = Regions(allowed=True)
+    yield regions
+    regions.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_region_goes_with_the_last_request_that_uses_it(regions: Regions, key: str) -> None:
+    before = open_files()
+    regions.register_system("r", key, 0, SIZE)
+    twice = [Place("r", 0, 16), Place("r", 16, 16)]
+    regions.acquire(twice)
+    regions.acquire(twice[:1])
+    regions.unregister(Kind.SYSTEM, "r")
+    regions.unregister(Kind.SYSTEM, "")
+    for places in (twice, twice[:1]):
+        with pytest.raises(AlreadyExists):
+            regions.register_system("r", key, 0, SIZE)
+        assert [one.name for one in regions.status(Kind.SYSTEM, "")] == ["r"]
+        regions.release(places)
+    assert regions.status(Kind.SYSTEM, "") == []
+    assert open_files() == before
+    with pytest.raises(UnknownModel):
+        regions.acquire(twice)
+
+
+def test_a_request_that_lacks_one_region_uses_none(regions: Regions, key: str) -> None:
+    regions.register_system("r", key, 0, SIZE)
+    with pytest.raises(UnknownModel, match="'none'"):
+        regions.acquire([Place("r", 0, 16), Place("none", 0, 16)])
+    regions.unregister(Kind.SYSTEM, "r")
+    assert regions.status(Kind.SYSTEM, "") == []
+
+
+def test_regions_are_bounded_in_number_and_in_bytes(key: str) -> None:
+    regions = Regions(allowed=True, most=3, most_bytes=3 * SIZE - 1)
+    before = open_files()
+    regions.register_system("a", key, 0, SIZE)
+    regions.register_system("b", key, 0, SIZE)
+    with pytest.raises(Overloaded, match="131072 are registered, and 196607 is the most"):
+        regions.register_system("c", key, 0, SIZE)
+    regions.register_system("c", key, 0, 1)
+    with pytest.raises(Overloaded, match="3 are registered, and that is the most"):
+        regions.register_system("d", key, 0, 1)
+    assert open_files() == before + 3
+    regions.unregister(Kind.SYSTEM, "a")
+    regions.register_system("d", key, 0, SIZE)
+    for name, what in (("n" * 513, "name"), ("e", "key")):
+        with pytest.raises(InvalidRequest, match=f"whose {what} has 513 bytes, at most 512 are taken"):
+            regions.register_system(name, "k" * 513, 0, 1)
+    regions.close()
+    assert open_files() == before
+
+
+def test_nothing_is_registered_unless_it_is_allowed() -> None:
+    with pytest.raises(Unsupported):
+        Regions().refuse_unless_allowed()
+    assert Regions().extensions == ()
+    assert Regions(allowed=True).extensions == ("system_shared_memory",)
+
+
+def test_places_are_judged_as_exact_arithmetic_judges_them(regions: Regions, key: str) -> None:
+    """Numbers near every edge, with the answers that Triton's order of checks gives."""
+    regions.register_system("r", key, 4096, SIZE - 4096)
+    size = SIZE - 4096
+    numbers = [edge + near for edge in (0, size, 2**31, 2**32, 2**63, 2**64) for near in (-2, -1, 0, 1)]
+    numbers = [number for number in numbers if 0 <= number < 2**64]
+    rng = random.Random(4)
+    for _ in range(2_000):
+        offset, length = rng.choice(numbers), rng.choice(numbers)
+        place = Place("r", offset, length)
+        text = ""
+        try:
+            regions.check(place)
+        except InvalidRequest as error:
+            text = str(error)
+        if offset >= size:
+            wanted = "Invalid offset for"
+        elif offset + length >= 2**64:
+            wanted = "Integer overflow detected: byte_size "
+        elif offset + length > size:
+            wanted = "Invalid offset + byte size for"
+        else:
+            wanted = ""
+        assert text.startswith(wanted)
+        assert bool(text) == bool(wanted)
+
+
+def test_an_object_that_is_cut_while_it_is_used_fails_requests_and_nothing_else(regions: Regions, key: str) -> None:
+    """Somebody shrinks the object and makes it whole again, over and over: a mapping would end this process."""
+    regions.register_system("r", key, 0, SIZE)
+    over = threading.Event()
+
+    def cut() -> None:
+        descriptor = os.open(FOLDER / key, os.O_RDWR)
+        while not over.is_set():
+            os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, SIZE)
+        os.close(descriptor)
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    place = Place("r", 0, SIZE)
+    seen: set[type[Any] | None] = set()
+    buffer = memoryview(bytearray(SIZE))
+    texts: set[str] = set()
+
+    def use() -> bool:
+        for reads in (True, False):
+            try:
+                if reads:
+                    regions.read(place, buffer, "X")
+                else:
+                    regions.write(place, [buffer], "X")
+                seen.add(None)
+            except (InvalidRequest, ExecutionFailed) as error:
+                seen.add(type(error))
+                texts.add(str(error))
+        return len(seen) == 3
+
+    try:
+        wait_until(use, pause_s=0)
+    finally:
+        over.set()
+        thread.join()
+    assert all("has become smaller since it was registered" in text for text in texts)
+    assert seen == {None, InvalidRequest, ExecutionFailed}
+
+
+# --- requests
+
+
+class Shared(Served):
+    """A model "m" of one input and one output of four INT32, whose requests have both in a region."""
+
+    def __init__(self, regions: Regions) -> None:
+        super().__init__(signature_of("A"), regions=regions)
+        worker: Any = self.worker
+        worker.limits, worker.message_memory = Limits(max_message_size=4_096), MemoryPool()
+
+    def message(self, rows: int = 1) -> ModelInferRequest:
+        message = ModelInferRequest(model_name="m", id="x")
+        tensor = message.inputs.add(name="A", datatype="INT32", shape=[rows, 4])
+        output = message.outputs.add(name="out0")
+        for parameters, offset in ((tensor.parameters, 0), (output.parameters, SIZE // 2)):
+            parameters["shared_memory_region"].string_param = "r"
+            parameters["shared_memory_byte_size"].int64_param = 16 * rows
+            parameters["shared_memory_offset"].int64_param = offset
+        return message
+
+
+def is_used(regions: Regions) -> bool:
+    [region] = regions.status(Kind.SYSTEM, "r")
+    return bool(region.uses)
+
+
+@pytest.fixture
+def shared(regions: Regions, key: str) -> Shared:
+    regions.register_system("r", key, 0, SIZE)
+    return Shared(regions)
+
+
+def test_a_request_uses_its_region_until_it_is_answered(shared: Shared, regions: Regions, key: str) -> None:
+    for _ in range(3):
+        call = shared.ask(shared.message())
+        assert is_used(regions)
+        shared.port.run()
+        assert not is_used(regions)
+        assert list(call.response.raw_output_contents) == [b""]
+        assert call.response.id == "x"
+    assert shared.service.counters.parsed == 1
+    content = (FOLDER / key).read_bytes()
+    given = memoryview(content)[:16].cast("i")
+    assert memoryview(content)[SIZE // 2 : SIZE // 2 + 16].cast("i").tolist() == [-number for number in given]
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_request_that_fails_or_whose_caller_left_lets_go(shared: Shared, regions: Regions, left: bool) -> None:
+    call = shared.ask(shared.message())
+    call.open = not left
+    shared.port.finish(None, ExecutionFailed("no"))
+    assert not is_used(regions)
+
+
+def test_a_request_that_the_port_refuses_lets_go(shared: Shared, regions: Regions) -> None:
+    shared.ask(shared.message())
+    shared.port.run()
+    shared.port.refusal = Overloaded("full")
+    with pytest.raises(Overloaded):
+        shared.ask(shared.message())
+    assert not is_used(regions)
+
+
+@pytest.mark.parametrize("failing", [(), (0,), (1,), (0, 1)])
+def test_a_request_in_two_batches_lets_go_with_the_last_of_them(
+    shared: Shared, regions: Regions, failing: tuple[int, ...]
+) -> None:
+    call = shared.ask(shared.message(rows=2))
+    [added] = shared.port.added
+    split = Split(2)
+    for part in (1, 0):
+        assert is_used(regions)
+        error = ExecutionFailed("no") if part in failing else None
+        outputs = None if error else Outputs((bytes(16),), (16,), ((4,),), True)
+        pending: list[PendingRequest] = [(added.context, 0, 1, (split, part))]
+        shared.port.consumer.finish_here(BatchResult(pending, outputs, error, Timing(1, 2, 3, 4)))
+    assert not is_used(regions)
+    assert not call.open
+
+
+def test_inputs_are_no_larger_than_messages_may_be(shared: Shared, regions: Regions) -> None:
+    kind, text = shared.refusal(shared.message(rows=512))
+    assert kind is InvalidRequest
+    assert text == "the inputs in shared memory have 8192 bytes, at most 4096 are taken (--limit message_size)"
+    assert not is_used(regions)
+
+
+def test_what_is_read_or_written_half_lets_go(shared: Shared, regions: Regions, key: str) -> None:
+    shared.ask(shared.message())
+    shared.port.run()
+    os.truncate(FOLDER / key, SIZE // 2)
+    shared.ask(shared.message())
+    shared.port.run()
+    [(_, error, _)] = shared.transport.failed
+    assert error is ExecutionFailed
+    os.truncate(FOLDER / key, 8)
+    with pytest.raises(RequestError, match="of which 8 are left"):
+        shared.ask(shared.message())
+    assert not is_used(regions)
+
+
+# --- large inputs
+
+
+class Side:
+    """The thread beside a worker: does its jobs when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Any] = []
+
+    def put(self, connection: object, job: Any) -> None:
+        self.jobs.append(job)
+
+    def run(self) -> None:
+        for job in self.jobs:
+            job()()
+        self.jobs = []
+
+
+@pytest.fixture
+def side(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Side:
+    """Inputs of more than 16 bytes are large, and 64 of them may wait."""
+    monkeypatch.setattr(shared_path, "ASIDE_BYTES", 16)
+    monkeypatch.setattr(shared_path, "MOST_ASIDE_BYTES", 64)
+    worker: Any = shared.worker
+    worker.side = side = Side()
+    return side
+
+
+def test_large_inputs_are_read_beside_the_worker(shared: Shared, side: Side, regions: Regions, key: str) -> None:
+    calls = [shared.ask(shared.message(rows=2)), shared.ask(shared.message())]
+    port = shared.port  # a refusal opens another one, which counts it
+    assert [added.rows for added in port.added] == [1]
+    with pytest.raises(Overloaded, match="32 bytes of inputs in shared memory wait to be read, and 64 is the most"):
+        shared.ask(shared.message(rows=3))
+    side.run()
+    assert [added.rows for added in port.added] == [1, 2]
+    assert port.commits == 1
+    assert port.added[1].inputs == [(FOLDER / key).read_bytes()[:32]]
+    port.run()
+    assert not any(call.open for call in calls)
+    assert not is_used(regions)
+
+
+def test_a_version_stays_until_the_large_inputs_for_it_are_read(shared: Shared, side: Side, regions: Regions) -> None:
+    call = shared.ask(shared.message(rows=2))
+    freed: list[None] = []
+    port = shared.port
+    shared.table = shared.table_of(shared.version_of(shared.servable, 2))
+    shared.service.let_go(lambda: None)
+    shared.version.calls.close(lambda: freed.append(None))
+    assert not freed
+    side.run()
+    assert freed
+    port.run()
+    assert call.response.model_version == "1"
+    assert not is_used(regions)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_large_inputs_that_get_into_no_batch_fail_their_request(
+    shared: Shared, side: Side, regions: Regions, key: str, refused: bool
+) -> None:
+    shared.ask(shared.message(rows=2))
+    port = shared.port
+    if refused:
+        port.refusal = Overloaded("full")
+    else:
+        os.truncate(FOLDER / key, 8)
+    side.run()
+    [(_, error, text)] = shared.transport.failed
+    assert (error, text) == (Overloaded, "full") if refused else (error is InvalidRequest and "8 are left" in text)
+    assert not is_used(regions)
+    port.refusal = None
+    (FOLDER / key).write_bytes(bytes(SIZE))
+    shared.ask(shared.message(rows=2))
+    side.run()
+    assert [added.rows for added in port.added] == [2]

@@ -1,0 +1,381 @@
+"""The regions of shared memory that clients have registered: which there are, and who uses them now.
+
+One table serves all workers. A request has names of regions, which are looked up each time. From then until the request
+is over its regions are *in use*: a region in use that is unregistered stays, and its name stays taken, until its last
+request has ended. So a name means the same region for all of a request. Texts of errors are Triton's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from toutates.engine.result import BatchResult
+from toutates.system.errors import (
+    AlreadyExists,
+    ExecutionFailed,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    UnknownModel,
+    Unsupported,
+)
+from toutates.system.memory import available_memory
+from toutates.system.shared_memory import SharedObject, object_name
+
+__all__ = ["FLAG", "MOST_NAME_BYTES", "MOST_REGIONS", "Kind", "Memory", "Place", "Region", "Regions"]
+
+FLAG: Final = "--allow-client-shm"
+#: Regions at the same time. Each has an open file, and all of them are told by one answer.
+MOST_REGIONS: Final = 512
+#: Longest name, and longest key, of a region, bytes.
+MOST_NAME_BYTES: Final = 512
+#: Keys of Triton's own segments begin so. Ours have no names.
+_RESERVED: Final = "triton_python_backend_shm_region_"
+_MOST: Final = 2**64 - 1
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(Enum):
+    """What a region is of; the values are Triton's words for it."""
+
+    SYSTEM = "system"
+    CUDA = "CUDA"
+
+
+class Memory(Protocol):
+    """What a region is a part of; ``toutates.system.shared_memory`` has the methods."""
+
+    def read_into(self, view: memoryview, offset: int) -> int: ...
+    def write(self, pieces: Sequence[Buffer], offset: int) -> int: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a region a tensor is. Numbers are below 2**64, and not checked.
+
+    Attributes:
+        region: the region's name.
+        offset: of the tensor in the region, bytes.
+        byte_size: of the tensor; of an output the most that it may have.
+    """
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """A region.
+
+    Attributes:
+        name: by which requests name it.
+        kind: what it is of.
+        key: of the object that it is a part of; "" for CUDA's.
+        device: number of the GPU; 0 for system memory.
+        offset: where it begins in its memory, bytes.
+        byte_size: its size.
+        memory: read and written by workers and their side threads.
+        uses: by requests under way, one per place.
+        leaving: whether it goes with the last of them.
+    """
+
+    name: str
+    kind: Kind
+    key: str
+    device: int
+    offset: int
+    byte_size: int
+    memory: Memory
+    uses: int = 0
+    leaving: bool = False
+
+
+class Regions:
+    """The table. Any thread may use it; its lock is held for constant time.
+
+    Args:
+        allowed: whether clients may register regions.
+        most: regions at the same time.
+        most_bytes: of all regions together; None for the memory that the process may use.
+    """
+
+    def __init__(self, *, allowed: bool = False, most: int = MOST_REGIONS, most_bytes: int | None = None) -> None:
+        self._allowed = allowed
+        self._most = most
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+        self._bytes = 0
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Triton's names for what is offered, for ServerMetadata."""
+        return ("system_shared_memory",) if self._allowed else ()
+
+    # --- registering -------------------------------------------------------------------------------------------------
+
+    def refuse_unless_allowed(self) -> None:
+        """Refuse a client that registers or unregisters unless the operator allows it.
+
+        Raises:
+            Unsupported: it is not allowed.
+        """
+        if not self._allowed:
+            raise Unsupported(f"Client shared memory is disabled. Start the server with '{FLAG}=true' to enable.")
+
+    def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Register a part of an object of POSIX shared memory.
+
+        Args:
+            name: of the region.
+            key: the object's name.
+            offset, byte_size: of the part, bytes.
+
+        Raises:
+            RequestError: in Triton's words.
+        """
+        if not object_name(key):
+            raise InvalidRequest(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+        if object_name(key).startswith(_RESERVED):
+            raise InvalidRequest(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
+                f"prefix '{_RESERVED}'"
+            )
+        self._check_new(name, key)
+        try:
+            memory = SharedObject(key)
+        except (OSError, ValueError):
+            raise ExecutionFailed(f"Unable to open shared memory region: '{key}'") from None
+        try:
+            if offset + byte_size > memory.size:
+                raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
+            if not byte_size or offset % mmap.PAGESIZE:  # which Triton cannot map
+                raise InvalidRequest(
+                    f"failed to register shared memory region '{name}': unable to process address spaceInvalid argument"
+                )
+            self.add(Region(name, Kind.SYSTEM, key, 0, offset, byte_size, memory))
+        except OSError:
+            memory.close()
+            raise ExecutionFailed(f"Invalid shared memory region: '{key}'") from None
+        except BaseException:
+            memory.close()
+            raise
+
+    def register_cuda(self, name: str, handle: bytes, device: int, byte_size: int) -> None:
+        """Register memory of a GPU.
+
+        Args:
+            name: of the region.
+            handle: the 64 bytes of a ``cudaIpcMemHandle_t``.
+            device: number of the GPU.
+            byte_size: of the memory.
+
+        Raises:
+            RequestError: in Triton's words.
+        """
+        raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+    def add(self, region: Region) -> None:
+        """Enter a region, whose memory is the table's from now on.
+
+        Raises:
+            RequestError: its name is taken, or there are too many; its memory is the caller's still.
+        """
+        with self._lock:
+            self._refuse_taken(region.name)
+            if self._most_bytes is None:
+                self._most_bytes = available_memory()
+            if self._bytes + region.byte_size > self._most_bytes:
+                raise Overloaded(
+                    f"cannot register shared memory region '{region.name}' of {region.byte_size} bytes: {self._bytes} "
+                    f"are registered, and {self._most_bytes} is the most; unregister regions that are not used"
+                )
+            self._regions[region.name] = region
+            self._bytes += region.byte_size
+
+    def _check_new(self, name: str, key: str) -> None:
+        for what, text in (("name", name), ("key", key)):
+            size = len(text.encode())
+            if size > MOST_NAME_BYTES:
+                raise InvalidRequest(
+                    f"cannot register a shared memory region whose {what} has {size} bytes, at most {MOST_NAME_BYTES} "
+                    "are taken"
+                )
+        with self._lock:
+            self._refuse_taken(name)
+
+    def _refuse_taken(self, name: str) -> None:
+        """Call with the lock held."""
+        if name in self._regions:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        if len(self._regions) >= self._most:
+            raise Overloaded(
+                f"cannot register shared memory region '{name}': {self._most} are registered, and that is the most; "
+                "unregister those that are not used"
+            )
+
+    def unregister(self, kind: Kind, name: str) -> None:
+        """Unregister a region, or all of a kind if ``name`` is "". Those in use leave when their requests are over."""
+        with self._lock:
+            named = list(self._regions.values()) if not name else [self._regions.get(name)]
+            gone = [region for region in named if region is not None and region.kind is kind]
+            for region in gone:
+                region.leaving = True
+            gone = [region for region in gone if not region.uses]
+            self._remove(gone)
+        for region in gone:
+            region.memory.close()
+
+    def close(self) -> None:
+        """Unregister all regions, at the end of the server."""
+        for kind in Kind:
+            self.unregister(kind, "")
+
+    def _remove(self, regions: Sequence[Region]) -> None:
+        """Call with the lock held."""
+        for region in regions:
+            del self._regions[region.name]
+            self._bytes -= region.byte_size
+
+    def status(self, kind: Kind, name: str) -> list[Region]:
+        """The regions of a kind, or the one of a name that is not "".
+
+        Raises:
+            UnknownModel: there is none of that name and kind.
+        """
+        if not name:
+            with self._lock:
+                return [region for region in self._regions.values() if region.kind is kind]
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownModel(f"Unable to find {kind.value.lower()} shared memory region: '{name}'")
+        if region.kind is not kind:
+            told = {Kind.SYSTEM: "system shared memory", Kind.CUDA: "CUDA shared memory"}
+            raise UnknownModel(f"The region named '{name}' is registered as {told[region.kind]}, not {told[kind]}")
+        return [region]
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def check(self, place: Place) -> None:
+        """See that a place is in a region that is registered.
+
+        Raises:
+            UnknownModel: there is no such region.
+            InvalidRequest: the place is not in it.
+        """
+        name, offset, size = place.region, place.offset, place.byte_size
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownModel(f"Unable to find shared memory region: '{name}'")
+        if offset >= region.byte_size:
+            raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
+        if offset + size > _MOST:
+            raise InvalidRequest(
+                f"Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum value ({_MOST}) "
+                f"for region '{name}'"
+            )
+        if offset + size > region.byte_size:
+            raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")
+
+    def acquire(self, places: Sequence[Place]) -> None:
+        """Use the regions of these places, until ``release``.
+
+        Raises:
+            RequestError: as ``check``; none is used then.
+        """
+        with self._lock:
+            for place in places:
+                self.check(place)
+            for place in places:
+                self._regions[place.region].uses += 1
+
+    def release(self, places: Sequence[Place]) -> None:
+        """The request of an ``acquire`` is over."""
+        gone: list[Region] = []
+        with self._lock:
+            for place in places:
+                region = self._regions[place.region]
+                region.uses -= 1
+                if region.leaving and not region.uses:
+                    gone.append(region)
+            self._remove(gone)
+        for region in gone:
+            region.memory.close()
+
+    def releasing(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
+        """A function that calls ``finish``, and then releases what the requests of a batch have acquired.
+
+        Their contexts have a plan with ``shared`` tensors as their second part.
+        """
+
+        def finish_and_release(result: BatchResult) -> None:
+            try:
+                finish(result)
+            finally:
+                if not result.more:
+                    for context, _, _, part in result.pending:
+                        if part is None or not part[0].left:
+                            context[1].shared.release()
+
+        return finish_and_release
+
+    def read(self, place: Place, view: memoryview, tensor: str) -> None:
+        """Fill a view with the bytes of a place whose region is in use.
+
+        Raises:
+            InvalidRequest: its object has become too short, or cannot be read.
+        """
+        region = self._regions[place.region]
+        try:
+            got = region.memory.read_into(view, region.offset + place.offset)
+        except (OSError, RequestError) as error:
+            raise InvalidRequest(f"input '{tensor}' cannot be read from {_described(region)}: {_said(error)}") from None
+        if got < len(view):
+            raise InvalidRequest(
+                f"input '{tensor}' has {len(view)} bytes in {_described(region)}, of which {got} are left: the object "
+                "has become smaller since it was registered"
+            )
+
+    def write(self, place: Place, pieces: Sequence[Buffer], tensor: str) -> None:
+        """Write an output to a place whose region is in use.
+
+        Raises:
+            ExecutionFailed: it is too large, or its object has become too short or cannot be written.
+        """
+        size = sum(map(len, pieces))
+        if size > place.byte_size:
+            raise ExecutionFailed(
+                f"shared memory size specified with the request for output '{tensor}' ({place.byte_size} bytes) should "
+                f"be at least {size} bytes to hold the results"
+            )
+        region = self._regions[place.region]
+        start = region.offset + place.offset
+        try:
+            end = region.memory.write(pieces, start)
+        except (OSError, RequestError) as error:
+            raise ExecutionFailed(
+                f"output '{tensor}' cannot be written to {_described(region)}: {_said(error)}"
+            ) from None
+        if end < start + size:
+            raise ExecutionFailed(
+                f"output '{tensor}' has no room in {_described(region)}: the object has become smaller since it was "
+                "registered"
+            )
+
+
+def _described(region: Region) -> str:
+    of = f", which is of '{region.key}'" if region.kind is Kind.SYSTEM else ""
+    return f"shared memory region '{region.name}'{of}"
+
+
+def _said(error: Any) -> str:
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)

@@ -1,0 +1,154 @@
+"""The tensors of a kind of requests that are in shared memory: where they are, and how their bytes come and go.
+
+Inputs are read into one buffer, which then takes the way of a received message: copied into a batch, or run where it
+is, if it is large. Outputs are written before the response is sent, which says nothing of their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from toutates.engine.result import BatchResult
+from toutates.engine.servable import Buffer
+from toutates.infer.regions import Place, Regions
+from toutates.infer.validation import ValidatedRequest
+from toutates.models.table import ServedVersion
+from toutates.net import Worker
+from toutates.system.errors import InvalidRequest
+
+__all__ = ["SharedInputs", "SharedTensors"]
+
+#: From here on inputs are read into memory that is kept for large messages, and may be run there.
+POOLED_BYTES: Final = 65_536
+#: Where inputs begin, so that they are aligned as those of messages are.
+ALIGNMENT: Final = 64
+
+
+class SharedTensors:
+    """What a plan knows of its tensors in shared memory.
+
+    Args:
+        regions: the server's.
+        version: that answers.
+        request: of which some tensors are in shared memory.
+
+    Attributes:
+        inputs: place and name of each input, by position in the lane; None for one whose bytes the request has.
+        outputs: place of each output that is written to shared memory, by its index.
+        places: all of them.
+        byte_size: of all inputs in shared memory.
+        finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
+    """
+
+    __slots__ = ("_names", "_regions", "byte_size", "finish", "inputs", "outputs", "places")
+
+    def __init__(self, regions: Regions, version: ServedVersion, request: ValidatedRequest) -> None:
+        self._regions = regions
+        signature = version.signature
+        self._names = [tensor.name for tensor in signature.outputs]
+        self.inputs: list[tuple[Place, str] | None] = [
+            (source, signature.inputs[index].name) if isinstance(source, Place) else None
+            for index, source in zip(request.inputs, request.sources, strict=True)
+        ]
+        self.outputs: Mapping[int, Place] = request.places
+        self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
+        self.finish: Callable[[BatchResult], None]
+        self.places = (*(given[0] for given in self.inputs if given is not None), *self.outputs.values())
+
+    def acquire(self) -> None:
+        """See ``Regions.acquire``."""
+        self._regions.acquire(self.places)
+
+    def release(self) -> None:
+        """See ``Regions.release``."""
+        self._regions.release(self.places)
+
+    def read(self, inputs: SharedInputs) -> None:
+        """Read what is missing of a request's inputs. Any thread may do it.
+
+        Raises:
+            InvalidRequest: an object has become too short, or cannot be read.
+        """
+        spans = inputs.spans
+        with memoryview(inputs.buffer) as whole:
+            for at, given in enumerate(self.inputs):
+                if given is not None:
+                    with whole[spans[2 * at] : spans[2 * at + 1]] as view:
+                        self._regions.read(given[0], view, given[1])
+
+    def place(self, indices: Sequence[int], contents: Sequence[list[Any]]) -> list[list[Any]]:
+        """Write outputs, given in pieces, to their places; returns what the response has of each: nothing of these.
+
+        Args:
+            indices: of the outputs.
+            contents: the pieces of each.
+
+        Raises:
+            ExecutionFailed: one cannot be written. Others may have been.
+        """
+        left: list[list[Any]] = []
+        for index, pieces in zip(indices, contents, strict=True):
+            place = self.outputs.get(index)
+            if place is not None:
+                self._regions.write(place, pieces, self._names[index])
+            left.append(pieces if place is None else [b""])
+        return left
+
+
+class SharedInputs:
+    """The inputs of one request on their way into a batch. Used by its worker's thread but for ``SharedTensors.read``.
+
+    Args:
+        tensors: of the request's plan.
+        contents: of the inputs that are not in shared memory, by position.
+        worker: has memory for large ones.
+
+    Attributes:
+        buffer: holds all inputs, once those in shared memory are read.
+        spans: where each begins and ends in it, flat.
+
+    Raises:
+        InvalidRequest: a request may not have so many bytes.
+        MemoryError: the system has no more.
+    """
+
+    __slots__ = ("_memory", "_pool", "buffer", "spans")
+
+    def __init__(self, tensors: SharedTensors, contents: Sequence[Buffer], worker: Worker) -> None:
+        most = worker.limits.max_message_size
+        if tensors.byte_size > most:
+            raise InvalidRequest(
+                f"the inputs in shared memory have {tensors.byte_size} bytes, at most {most} are taken "
+                "(--limit message_size)"
+            )
+        self.spans: list[int] = []
+        end = 0
+        given_contents = iter(contents)
+        copied: list[tuple[int, Buffer]] = []
+        for given in tensors.inputs:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            if given is None:
+                content = next(given_contents)
+                copied.append((start, content))
+                end = start + len(content)
+            else:
+                end = start + given[0].byte_size
+            self.spans += (start, end)
+        self._pool = worker.message_memory
+        self._memory = self._pool.take_whole(end) if end >= POOLED_BYTES else None
+        self.buffer: Any = bytearray(end) if self._memory is None else self._memory
+        for start, content in copied:
+            self.buffer[start : start + len(content)] = content
+
+    def contents(self) -> list[memoryview]:
+        """A view of each input, by position."""
+        whole = memoryview(self.buffer)
+        return [whole[start:end] for start, end in zip(self.spans[::2], self.spans[1::2], strict=True)]
+
+    def done(self) -> None:
+        """Note that the inputs are in a batch, or will never be. Called once."""
+        self.buffer = None
+        if self._memory is not None:
+            self._pool.give_back(self._memory)
+            self._memory = None
