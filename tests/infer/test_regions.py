@@ -355,3 +355,14 @@ def test_large_inputs_that_get_into_no_batch_fail_their_request(
     shared.ask(shared.message(rows=2))
     side.run()
     assert [added.rows for added in port.added] == [2]
+
+
+def test_a_bug_on_the_way_of_large_inputs_costs_their_request_alone(
+    shared: Shared, side: Side, regions: Regions
+) -> None:
+    shared.ask(shared.message(rows=2))
+    shared.port.refusal = ValueError("a bug")
+    side.run()
+    [(_, error, text)] = shared.transport.failed
+    assert (error, text) == (ExecutionFailed, "internal error")
+    assert not is_used(regions)

@@ -111,7 +111,7 @@ class Regions:
     def __init__(self, *, allowed: bool = False, most: int = MOST_REGIONS, most_bytes: int | None = None) -> None:
         self._allowed = allowed
         self._most = most
-        self._most_bytes = most_bytes
+        self._most_bytes = available_memory() if allowed and most_bytes is None else most_bytes or 0
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._bytes = 0
@@ -192,8 +192,6 @@ class Regions:
         """
         with self._lock:
             self._refuse_taken(region.name)
-            if self._most_bytes is None:
-                self._most_bytes = available_memory()
             if self._bytes + region.byte_size > self._most_bytes:
                 raise Overloaded(
                     f"cannot register shared memory region '{region.name}' of {region.byte_size} bytes: {self._bytes} "

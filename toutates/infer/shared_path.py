@@ -6,6 +6,7 @@ go on meanwhile: a request of some hundred bytes may name gigabytes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,9 +21,11 @@ from toutates.models.table import ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import outcome_of
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import Overloaded, RequestError
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
 __all__ = ["SharedPath"]
+
+logger = logging.getLogger(__name__)
 
 #: Inputs of more bytes are read beside the worker. A MiB takes 0.1 ms, and a worker handles 16 requests of a connection
 #: before it looks at the clock.
@@ -153,6 +156,9 @@ class SharedPath:
                     self._add(call, plan, id_field, inputs, identifier, None)
                 except RequestError as refusal:
                     error = refusal
+                except Exception:
+                    logger.exception("a request for model '%s' got into no batch", plan.version.model)
+                    error = ExecutionFailed("internal error")
             if error is not None:
                 now_ns = time.monotonic_ns()
                 context = call, plan, id_field, now_ns
