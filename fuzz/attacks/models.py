@@ -22,6 +22,7 @@ def build_repository(root: Path) -> None:
     - shapes: OUTPUT = -INPUT, FP32 [n, m].
     - strings: OUTPUT = INPUT, BYTES [n, m].
     - generator: OUTPUT = INPUT[0] zeros, FP32.
+    - sums: OUTPUT = the sum of the INPUTs of a sequence, FP32 [n, 4]; 16 sequences at once, which may rest for 0.2 s.
     """
     ten = numpy_helper.from_array(np.array(VICTIM_ADDS, np.int32), "ten")
     _write(
@@ -46,7 +47,26 @@ def build_repository(root: Path) -> None:
         _tensors(TensorProto.INT64, [1], TensorProto.FLOAT, ["m"]),
     )
 
+    four = ["n", 4]
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, four) for name in ("INPUT", "PAST", "OUTPUT", "SUM")
+    ]
+    _write(
+        root / "sums",
+        [helper.make_node("Add", ["INPUT", "PAST"], ["OUTPUT"]), helper.make_node("Identity", ["OUTPUT"], ["SUM"])],
+        (tensors[:2], tensors[2:]),
+    )
+    (root / "sums" / "1" / "config.yaml").write_text(_SUMS)
 
+
+_SUMS = """
+backend: supertensor
+batch_size: 16
+capacity: 16
+num_executors: 1
+allocator: cpu
+sequences: {max_idle_us: 200000, states: [{input: PAST, output: SUM}]}
+"""
 #: An ensemble whose tensors, six times as large as asked for, are all there at once before the last step takes them.
 _FAN = """
 backend: ensemble

