@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +17,7 @@ from bench.errors import NoFigure
 from bench.protocols import STREAM
 from bench.question import Question
 
-__all__ = ["StreamLoad"]
+__all__ = ["StreamLoad", "run_streams"]
 
 _PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _HEAD: Final = struct.Struct(">HBBBL")
@@ -62,30 +64,48 @@ class StreamLoad:
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
         """See ``client.Load``. An answer has what the unary one has, and its envelope: at most 64 bytes more."""
         share = -(-requests // self.connections)
-        with contextlib.ExitStack() as stack:
-            streams = [_Stream(address, question.body, share, answer_bytes) for _ in range(self.connections)]
-            poll = select.poll()
-            by_fd = {}
-            for stream in streams:
-                stack.callback(stream.socket.close)
-                by_fd[stream.socket.fileno()] = stream
-                poll.register(stream.socket, select.POLLIN)
-            for stream in streams:
-                stream.wait_greeted()
-            begin = time.perf_counter()
-            for stream in streams:
-                stream.send(self.under_way)
-            while by_fd:
-                ready = poll.poll(_SILENCE_SECONDS * 1_000)
-                if not ready:
-                    raise NoFigure("the server has stopped answering")
-                for fd, _ in ready:
-                    if by_fd[fd].receive():
-                        poll.unregister(fd)
-                        del by_fd[fd]
-            seconds = time.perf_counter() - begin
-            times = sorted([one for stream in streams for one in stream.times])
-        return Outcome(len(times), len(times) / seconds, percentile(times, 0.5), percentile(times, 0.99))
+        return run_streams(address, [[question.body]] * self.connections, share, self.under_way, answer_bytes)
+
+
+def run_streams(
+    address: str, bodies: Sequence[Sequence[bytes]], share: int, under_way: int, answer_bytes: int
+) -> Outcome:
+    """Send messages on streams, each on a connection of its own, and wait for all answers.
+
+    Args:
+        address: host:port.
+        bodies: of each stream, its length-prefixed messages, all of one length, which are sent in turn.
+        share: messages of each stream.
+        under_way: of them at once.
+        answer_bytes: of a unary answer.
+
+    Raises:
+        NoFigure: an answer is missing, or has not the right length.
+    """
+    with contextlib.ExitStack() as stack:
+        streams = [_Stream(address, own, share, answer_bytes) for own in bodies]
+        poll = select.poll()
+        by_fd = {}
+        for stream in streams:
+            stack.callback(stream.socket.close)
+            by_fd[stream.socket.fileno()] = stream
+            poll.register(stream.socket, select.POLLIN)
+        for stream in streams:
+            stream.wait_greeted()
+        begin = time.perf_counter()
+        for stream in streams:
+            stream.send(under_way)
+        while by_fd:
+            ready = poll.poll(_SILENCE_SECONDS * 1_000)
+            if not ready:
+                raise NoFigure("the server has stopped answering")
+            for fd, _ in ready:
+                if by_fd[fd].receive():
+                    poll.unregister(fd)
+                    del by_fd[fd]
+        seconds = time.perf_counter() - begin
+        times = sorted([one for stream in streams for one in stream.times])
+    return Outcome(len(times), len(times) / seconds, percentile(times, 0.5), percentile(times, 0.99))
 
 
 class _Stream:
@@ -93,7 +113,7 @@ class _Stream:
 
     Args:
         address: host:port.
-        body: the length-prefixed request.
+        bodies: the length-prefixed requests, all of one length, which are sent in turn.
         count: how many messages are sent.
         answer_bytes: of the unary answer.
 
@@ -101,13 +121,13 @@ class _Stream:
         times: microseconds until each answer.
     """
 
-    def __init__(self, address: str, body: bytes, count: int, answer_bytes: int) -> None:
+    def __init__(self, address: str, bodies: Sequence[bytes], count: int, answer_bytes: int) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=_SILENCE_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.times: list[int] = []
-        self._body = _frame(_DATA, 0, _STREAM, body)
-        self._size = len(body)
+        self._frames = itertools.cycle([_frame(_DATA, 0, _STREAM, body) for body in bodies])
+        self._size = len(bodies[0])
         self._left = count
         self._count = count
         self._answer_bytes = answer_bytes
@@ -152,7 +172,7 @@ class _Stream:
         for stream in self._windows:
             self._windows[stream] -= count * self._size
         self._sent_at += [time.perf_counter()] * count
-        self.socket.sendall(self._body * count)
+        self.socket.sendall(b"".join(itertools.islice(self._frames, count)))
 
     def receive(self) -> bool:
         """Read once, and send a message for each answer; whether all are there.

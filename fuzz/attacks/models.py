@@ -47,14 +47,12 @@ def build_repository(root: Path) -> None:
         _tensors(TensorProto.INT64, [1], TensorProto.FLOAT, ["m"]),
     )
 
-    four = ["n", 4]
-    tensors = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, four) for name in ("INPUT", "PAST", "OUTPUT", "SUM")
-    ]
+    inputs, outputs = _tensors(TensorProto.FLOAT, ["n", 4], TensorProto.FLOAT, ["n", 4])
+    past, kept = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("PAST", "SUM"))
     _write(
         root / "sums",
         [helper.make_node("Add", ["INPUT", "PAST"], ["OUTPUT"]), helper.make_node("Identity", ["OUTPUT"], ["SUM"])],
-        (tensors[:2], tensors[2:]),
+        ([*inputs, past], [*outputs, kept]),
     )
     (root / "sums" / "1" / "config.yaml").write_text(_SUMS)
 

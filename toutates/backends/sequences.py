@@ -86,7 +86,7 @@ def sequences_of(
         states,
         RowStates(
             tuple(shape for shape, _ in initial),
-            tuple(content for _, content in initial),
+            tuple(bytearray(content) for _, content in initial),
             sum(len(content) for _, content in initial),
         ),
     )
@@ -130,6 +130,7 @@ def sequence_servable(
         delay_ns=own.max_queue_delay_us * 1_000,
         enough_rows=enough,
         iterative=own.iterative,
+        in_order=own.preserve_ordering,
     )
     bounds = SequenceBounds(
         max(settings.capacity * rows, 2 * rules.slots * rules.instances),

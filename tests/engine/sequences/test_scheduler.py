@@ -127,6 +127,17 @@ def test_oldest_batches_hold_requests_alone() -> None:
     assert [row.sequence.identifier for row in rows if row] == [4, 2]
 
 
+@pytest.mark.parametrize(("in_order", "batches"), [(False, [[1, 3], [2]]), (True, [[1], [2], [3]])])
+def test_oldest_may_be_told_to_keep_the_order_of_requests_of_unlike_shapes(
+    in_order: bool, batches: list[list[int]]
+) -> None:
+    driven = Driven(replace(OLDEST, in_order=in_order))
+    for identifier, shapes in ((1, "a"), (2, "b"), (3, "a")):
+        driven.one(identifier, start=True, shapes=shapes)
+    for expected in batches:
+        assert [row.sequence.identifier for row in driven.choose() if row] == expected
+
+
 def test_one_request_of_a_sequence_is_under_way_at_a_time() -> None:
     driven = Driven(OLDEST)
     driven.add(1, 2, of=3)

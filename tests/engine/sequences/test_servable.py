@@ -35,7 +35,7 @@ TENSORS: Final = SequenceTensors(
     Signature((X, READY, PAST), (Y, NEXT), True),
     (Control(1, ControlKind.READY, FP32, ZERO, ONE),),
     (State(2, 1),),
-    RowStates(((1,),), (ZERO,), 4),
+    RowStates(((1,),), (bytearray(ZERO),), 4),
 )
 DIRECT: Final = SequenceRules(instances=1, slots=4, batch_rows=4, by_slot=True, idle_ns=10**12)
 OLDEST: Final = replace(DIRECT, by_slot=False)
@@ -196,7 +196,7 @@ def test_a_sequence_whose_state_grows_beyond_the_bound_ends(monkeypatch: pytest.
         monkeypatch.setattr(
             SequenceTensors,
             "states_of",
-            lambda tensors, outputs, first, rows: [RowStates(((1,),), (ONE * 3,), 12)] * rows,
+            lambda tensors, outputs, first, before: [RowStates(((1,),), (bytearray(ONE * 3),), 12)] * len(before),
         )
         with scene.holding():
             first, behind = scene.add(1, 1), scene.add(1, 1)

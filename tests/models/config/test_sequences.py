@@ -34,7 +34,12 @@ DIRECT = SequenceSettings(
     ),
 )
 OLDEST = SequenceSettings(
-    "oldest", max_candidates=32, max_queue_delay_us=9, preferred_batch_sizes=(2, 4), iterative=True
+    "oldest",
+    max_candidates=32,
+    max_queue_delay_us=9,
+    preferred_batch_sizes=(2, 4),
+    iterative=True,
+    preserve_ordering=True,
 )
 
 

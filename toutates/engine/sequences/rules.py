@@ -22,6 +22,7 @@ class SequenceRules:
         enough_rows: a batch of so many requests does not wait.
         iterative: whether the model may ask for a request once more. A sequence then ends with its request, and a
             request without an id gets one.
+        in_order: whether no request of an instance runs before another that could run before it. Of ``oldest``.
     """
 
     instances: int
@@ -32,3 +33,4 @@ class SequenceRules:
     delay_ns: int = 0
     enough_rows: int = 1
     iterative: bool = False
+    in_order: bool = False

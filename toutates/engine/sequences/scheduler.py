@@ -17,7 +17,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
@@ -235,7 +235,10 @@ class Scheduler(Generic[T]):
         key = key_of(_first(oldest))
         if not self.rules.by_slot:
             near = islice(ready.values(), _LOOK_AHEAD * most)
-            alike = [one for one in near if (first := one.first) is not None and key_of(first) == key]
+            if self.rules.in_order:
+                alike = list(takewhile(lambda one: key_of(_first(one)) == key, near))
+            else:
+                alike = [one for one in near if (first := one.first) is not None and key_of(first) == key]
             return [self._take(one) for one in alike[:most]]
         # Only where a batch cannot hold all slots, a row is not the slot itself.
         base = oldest.slot // most * most

@@ -29,7 +29,7 @@ from toutates.engine.sequences.row_calls import RowBatch, deliver, row_calls
 from toutates.engine.sequences.rules import SequenceRules
 from toutates.engine.sequences.scheduler import Given, Identifier, Scheduler
 from toutates.engine.sequences.scheduler import Sequence as Running
-from toutates.engine.sequences.tensors import Control, ControlKind, RowStates, SequenceTensors
+from toutates.engine.sequences.tensors import NO_STATES, Control, ControlKind, RowStates, SequenceTensors
 from toutates.engine.servable import Consumer, Host, Servable
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.protocol.signature import Signature
@@ -353,9 +353,12 @@ class SequenceServable:
         wanted = [row for row in rows if row is not None]
         alone = outcome.error is not None and len(wanted) > 1 and not isinstance(outcome.error, Overloaded | TooLate)
         states: list[RowStates] = []
+        sizes: list[int] = []
         if outputs is not None and self._tensors.states:
             try:
-                states = self._tensors.states_of(outputs, outcome.first, len(rows))
+                before = [NO_STATES if row is None or row.end else row.sequence.state for row in rows]
+                sizes = [0 if one is None else one.size for one in before]
+                states = self._tensors.states_of(outputs, outcome.first, before)
             except Exception:
                 logger.exception("keeping the states of model '%s' failed", self._model)
                 outcome = _failure(ExecutionFailed("internal error"))
@@ -372,8 +375,7 @@ class SequenceServable:
                             self._keep(row.sequence, None)
                         elif states:
                             # A first state was let in with its sequence.
-                            before: RowStates | None = row.sequence.state
-                            grown = states[at].size - before.size if before is not None else 0
+                            grown = states[at].size - sizes[at] if sizes[at] else 0
                             self._keep(row.sequence, states[at])
                         self._request_bytes -= row.own.size
                         self._scheduler.done(row)

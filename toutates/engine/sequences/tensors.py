@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -12,7 +13,7 @@ from toutates.engine.sequences.scheduler import Identifier
 from toutates.protocol.datatypes import Datatype
 from toutates.protocol.signature import Signature
 
-__all__ = ["Control", "ControlKind", "RowStates", "SequenceTensors", "State"]
+__all__ = ["NO_STATES", "Control", "ControlKind", "RowStates", "SequenceTensors", "State"]
 
 
 class ControlKind(Enum):
@@ -54,7 +55,7 @@ class Control:
 
 @dataclass(slots=True, eq=False)
 class RowStates:
-    """The states of one sequence, in the order of ``SequenceTensors.states``. Never changed; to freeze them takes 1 us.
+    """The states of one sequence, in the order of ``SequenceTensors.states``.
 
     Attributes:
         shapes: of the row of each, as clients would see it.
@@ -63,11 +64,11 @@ class RowStates:
     """
 
     shapes: tuple[tuple[int, ...], ...]
-    contents: tuple[bytes, ...]
+    contents: tuple[bytearray, ...]
     size: int
 
 
-_NOTHING: Final = RowStates((), (), 0)
+NO_STATES: Final = RowStates((), (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +100,50 @@ class SequenceTensors:
     whole: Signature
     controls: tuple[Control, ...] = ()
     states: tuple[State, ...] = ()
-    initial: RowStates = _NOTHING
+    initial: RowStates = NO_STATES
 
     @property
     def has_open_states(self) -> bool:
         """Whether the shape of a state may change from request to request."""
         return any(-1 in self.whole.inputs[state.input].shape for state in self.states)
 
-    def states_of(self, outputs: Outputs, first: int, rows: int) -> list[RowStates]:
-        """The states that a run has left for the sequences of some rows."""
+    def states_of(self, outputs: Outputs, first: int, before: Sequence[RowStates | None]) -> list[RowStates]:
+        """The states that a run has left for the sequences of some rows.
+
+        Those of the sizes that they had are written where they were. Allocators keep what states that come and go leave
+        behind, each thread for itself: that was half as much again.
+
+        Args:
+            outputs: of the run.
+            first: the first row.
+            before: of each row, the states that its sequence had, which nothing reads any more; None for none, and
+                NO_STATES for a row whose states nobody wants.
+        """
         batched, specs = self.whole.batched, self.whole.outputs
         shapes = tuple([specs[own.output].to_wire(outputs.row_shapes[own.output]) for own in self.states])
-        columns: list[list[bytes]] = []
-        for own in self.states:
-            size = outputs.row_bytes[own.output]
-            if batched and size:
-                whole = memoryview(outputs.rows(own.output, first, rows, batched=True))
-                columns.append([bytes(whole[at * size : (at + 1) * size]) for at in range(rows)])
-            else:
-                each = range(first, first + rows)
-                columns.append([bytes(outputs.rows(own.output, row, 1, batched=batched)) for row in each])
-        return [RowStates(shapes, contents, sum(map(len, contents))) for contents in zip(*columns, strict=True)]
+        sizes = tuple([outputs.row_bytes[own.output] for own in self.states])
+        if not batched or 0 in sizes:
+            return [self._row_states(outputs, row, shapes) for row in range(first, first + len(before))]
+        total = sum(sizes)
+        columns = [
+            memoryview(outputs.rows(own.output, first, len(before), batched=True)).cast("B") for own in self.states
+        ]
+        found: list[RowStates] = []
+        for at, states in enumerate(before):
+            if states is NO_STATES:
+                found.append(states)
+                continue
+            rows = [column[at * size : (at + 1) * size] for column, size in zip(columns, sizes, strict=True)]
+            if states is None or states.size != total or tuple(map(len, states.contents)) != sizes:
+                found.append(RowStates(shapes, tuple(map(bytearray, rows)), total))
+                continue
+            states.shapes = shapes
+            for content, row in zip(states.contents, rows, strict=True):
+                content[:] = row
+            found.append(states)
+        return found
+
+    def _row_states(self, outputs: Outputs, row: int, shapes: tuple[tuple[int, ...], ...]) -> RowStates:
+        """The states of one row, some of which are texts, or all there is."""
+        contents = [bytearray(outputs.rows(own.output, row, 1, batched=self.whole.batched)) for own in self.states]
+        return RowStates(shapes, tuple(contents), sum(map(len, contents)))

@@ -101,6 +101,8 @@ class SequenceSettings:
         max_state_bytes: memory that the states of all sequences may take; no sequence begins above it.
         iterative: whether the model may ask for a request once more. Of Python models alone.
         controls, states: see there.
+        preserve_ordering: whether requests of an instance are answered in the order in which they could run, also where
+            unlike shapes stand between them. Of ``oldest`` alone.
     """
 
     strategy: Strategy = "direct"
@@ -113,6 +115,7 @@ class SequenceSettings:
     iterative: bool = False
     controls: tuple[ControlSettings, ...] = ()
     states: tuple[StateSettings, ...] = ()
+    preserve_ordering: bool = False
 
 
 def read_sequences(section: Section | None) -> SequenceSettings | None:
@@ -132,10 +135,12 @@ def read_sequences(section: Section | None) -> SequenceSettings | None:
         iterative=section.optional_flag("iterative") or False,
         controls=_controls(section.mapping("controls", "controls: {START: {kind: start}}")),
         states=tuple(map(_state, section.sections("states", "states: [{input: in, output: out}]"))),
+        preserve_ordering=bool(section.optional_flag("preserve_ordering")),
     )
     for key, other in (
         ("max_candidates", "oldest"),
         ("preferred_batch_sizes", "oldest"),
+        ("preserve_ordering", "oldest"),
         ("minimum_slot_utilization", "direct"),
     ):
         if section.has(key) and strategy != other:

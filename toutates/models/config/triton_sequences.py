@@ -70,6 +70,7 @@ def sequence_message(settings: SequenceSettings) -> ModelSequenceBatching:
         batching.oldest.max_candidate_sequences = settings.max_candidates
         batching.oldest.preferred_batch_size.extend(settings.preferred_batch_sizes)
         batching.oldest.max_queue_delay_microseconds = settings.max_queue_delay_us
+        batching.oldest.preserve_ordering = settings.preserve_ordering
     else:
         batching.direct.minimum_slot_utilization = settings.minimum_slot_utilization
         batching.direct.max_queue_delay_microseconds = settings.max_queue_delay_us
@@ -148,6 +149,7 @@ class _Reader:
             iterative=batching.iterative_sequence,
             controls=self._controls(batching),
             states=self._states(batching),
+            preserve_ordering=batching.oldest.preserve_ordering,
         )
 
     def _refuse(self, key: str, problem: str, remedy: str) -> None:

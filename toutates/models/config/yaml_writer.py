@@ -141,6 +141,7 @@ def _sequences(settings: SequenceSettings | None) -> dict[str, Any]:
     value: dict[str, Any] = {"strategy": settings.strategy, "max_idle_us": settings.max_idle_us}
     if settings.strategy == "oldest":
         value["max_candidates"] = settings.max_candidates
+        value["preserve_ordering"] = settings.preserve_ordering
         value["preferred_batch_sizes"] = list(settings.preferred_batch_sizes)
     else:
         value["minimum_slot_utilization"] = settings.minimum_slot_utilization
