@@ -26,10 +26,11 @@ from toutates.system.logs.levels import parse_levels
 
 __all__ = ["REQUEST_ERRORS", "plane_of", "put", "serving"]
 
-#: Every error that any part of the server may answer with. What one API alone knows has a status there.
+#: Every error that any part of the server may answer with. What one API alone knows has a status there, and one that
+#: only the server's own code tells from its base has the base's.
 REQUEST_ERRORS: Final = {
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)
-} - {errors.RequestError}
+} - {errors.RequestError, errors.Rescheduled}
 
 
 def put(root: Path, name: str, version: int = 1, content: bytes = DOUBLE) -> None:
