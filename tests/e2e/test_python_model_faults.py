@@ -106,6 +106,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_model(root, "good")
     head = python_models.HEAD.replace("class TritonPythonModel:\n", "") + HEAD_MORE
     add_model(root, "faulty", METHODS, head=head, more=_TIMEOUT % ("execute", 2))
+    add_model(root, "patient", METHODS, head=head)
     for name, (text, _) in LOADS.items():
         folder = add_model(root, name.replace(" ", "_"), more=_TIMEOUT % ("start", 1 if "hangs" in name else 60))
         (folder / "1" / "model.py").write_text(text + "\n")
@@ -117,7 +118,7 @@ _TIMEOUT = 'dynamic_batching {} parameters { key: "toutates.%s_timeout_s" value 
 
 @pytest.fixture(scope="module")
 def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ["--model-control-mode", "explicit", "--load-models", "good,faulty"]
+    flags = ["--model-control-mode", "explicit", "--load-models", "good,faulty,patient"]
     with running(root, tmp_path_factory.mktemp("log"), flags=flags) as process:
         yield process
 
@@ -172,16 +173,15 @@ def test_a_process_that_dies_again_and_again_is_started_more_and_more_rarely(cli
 
 def test_what_a_model_forks_does_not_answer_in_its_place(client: Any) -> None:
     for _ in range(3):
-        ask(client, 102)
-        ask(client, 50)
+        ask(client, 102, "patient")
+        ask(client, 50, "patient")
 
 
 @pytest.mark.parametrize("number", [100, 101])
 def test_what_a_model_prints_is_bounded(client: Any, server: ServerProcess, number: int) -> None:
-    reload(client)
     before = len(server.log)
-    ask(client, number)
-    ask(client, 50)
+    ask(client, number, "patient")
+    ask(client, 50, "patient")
     assert len(server.log) - before < 200_000
 
 
@@ -236,8 +236,8 @@ def test_loads_and_unloads_leave_nothing_behind(client: Any, server: ServerProce
     def files(what: str) -> int:
         return sum(what in link for link in links_of(server.process.pid))
 
-    reload(client)
-    client.unload_model("faulty")
+    for name in ("faulty", "patient"):
+        client.unload_model(name)
     # What the server closes only when it has noticed the end of a process.
     wait_until(lambda: [len(children_of(server.process.pid)), files("pidfd")] == [1, 1])
     before = count()
