@@ -18,6 +18,7 @@ from toutates.command.values import (
     address,
     address_or_off,
     boolean,
+    cache_size,
     choice,
     cpus,
     interval,
@@ -171,6 +172,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "keep models downloaded from S3 in this folder",
             read=_path,
             unset="$XDG_CACHE_HOME/toutates, or ~/.cache/toutates",
+        ),
+        Flag(
+            "response-cache-byte-size",
+            "BYTES",
+            "keep answers of models with response_cache, the least recently used left out first; 0 keeps none",
+            "0",
+            cache_size,
+            option="response_cache_bytes",
         ),
         Flag(
             "model-cache-size",

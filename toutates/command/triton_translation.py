@@ -60,6 +60,7 @@ class Translation:
         self._read_tls()
         self._read_traces()
         self._read_backends()
+        self._read_cache()
 
     def _take(self, flag: TritonFlag, texts: Sequence[str]) -> None:
         values = []
@@ -185,6 +186,36 @@ class Translation:
         if others:
             settings = ", ".join(dict.fromkeys(others))
             self._warn(f"--backend-config has no effect for {settings}: write it in the models' configurations")
+
+    def _read_cache(self) -> None:
+        """One cache, ``local``, with its size; the errors are Triton's."""
+        found: dict[str, dict[str, str]] = {}
+        for text in self._values.get("cache-config", ()):
+            name, comma, setting = text.partition(",")
+            key, equals, value = setting.partition("=")
+            if not (name and comma and key and equals):
+                problem = "No cache specified. " if comma and not name else ""
+                problem += f"--cache-config option format is <cache name>,<setting>=<value>. Got {_name_of(text)}"
+                self._refuse_cache(problem)
+                return
+            found.setdefault(name, {})[key] = value
+        if len(found) > 1:
+            self._refuse_cache("found multiple cache configurations, but only a single cache is currently supported")
+        for name, settings in found.items():
+            if name != "local":
+                self._refuse_cache(f"unable to find 'libtritoncache_{name}.so' for cache. There is only 'local'")
+            elif "size" not in settings:
+                self._refuse_cache("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
+            else:
+                self._put("response-cache-byte-size", [settings["size"]], "cache-config")
+
+    def _refuse_cache(self, problem: str) -> None:
+        self.problems.append(ConfigurationError(problem, key="--cache-config", remedy="write local,size=BYTES"))
+
+
+def _name_of(text: str) -> str:
+    """A setting of a cache without its value, which may hold a secret."""
+    return text.partition("=")[0]
 
 
 def _plain(note: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toutates.backends.onnx.provider_names import PROVIDERS
+from toutates.engine.cache.store import LEAST_CACHE_BYTES
 from toutates.models.repository import not_a_model_name
 from toutates.system.address import Address, parse_address
 from toutates.system.errors import ConfigurationError
@@ -25,6 +26,7 @@ __all__ = [
     "address",
     "address_or_off",
     "boolean",
+    "cache_size",
     "choice",
     "cpus",
     "interval",
@@ -61,6 +63,16 @@ def whole(least: int, most: int = 10**18, said: str = "") -> Reader:
 
 #: Reads a whole number from 1 up.
 positive: Final = whole(1, said="1 up")
+
+
+def cache_size(text: str) -> int:
+    """Read the size of the response cache: 0, or enough for an answer."""
+    size: int = whole(0, said="0 up")(text)
+    if 0 < size < LEAST_CACHE_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{size} bytes hold no answer; the response cache takes {LEAST_CACHE_BYTES} or more, or 0 for none"
+        )
+    return size
 
 
 def whole_or_auto(text: str) -> int:

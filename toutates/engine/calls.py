@@ -22,7 +22,7 @@ import numpy as np
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.lane import Piece, RowShapes
-from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing, parameters_of
+from toutates.engine.result import BatchResult, Outputs, Parameters, PendingRequest, Timing, parameters_of
 from toutates.engine.servable import Consumer, Content, Port, RequestAbout, Servable, view_of
 from toutates.engine.tensor import Tensor
 from toutates.engine.thread_queue import ThreadQueue
@@ -318,6 +318,7 @@ class Calls:
                 lambda callback: None,
                 _is_wanted,
                 about=_about,
+                parameters=_parameters,
                 may_have_left=_may_have_left,
                 released=_released,
             )
@@ -460,6 +461,10 @@ class Calls:
 def _about(call: ModelCall) -> RequestAbout:
     said = call.about() if call.about is not None else RequestAbout()
     return RequestAbout(said.identifier, call.outputs, said.parameters)
+
+
+def _parameters(call: ModelCall) -> Parameters:
+    return call.about().parameters if call.about is not None else {}
 
 
 def _is_wanted(call: ModelCall, by_ns: int) -> bool:

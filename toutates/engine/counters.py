@@ -19,6 +19,7 @@ __all__ = [
     "BUCKETS",
     "BUCKET_NS",
     "BatchCounters",
+    "CacheCounters",
     "Durations",
     "ExecutorCounters",
     "VersionCounters",
@@ -124,6 +125,9 @@ class WorkerCounters:
             now_ns: monotonic.
             unix_ms: the time of day.
         """
+        if timing.cached:
+            self._count_cached(groups, timing, now_ns)
+            return
         taken_ns = timing.taken_ns
         durations, queued, sizes = self.durations, self.queued, self.sizes
         answered = all_rows = arrivals = 0
@@ -148,6 +152,15 @@ class WorkerCounters:
         self.infer_ns += answered * run_ns
         self.output_ns += answered * (timing.done_ns - timing.ended_ns)
         self.last_ms = unix_ms
+
+    def _count_cached(self, groups: list[tuple[int, int, int]], timing: Timing, now_ns: int) -> None:
+        """Requests were answered at ``now_ns`` for which nothing was computed: as Triton, they have no rows."""
+        for arrival_ns, _, count in groups:
+            self.durations[(max(now_ns - arrival_ns - 1, 0) // BUCKET_NS).bit_length()] += count
+            self.queued[(max(timing.taken_ns - arrival_ns - 1, 0) // BUCKET_NS).bit_length()] += count
+            self.success += count
+            self.success_ns += count * (now_ns - arrival_ns)
+            self.queue_ns += count * (timing.taken_ns - arrival_ns)
 
 
 @dataclass(slots=True)
@@ -212,11 +225,28 @@ class ExecutorCounters:
 
 
 @dataclass(slots=True)
+class CacheCounters:
+    """Requests of a version that were looked up in the response cache. Changed with the cache's lock held.
+
+    Attributes:
+        hits: answers that were there, or that another request under way has brought.
+        misses: requests that were computed.
+        hit_ns, miss_ns: time of the look-ups; that of a miss has the insertion's too.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    hit_ns: int = 0
+    miss_ns: int = 0
+
+
+@dataclass(slots=True)
 class VersionCounters:
-    """All counters of a model version: one set per worker and per executor."""
+    """All counters of a model version: one set per worker and per executor, and those of the response cache."""
 
     workers: list[WorkerCounters] = field(default_factory=list)
     executors: list[ExecutorCounters] = field(default_factory=list)
+    cache: CacheCounters = field(default_factory=CacheCounters)
 
     def requests(self) -> WorkerCounters:
         """The workers' counters added up; ``last_ms`` is the latest."""

@@ -124,6 +124,8 @@ class Timing:
 
     Attributes:
         steps: of a model that is made of other models: what these have done for the batch, in the order of their ends.
+        cached: whether nothing was computed: the outputs were in the response cache, or another request under way has
+            brought them. All four times are the same then.
     """
 
     taken_ns: int
@@ -131,6 +133,7 @@ class Timing:
     ended_ns: int
     done_ns: int
     steps: tuple[StepTiming, ...] = ()
+    cached: bool = False
 
 
 @dataclass(slots=True)

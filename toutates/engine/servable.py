@@ -80,6 +80,7 @@ class Consumer:
         may_have_left: whether the caller of a request may have left, although nobody can tell: what a model is told
             that has begun to answer it and may stop. Called in any thread.
         sequence: what the request of a context says of its sequence; None where ``about`` says it.
+        parameters: of the request of a context, by name: those of ``about``, without the rest. Called in any thread.
         released: called when a decoupled version has begun the request of a context, and may begin others: what is
             left to come are responses. In any thread; None where nobody needs to know.
     """
@@ -92,6 +93,7 @@ class Consumer:
     about: Callable[[Any], RequestAbout] = lambda context: RequestAbout()
     may_have_left: Callable[[Any], bool] = lambda context: False
     sequence: Callable[[Any], SequenceOf] | None = None
+    parameters: Callable[[Any], Parameters] = lambda context: {}
     released: Callable[[Any], object] | None = None
 
 

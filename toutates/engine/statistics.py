@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from toutates.engine.counters import BatchCounters, WorkerCounters
+from toutates.engine.counters import BatchCounters, CacheCounters, WorkerCounters
 from toutates.engine.model_metrics import ModelSeries
 from toutates.engine.response_counters import ResponseStatistics
 
@@ -61,6 +61,7 @@ class VersionStatistics:
         memory_kind: where the buffers are, in Triton's words: CPU or CPU_PINNED.
         own_metrics: what the model's code counts by itself.
         responses: of a decoupled version, by their place among those of their request.
+        cache: requests that were looked up in the response cache; None of a version without.
     """
 
     requests: WorkerCounters
@@ -74,3 +75,4 @@ class VersionStatistics:
     memory_kind: str = "CPU"
     own_metrics: tuple[ModelSeries, ...] = ()
     responses: Mapping[int, ResponseStatistics] = field(default_factory=dict)
+    cache: CacheCounters | None = None

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
-from toutates.engine.result import BatchResult
+from toutates.engine.result import BatchResult, Parameters
 from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, SequenceOf, Way
 from toutates.infer.answers import Answers, RequestContext, SequenceContext, is_wanted
 from toutates.infer.call import Call, Handler, Transport
@@ -474,6 +474,7 @@ class InferService:
                     self._about,
                     self._may_have_left,
                     self._sequence,
+                    _parameters,
                 )
             )
             ports[version] = port
@@ -539,6 +540,11 @@ def _those_of(ports: dict[ServedVersion, Port], served: set[ServedVersion]) -> d
         else:
             port.commit()
     return kept
+
+
+def _parameters(context: RequestContext) -> Parameters:
+    """See ``Consumer``."""
+    return context[1].request.parameters
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:

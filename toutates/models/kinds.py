@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from toutates.engine.cache.store import ResponseCache
+from toutates.models.caching import check_cache_settings, with_cache
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
 from toutates.models.inspection import InspectedVersion
 from toutates.models.names import FoundNames
@@ -65,7 +67,13 @@ class Kind(Protocol):
 
 
 def load_version(
-    kinds: Sequence[Kind], model: str, version: VersionFolder, *, overridden: bool, placement: Placement
+    kinds: Sequence[Kind],
+    model: str,
+    version: VersionFolder,
+    *,
+    overridden: bool,
+    placement: Placement,
+    cache: ResponseCache | None = None,
 ) -> ServedVersion:
     """Load a version as the kind that it is of. Blocks.
 
@@ -75,6 +83,7 @@ def load_version(
         version: what a repository has of it.
         overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
         placement: where threads run.
+        cache: for answers of versions that ask for it; None for no cache.
 
     Raises:
         ConfigurationError: its configuration cannot be used, or names a backend that no kind has.
@@ -84,7 +93,10 @@ def load_version(
     # Not on the manager's CPU alone, which the thread inherits, and threads that a backend starts would too.
     with running_on(placement.anywhere, placement.anywhere):
         configuration = load_configuration(version, BackendNames(kinds), overridden=overridden)
+        check_cache_settings(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)
+        if cache is not None and configuration.settings.response_cache:
+            served = with_cache(served, cache)
         return replace(served, load_ns=time.monotonic_ns() - began_ns)
 
 
@@ -102,6 +114,7 @@ def inspect_version(
         ModelLoadError: it cannot be read.
     """
     configuration = load_configuration(version, BackendNames(kinds), most_problems=None)
+    check_cache_settings(model, configuration)
     return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
 
 

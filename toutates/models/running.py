@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from toutates.engine.cache.store import ResponseCache
 from toutates.engine.servable import Host
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.kinds import Kind, load_version
@@ -37,11 +38,13 @@ class LoadOptions:
         kinds: of models; see ``kinds.load_version``.
         placement: where threads run.
         parallel_loads: how many versions are loaded at the same time.
+        cache: for answers of models that ask for it; None for no cache.
     """
 
     kinds: Sequence[Kind]
     placement: Placement = field(default_factory=Placement)
     parallel_loads: int = 1
+    cache: ResponseCache | None = None
 
 
 class RunningVersions:
@@ -158,7 +161,14 @@ class RunningVersions:
     async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
         def load() -> ServedVersion:
             options = self._options
-            return load_version(options.kinds, model, version, overridden=overridden, placement=options.placement)
+            return load_version(
+                options.kinds,
+                model,
+                version,
+                overridden=overridden,
+                placement=options.placement,
+                cache=options.cache,
+            )
 
         # The threads of ONNX Runtime's pools inherit the name.
         thread = OwnThread(f"ort {model}")

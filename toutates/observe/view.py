@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from toutates.api.dataplane.plane import ServerIdentity
+from toutates.engine.cache.store import CacheStatistics
 from toutates.infer.counters import InferCounters
 from toutates.infer.observing import FirstSteps
 from toutates.models.load_counters import LoadCounters
@@ -97,6 +98,7 @@ class ServerView:
         is_live: returns whether the server answers; False once it shuts down.
         unready_reason: returns why it is not ready, a sentence without a full stop; "" if it is ready.
         processes: returns the server's processes, where there are several.
+        response_cache: returns what the response cache holds and has done; None where there is none.
     """
 
     identity: ServerIdentity
@@ -111,6 +113,7 @@ class ServerView:
     is_live: Callable[[], bool]
     unready_reason: Callable[[], str]
     processes: Callable[[], Sequence[ProcessState]] = tuple
+    response_cache: Callable[[], CacheStatistics | None] = lambda: None
 
     def is_ready(self) -> bool:
         """Whether the server is ready, as ServerReady answers."""

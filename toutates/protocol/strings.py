@@ -291,10 +291,31 @@ class EncodedStrings:
         parts = [part for element in elements for part in (_LENGTH.pack(len(element)), element)]
         return cls(b"".join(parts), bounds, tuple(shape))
 
+    @classmethod
+    def joined(cls, pieces: Sequence[EncodedStrings]) -> EncodedStrings:
+        """Tensors one after the other, by their first dimension; in all others they are alike."""
+        bounds = [0]
+        for piece in pieces:
+            start = bounds[-1]
+            bounds += [start + int(bound) for bound in piece.bounds[1:]]
+        rows = sum(piece.shape[0] for piece in pieces)
+        return cls(b"".join([piece.content for piece in pieces]), bounds, (rows, *pieces[0].shape[1:]))
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of an array of such elements."""
         return _OBJECT
+
+    def cut(self, first: int, rows: int) -> EncodedStrings:
+        """A copy of some rows."""
+        row = prod(self.shape[1:])
+        bounds = self.bounds[first * row : (first + rows) * row + 1]
+        start = int(bounds[0])
+        return EncodedStrings(
+            bytes(self.content[start : int(bounds[-1])]),
+            [int(bound) - start for bound in bounds],
+            (rows, *self.shape[1:]),
+        )
 
     def rows(self, first: int, rows: int) -> bytes | memoryview:
         """Some rows, encoded: those of the first dimension."""

@@ -87,6 +87,7 @@ class Options:
         max_buffered_bytes: of all connections together, for slow clients; None for half of the memory.
         restricted_protocols: groups of RPCs that only callers with a secret may use.
         grpc_reflection: whether server reflection is offered.
+        response_cache_bytes: of the response cache; 0 for none.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None for plaintext.
@@ -134,6 +135,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     restricted_protocols: tuple[RestrictedProtocol, ...] = ()
     grpc_reflection: bool = True
+    response_cache_bytes: int = 0
     max_inflight_requests: int | None = None
     allow_client_shm: bool = False
     grpc_compression: str = ""

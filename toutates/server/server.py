@@ -40,6 +40,7 @@ from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.regions import Regions
+from toutates.engine.cache.store import ResponseCache
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
@@ -126,6 +127,8 @@ class Server:
         self._started_s = time.time()
         self._gil_problem = ""
         self._model_requests = ModelRequests()
+        size = options.response_cache_bytes
+        self._response_cache = ResponseCache(size) if size else None
         self.shutdown = Shutdown()
         self.workers = Workers(options, self._placement, self.shutdown)
         self._first_load = FirstLoad(
@@ -368,6 +371,7 @@ class Server:
             ),
             placement=self._placement,
             parallel_loads=options.parallel_loads,
+            cache=self._response_cache,
         )
         manager = ModelManager(
             load_options,
@@ -412,4 +416,5 @@ class Server:
             traces=self._tracing.counts,
             is_live=lambda: not self.shutdown.begun.is_set(),
             unready_reason=readiness.reason,
+            response_cache=self._response_cache.statistics if self._response_cache is not None else lambda: None,
         )

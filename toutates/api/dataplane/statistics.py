@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toutates.engine.counters import CacheCounters
 from toutates.engine.response_counters import ResponseStatistics
 from toutates.engine.statistics import VersionStatistics
 from toutates.models.table import ModelTable, ServedVersion, parse_version
@@ -47,6 +48,9 @@ def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[Serve
 def _statistics(version: ServedVersion) -> ModelStatistics:
     statistics = version.servable.statistics()
     requests, batches = statistics.requests, statistics.batches
+    cache = statistics.cache or CacheCounters()
+    # What was found in the cache was not computed.
+    computed = max(requests.success - cache.hits, 0)
 
     def duration(ns: int, count: int = requests.success) -> StatisticDuration:
         return StatisticDuration(count=count, ns=ns)
@@ -61,9 +65,11 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
             success=duration(requests.success_ns),
             fail=duration(requests.fail_ns, requests.fail + requests.cancel),
             queue=duration(requests.queue_ns),
-            compute_input=duration(requests.input_ns),
-            compute_infer=duration(requests.infer_ns),
-            compute_output=duration(requests.output_ns),
+            compute_input=duration(requests.input_ns, computed),
+            compute_infer=duration(requests.infer_ns, computed),
+            compute_output=duration(requests.output_ns, computed),
+            cache_hit=duration(cache.hit_ns, cache.hits),
+            cache_miss=duration(cache.miss_ns, cache.misses),
         ),
         batch_stats=[
             InferBatchStatistics(

@@ -207,6 +207,7 @@ class ModelSettings:
         padding: how rows of different length share a batch; None where they do not.
         ragged: how rows of different shape share a batch without padding; None where they do not.
         sequences: how its sequences are scheduled; None for a model without.
+        response_cache: whether its answers are kept, where the server has a response cache.
     """
 
     backend: str = field(default="", compare=False)
@@ -238,6 +239,7 @@ class ModelSettings:
     padding: PaddingSettings | None = None
     ragged: RaggedSettings | None = None
     sequences: SequenceSettings | None = None
+    response_cache: bool = False
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -291,6 +293,7 @@ def _ensemble_settings(section: Section) -> ModelSettings:
         capacity_bytes=section.optional_integer("capacity_bytes", MAX_CAPACITY_BYTES, 2**30),
         labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
         ensemble=read_ensemble(section, batch_size if batching else 0),
+        response_cache=bool(section.optional_flag("response_cache")),
     )
     section.refuse_unknown_keys()
     return settings
@@ -331,6 +334,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         padding=read_padding(section.mapping("padding", "padding: {inputs: {input_ids: {}}}")),
         ragged=read_ragged(section.mapping("ragged", "ragged: {inputs: {values: [-1, -1]}}")),
         sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
+        response_cache=bool(section.optional_flag("response_cache")),
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:

@@ -150,6 +150,7 @@ class _Reader:
             model_filename=self._filename(),
             labels=self._labels(),
             sequences=sequence_settings(config, self._model, self._problems),
+            response_cache=config.response_cache.enable,
         )
         self._check_metric_tags()
         policy = self._version_policy()

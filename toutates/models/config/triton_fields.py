@@ -121,7 +121,7 @@ FIELDS: Final = MappingProxyType(
         "model_metrics": _ignored("metrics are as they are"),
         "model_operations.op_library_filename": _ignored("name the library in --custom-op-libraries"),
         "model_repository_agents": _refused("let whatever fills the repository do their work, and remove it"),
-        "response_cache.enable": _ignored("every request is computed"),
+        "response_cache.enable": _WORKS,
     }
 )
 

@@ -57,6 +57,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("ragged", _ragged(settings.ragged), "rows of one batch have one shape"),
         *_profiling(settings),
         _line("sequences", _sequences(settings.sequences), "requests do not belong together"),
+        _line("response_cache", settings.response_cache),
     ]
     return "\n".join(lines) + "\n"
 

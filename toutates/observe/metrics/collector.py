@@ -83,6 +83,7 @@ class ServerCollector:
         for name, series in chain(
             original_families(models, self._view.infer),
             triton_families(versions),
+            self._response_cache(),
             self._server(table),
             self._workers(),
             executor_families(versions),
@@ -100,6 +101,18 @@ class ServerCollector:
             return
         for metric in self._process.collect():
             yield Family(CATALOGUE[metric.samples[0].name], [((), metric.samples[0].value)])
+
+    def _response_cache(self) -> Iterator[Named]:
+        cache = self._view.response_cache()
+        if cache is not None:
+            yield "nv_cache_util", [((), cache.used_bytes / cache.size_bytes)]
+            yield "nv_cache_num_entries", [((), cache.entries)]
+            yield "nv_cache_num_lookups", [((), cache.hits + cache.misses)]
+            yield "nv_cache_num_hits", [((), cache.hits)]
+            yield "nv_cache_num_misses", [((), cache.misses)]
+            yield "nv_cache_num_evictions", [((), cache.evictions)]
+            yield "nv_cache_lookup_duration", [((), cache.lookup_ns // 1_000)]
+            yield "nv_cache_insertion_duration", [((), cache.insertion_ns // 1_000)]
 
     def _server(self, table: ModelTable) -> Iterator[Named]:
         view = self._view

@@ -159,6 +159,11 @@ def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
     yield "nv_inference_compute_infer_duration_us", [(labels, own.infer_ns // 1_000) for labels, own in requests]
     yield "nv_inference_compute_output_duration_us", [(labels, own.output_ns // 1_000) for labels, own in requests]
     yield "nv_inference_pending_request_count", [(one.triton_labels(), one.occupancy.waiting) for one in versions]
+    cached = [(one.triton_labels(), one.cache) for one in versions if one.cache is not None]
+    yield "nv_cache_num_hits_per_model", [(labels, own.hits) for labels, own in cached]
+    yield "nv_cache_num_misses_per_model", [(labels, own.misses) for labels, own in cached]
+    yield "nv_cache_hit_duration_per_model", [(labels, own.hit_ns // 1_000) for labels, own in cached]
+    yield "nv_cache_miss_duration_per_model", [(labels, own.miss_ns // 1_000) for labels, own in cached]
     yield "nv_model_load_duration_secs", [(one.triton_labels(), one.load_ns / _NS) for one in versions]
 
 

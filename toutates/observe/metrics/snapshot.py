@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from toutates.engine.counters import BUCKETS, BatchCounters, VersionCounters, WorkerCounters, size_bucket
+from toutates.engine.counters import BUCKETS, BatchCounters, CacheCounters, VersionCounters, WorkerCounters, size_bucket
 from toutates.engine.model_metrics import ModelSeries
 from toutates.engine.statistics import Occupancy
 from toutates.models.table import ServedVersion
@@ -92,6 +92,7 @@ class VersionSnapshot:
         occupancy: how full it was.
         tags: further labels of Triton's metrics, from ``metric_tags`` of the model's configuration, sorted.
         own_metrics: what the model's code counts by itself.
+        cache: requests that were looked up in the response cache; None of a version without.
     """
 
     model: str
@@ -103,6 +104,7 @@ class VersionSnapshot:
     occupancy: Occupancy
     tags: tuple[tuple[str, str], ...] = ()
     own_metrics: tuple[ModelSeries, ...] = ()
+    cache: CacheCounters | None = None
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -127,6 +129,7 @@ def read_version(version: ServedVersion) -> VersionSnapshot:
         read.occupancy,
         tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
         read.own_metrics,
+        read.cache,
     )
 
 

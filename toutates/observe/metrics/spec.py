@@ -23,6 +23,8 @@ class Presence(Enum):
     ALWAYS = "always"
     MODELS = "as long as a model is loaded"
     PADDED = "of versions with `padding`, once they have run"
+    CACHED = "of versions with `response_cache`, where the server has a response cache"
+    CACHE = "where the server has a response cache"
     TEXTS = "once an API for text has answered"
     GPUS = "where NVML finds a GPU"
     PROCESSES = "with several processes (`--processes`)"

@@ -101,6 +101,48 @@ TRITON: Final = (
         "Time that loading took, warm-up included.",
         "High: a larger model, more executors (each has a session), or a busy machine.",
     ),
+    *(
+        MetricSpec(f"nv_cache_{name}_per_model", Kind.COUNTER, _VERSION, unit, help_text, action, Presence.CACHED)
+        for name, unit, help_text, action in (
+            (
+                "num_hits",
+                "requests",
+                "Requests that were answered from the response cache, or with the answer of one under way.",
+                "Far below the misses: requests hardly repeat; `response_cache` costs more than it saves.",
+            ),
+            (
+                "num_misses",
+                "requests",
+                "Requests that were computed.",
+                "Rises while hits fall: the cache is too small, or the model was loaded again.",
+            ),
+            ("hit_duration", "µs", "Cumulative time of look-ups that found an answer.", "It grows with the inputs."),
+            (
+                "miss_duration",
+                "µs",
+                "Cumulative time of look-ups that found none, and of keeping the answer.",
+                "It grows with inputs and outputs.",
+            ),
+        )
+    ),
+    *(
+        MetricSpec(f"nv_cache_{name}", Kind.GAUGE, (), unit, help_text, action, Presence.CACHE)
+        for name, unit, help_text, action in (
+            ("util", "0 to 1", "Part of the response cache that is in use.", "At 1 with evictions: it is full."),
+            ("num_entries", "answers", "Answers in the response cache.", "No action."),
+            ("num_lookups", "requests", "Look-ups since the start.", "No action."),
+            ("num_hits", "requests", "Look-ups that found an answer.", "See `nv_cache_num_hits_per_model`."),
+            ("num_misses", "requests", "Look-ups that found none.", "See `nv_cache_num_misses_per_model`."),
+            (
+                "num_evictions",
+                "answers",
+                "Answers that made room for others.",
+                "Rises fast: raise `--response-cache-byte-size`.",
+            ),
+            ("lookup_duration", "µs", "Cumulative time of look-ups.", "No action."),
+            ("insertion_duration", "µs", "Cumulative time of keeping answers.", "No action."),
+        )
+    ),
     MetricSpec(
         "nv_cpu_utilization",
         Kind.GAUGE,

@@ -15,7 +15,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from toutates.engine.counters import BatchCounters, Durations, ExecutorCounters, VersionCounters, WorkerCounters
+from toutates.engine.cache.store import CacheStatistics
+from toutates.engine.counters import (
+    BatchCounters,
+    CacheCounters,
+    Durations,
+    ExecutorCounters,
+    VersionCounters,
+    WorkerCounters,
+)
 from toutates.engine.model_metrics import ModelSeries, lasting, sum_series
 from toutates.engine.servable import Servable
 from toutates.engine.statistics import Occupancy, VersionStatistics
@@ -110,6 +118,7 @@ class _Version:
                     *(series for part in parts for series in part.own_metrics),
                 ]
             ),
+            cache=_sum_of(cached, CacheCounters) if (cached := [one.cache for one in parts if one.cache]) else None,
         )
 
     def is_like(self, served: ServedReport) -> bool:
@@ -202,6 +211,7 @@ class Replica:
         self.repositories: list[WatchedRepository] = []
         self.dropped_log_lines = 0
         self.traces = (0, 0)
+        self.response_cache: CacheStatistics | None = None
         self.warnings: list[RecentWarning] = []
         self._processes = [_Process() for _ in range(count)]
         self._versions: dict[_Key, _Version] = {}
@@ -319,6 +329,8 @@ class Replica:
             setattr(self.loading, each.name, getattr(loading, each.name))
         self.dropped_log_lines = self._past_dropped + sum(report.dropped_log_lines for report in reports)
         self.traces = _pair_sum([self._past_traces, *(report.traces for report in reports)])
+        caches = [report.response_cache for report in reports if report.response_cache is not None]
+        self.response_cache = _sum_of(caches, CacheStatistics) if caches else None
         self._add_up_repositories([one for report in reports for one in report.repositories])
         self.warnings = sorted((one for report in reports for one in report.warnings), key=lambda one: one.time_s)
 

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
+from toutates.engine.cache.store import CacheStatistics
 from toutates.engine.counters import BUCKETS, Durations, WorkerCounters
 from toutates.engine.statistics import VersionStatistics
 from toutates.infer.counters import InferCounters
@@ -135,7 +136,7 @@ class Report:
         models: the table of models; None where it is the same as in the last report.
         complete: whether the initial load has ended.
         statistics: of every version that is loaded, in the order of ``models``.
-        workers, infer, loading, repositories, dropped_log_lines, traces: as ``ServerView`` has them.
+        workers, infer, loading, repositories, dropped_log_lines, traces, response_cache: as ``ServerView`` has them.
         warnings: the last ones of the log.
     """
 
@@ -149,6 +150,7 @@ class Report:
     dropped_log_lines: int = 0
     traces: tuple[int, int] = (0, 0)
     warnings: list[RecentWarning] = field(default_factory=list)
+    response_cache: CacheStatistics | None = None
 
 
 _STATES: Final = frozenset(state.value for state in ModelState)
@@ -241,6 +243,7 @@ class Reporter:
             view.dropped_log_lines(),
             view.traces(),
             list(self._warnings.latest()),
+            view.response_cache(),
         )
         message = msgspec.msgpack.encode(report)
         self._told = table

@@ -375,6 +375,7 @@ class Parent:
             is_live=lambda: not self._stopping.is_set(),
             unready_reason=self._reason,
             processes=self._states,
+            response_cache=lambda: replica.response_cache,
         )
 
     def _states(self) -> Sequence[ProcessState]:

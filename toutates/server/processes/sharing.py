@@ -36,8 +36,8 @@ def count_of(options: Options) -> int:
 def shared_options(options: Options, grpc_addr: Address, http_addr: Address | None) -> list[Options]:
     """The options of each process.
 
-    What bounds the server as a whole is divided: connections, buffered bytes, requests in flight, workers, and the CPUs
-    to pin threads to. Everything else each process has for itself.
+    What bounds the server as a whole is divided: connections, buffered bytes, the response cache, requests in flight,
+    workers, and the CPUs to pin threads to. Everything else each process has for itself.
 
     Args:
         options: of the server.
@@ -81,6 +81,7 @@ def shared_options(options: Options, grpc_addr: Address, http_addr: Address | No
             max_concurrent_connections=max(1, share(options.max_concurrent_connections, count, number)),
             max_buffered_bytes=max(1, (options.max_buffered_bytes or available_memory() // 2) // count),
             max_inflight_requests=None if inflight is None else share(inflight, count, number),
+            response_cache_bytes=options.response_cache_bytes // count,
             warnings=options.warnings if number == 0 else (),
             torchserve=_torchserve(options.torchserve, number),
         )

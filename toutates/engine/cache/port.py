@@ -1,0 +1,363 @@
+"""A port that looks into the response cache before a request goes on to the version's own port.
+
+    found        the request is answered at the round's end, on its worker's thread, and goes no further
+    under way    another request computes the same: this one waits for its answer
+    neither      the request goes on; its answer is kept, and handed to those that wait for it
+
+A request that waits takes no rows. One that has a timeout or a priority of its own does not wait, and nobody waits
+for it, because its end may be its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from toutates.engine.cache.cutting import Part, cut, size_of
+from toutates.engine.cache.keys import OPT_OUT, contents_of, key_of, said_to_model, spans_of
+from toutates.engine.cache.keys import of_way as start_of_keys
+from toutates.engine.cache.store import CachedAnswer, Owner, ResponseCache
+from toutates.engine.lane import Piece, RowShapes
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
+from toutates.engine.servable import Buffer, Consumer, Content, Port, RequestAbout, Servable
+from toutates.protocol.signature import Signature
+from toutates.system.errors import ExecutionFailed, RequestError
+
+__all__ = ["CachedVersion", "CachingPort"]
+
+#: Requests that wait for one that computes the same. More of them are computed, within the bounds of the version.
+MAX_WAITING: Final = 1_024
+_OF_ITS_OWN: Final = frozenset({"timeout", "priority"})
+
+#: For those that wait for a request which has failed by an error of our own.
+_NO_ANSWER: Final = ExecutionFailed("internal error")
+
+Finish = Callable[[BatchResult], None]
+
+
+class CachedVersion:
+    """What all ports of one version share.
+
+    Args:
+        cache: of the server.
+        owner: the version.
+        number: of its keys, see ``keys.new_version``.
+        signature: its tensors.
+        reads_parameters: whether an answer may depend on the request's parameters.
+        on_too_large: called with the size of an answer that is larger than the cache.
+
+    Attributes:
+        under_way: by key, requests that compute what others may wait for. Guarded by the cache's lock.
+        Others: as given.
+    """
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        owner: Owner,
+        number: int,
+        signature: Signature,
+        reads_parameters: Callable[[], bool],
+        on_too_large: Callable[[int], None],
+    ) -> None:
+        self.cache = cache
+        self.owner = owner
+        self.number = number
+        self.signature = signature
+        self.reads_parameters = reads_parameters
+        self.on_too_large = on_too_large
+        self.under_way: dict[bytes, Computed] = {}
+
+
+class CachingWay:
+    """See ``Way``: that of the version's own port, and what the keys of its rows begin with."""
+
+    __slots__ = ("inner", "packed", "start")
+
+    def __init__(self, inner: Any, start: bytes) -> None:
+        self.inner = inner
+        self.packed: bool = inner.packed
+        self.start = start
+
+
+class Computed:
+    """A request that goes on to the version, in place of its context. The cache's lock guards what changes.
+
+    Attributes:
+        context: of the request.
+        key: of its answer.
+        waiting: others that get the same answer: port, context and rows.
+        is_over: whether nobody may join these any more.
+        parts: what has come back of a request whose rows were in several batches, by position.
+        ended: how many of these batches have ended.
+        error: of one of them.
+    """
+
+    __slots__ = ("context", "ended", "error", "is_over", "key", "parts", "waiting")
+
+    def __init__(self, context: Any, key: bytes) -> None:
+        self.context = context
+        self.key = key
+        self.waiting: list[tuple[CachingPort, Any, int]] = []
+        self.is_over = False
+        self.parts: dict[int, Part] = {}
+        self.ended = 0
+        self.error: RequestError | None = None
+
+
+class CachingPort:
+    """See ``engine.servable.Port``; used by its consumer's thread only, but for ``_finish`` and ``_is_wanted``.
+
+    Args:
+        version: whose answers are kept.
+        servable: what computes.
+        consumer: for whom it is.
+
+    Attributes:
+        counters: the consumer's.
+    """
+
+    def __init__(self, version: CachedVersion, servable: Servable, consumer: Consumer) -> None:
+        self._version = version
+        self._cache = version.cache
+        self._consumer = consumer
+        self._parameters = consumer.parameters
+        self._port: Port = servable.port(
+            replace(
+                consumer,
+                finish=self._finish,
+                finish_here=self._finish_here,
+                is_wanted=self._is_wanted,
+                about=self._about,
+                may_have_left=self._may_have_left,
+                parameters=lambda context: consumer.parameters(_own(context)),
+            )
+        )
+        self.counters = consumer.counters
+        #: found since the last commit: by answer, who gets it
+        self._found: dict[CachedAnswer, list[PendingRequest]] = {}
+        self._commit_asked = False
+
+    def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> CachingWay:
+        """See ``Port``."""
+        start = start_of_keys(self._version.number, row_shapes, outputs)
+        return CachingWay(self._port.way(row_shapes, outputs), start)
+
+    def add_packed(self, way: CachingWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """See ``Port``."""
+        port = self._port
+        self._add(
+            way,
+            rows,
+            context,
+            spans_of(buffer, spans),
+            lambda context: port.add_packed(way.inner, rows, context, buffer, spans),
+        )
+
+    def add_contents(self, way: CachingWay, rows: int, context: Any, contents: Sequence[Content]) -> None:
+        """See ``Port``."""
+        port = self._port
+        self._add(
+            way,
+            rows,
+            context,
+            contents_of(contents),
+            lambda context: port.add_contents(way.inner, rows, context, contents),
+        )
+
+    def add_gathered(
+        self, way: CachingWay, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0
+    ) -> None:
+        """See ``Port``."""
+        port = self._port
+        self._add(
+            way,
+            rows,
+            context,
+            contents_of(arrays),
+            lambda context: port.add_gathered(way.inner, rows, context, arrays, held_bytes),
+        )
+
+    def commit(self, *, inline: bool = True) -> None:
+        """See ``Port``."""
+        found, self._found = self._found, {}
+        if found:
+            now_ns = time.monotonic_ns()
+            timing = Timing(now_ns, now_ns, now_ns, now_ns, cached=True)
+            for answer, pending in found.items():
+                self._consumer.finish_here(BatchResult(pending, answer.outputs, None, timing))
+        self._port.commit(inline=inline)
+
+    def _commit_round(self) -> None:
+        self._commit_asked = False
+        self.commit()
+
+    # --- looking for an answer ---------------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        way: CachingWay,
+        rows: int,
+        context: Any,
+        contents: Iterator[memoryview],
+        go_on: Callable[[Any], None],
+    ) -> None:
+        """Have a request answered, or let it ``go_on`` to the version."""
+        version, cache = self._version, self._cache
+        said, alone = b"", False
+        parameters = self._parameters(context)
+        if parameters:
+            if parameters.get(OPT_OUT) is False:
+                go_on(context)
+                return
+            alone = not _OF_ITS_OWN.isdisjoint(parameters)
+            if version.reads_parameters():
+                said = said_to_model(parameters)
+        began_ns = time.monotonic_ns()
+        key = key_of(way.start, rows, said, contents)
+        waits = False
+        with cache.lock:
+            answer = cache.find(key)
+            if answer is None and not alone:
+                other = version.under_way.get(key)
+                if other is not None and len(other.waiting) < MAX_WAITING:
+                    other.waiting.append((self, context, rows))
+                    waits = True
+            cache.count(version.owner, hit=waits or answer is not None, ns=time.monotonic_ns() - began_ns)
+        if answer is not None:
+            self._found.setdefault(answer, []).append((context, 0, rows, None))
+            if not self._commit_asked:
+                self._commit_asked = True
+                self._consumer.at_round_end(self._commit_round)
+        elif not waits:
+            computed = Computed(context, key)
+            go_on(computed)
+            if not alone:
+                with cache.lock:
+                    if not computed.is_over:
+                        version.under_way.setdefault(key, computed)
+
+    # --- what comes back, in any thread ------------------------------------------------------------------------------
+
+    def _finish(self, result: BatchResult) -> None:
+        self._hand_on(result, self._consumer.finish)
+
+    def _finish_here(self, result: BatchResult) -> None:
+        self._hand_on(result, self._consumer.finish_here)
+
+    def _hand_on(self, result: BatchResult, finish: Finish) -> None:
+        """Answer the requests of a batch; then keep what is new, and answer those that wait for it."""
+        outputs, error = result.shared_outputs, result.error
+        pending = [(_own(context), first, rows, part) for context, first, rows, part in result.pending]
+        try:
+            finish(BatchResult(pending, outputs, error, result.timing))
+        finally:
+            for request in result.pending:
+                if isinstance(request[0], Computed):
+                    self._conclude(request, outputs, error, result.timing, finish)
+
+    def _conclude(
+        self,
+        request: PendingRequest,
+        outputs: Outputs | None,
+        error: RequestError | None,
+        timing: Timing,
+        finish: Finish,
+    ) -> None:
+        """Keep the answer of a request, and give it to those that wait. A split one has to be whole."""
+        computed, first, rows, part = request
+        parts: list[Part] | None = None
+        if outputs is not None and part is None:
+            parts = [(outputs, first, rows)]
+        elif part is not None:
+            split, index = part
+            with self._cache.lock:
+                if outputs is not None:
+                    computed.parts[index] = (outputs, first, rows)
+                computed.ended += 1
+                computed.error = error = computed.error or error
+                if computed.ended < len(split.parts):
+                    return
+            if error is None:
+                parts = [own for _, own in sorted(computed.parts.items())]
+        kept = None
+        try:
+            if parts is not None:
+                kept = self._keep(computed.key, parts)
+        finally:
+            self._tell_waiting(computed, kept, error, timing, finish)
+
+    def _keep(self, key: bytes, parts: Sequence[Part]) -> Outputs | None:
+        version, cache = self._version, self._cache
+        began_ns = time.monotonic_ns()
+        outputs = cut(parts, batched=version.signature.batched)
+        if outputs is None:
+            return None
+        size = size_of(outputs)
+        if size and cache.fits(size):
+            cache.insert(key, outputs, size, version.owner)
+        elif size:
+            version.on_too_large(size)
+        with cache.lock:
+            cache.count_insertion(version.owner, time.monotonic_ns() - began_ns)
+        return outputs
+
+    def _tell_waiting(
+        self, computed: Computed, outputs: Outputs | None, error: RequestError | None, timing: Timing, finish: Finish
+    ) -> None:
+        """Let nobody wait any more for a request that is over, and answer those who do."""
+        version = self._version
+        with self._cache.lock:
+            computed.is_over = True
+            if version.under_way.get(computed.key) is computed:
+                del version.under_way[computed.key]
+            waiting, computed.waiting = computed.waiting, []
+        if not waiting:
+            return
+        if outputs is not None:
+            done = timing.done_ns
+            timing = Timing(done, done, done, done, cached=True)
+        elif error is None:
+            error = _NO_ANSWER
+        by_port: dict[CachingPort, list[PendingRequest]] = {}
+        for port, context, rows in waiting:
+            by_port.setdefault(port, []).append((context, 0, rows, None))
+        for port, pending in by_port.items():
+            # Another port's requests belong to another thread.
+            own = finish if port is self else port._consumer.finish
+            own(BatchResult(pending, outputs, error, timing))
+
+    # --- what the version asks of a request, in any thread -----------------------------------------------------------
+
+    def _is_wanted(self, context: Any, by_ns: int) -> bool:
+        """Whether anybody waits still. If not, nobody may join any more: the request may be left out from now on."""
+        is_wanted = self._consumer.is_wanted
+        if not isinstance(context, Computed):
+            return is_wanted(context, by_ns)
+        if is_wanted(context.context, by_ns):
+            return True
+        with self._cache.lock:
+            waiting = list(context.waiting)
+        if any(port._consumer.is_wanted(own, by_ns) for port, own, _ in waiting):
+            return True
+        with self._cache.lock:
+            if len(context.waiting) > len(waiting):
+                return True
+            context.is_over = True
+            if self._version.under_way.get(context.key) is context:
+                del self._version.under_way[context.key]
+        return False
+
+    def _may_have_left(self, context: Any) -> bool:
+        others = isinstance(context, Computed) and context.waiting
+        return not others and self._consumer.may_have_left(_own(context))
+
+    def _about(self, context: Any) -> RequestAbout:
+        return self._consumer.about(_own(context))
+
+
+def _own(context: Any) -> Any:
+    """The context that a consumer has given."""
+    return context.context if isinstance(context, Computed) else context
