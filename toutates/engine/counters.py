@@ -74,6 +74,7 @@ class WorkerCounters:
 
     Attributes:
         success: requests answered.
+        cached: requests in ``success`` whose answer was not computed (``Timing.cached``).
         success_ns: from arrival to answer.
         rows: rows of the requests answered; one of a request that has none, as Triton counts it.
         fail: requests that failed after they were queued.
@@ -94,6 +95,7 @@ class WorkerCounters:
     """
 
     success: int = 0
+    cached: int = 0
     success_ns: int = 0
     rows: int = 0
     fail: int = 0
@@ -159,6 +161,7 @@ class WorkerCounters:
             self.durations[(max(now_ns - arrival_ns - 1, 0) // BUCKET_NS).bit_length()] += count
             self.queued[(max(timing.taken_ns - arrival_ns - 1, 0) // BUCKET_NS).bit_length()] += count
             self.success += count
+            self.cached += count
             self.success_ns += count * (now_ns - arrival_ns)
             self.queue_ns += count * (timing.taken_ns - arrival_ns)
 

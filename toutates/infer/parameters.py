@@ -75,6 +75,7 @@ _WITHOUT_EFFECT: Final = {
     "sequence_start": "the model has no sequences",
     "sequence_end": "the model has no sequences",
     "priority": "all requests have one priority",
+    "response_cache": "the model's configuration says whether answers are kept; only false has an effect",
     "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
 }
 

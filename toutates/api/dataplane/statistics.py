@@ -49,8 +49,7 @@ def _statistics(version: ServedVersion) -> ModelStatistics:
     statistics = version.servable.statistics()
     requests, batches = statistics.requests, statistics.batches
     cache = statistics.cache or CacheCounters()
-    # What was found in the cache was not computed.
-    computed = max(requests.success - cache.hits, 0)
+    computed = requests.success - requests.cached
 
     def duration(ns: int, count: int = requests.success) -> StatisticDuration:
         return StatisticDuration(count=count, ns=ns)

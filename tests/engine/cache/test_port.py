@@ -1,0 +1,459 @@
+"""The port before a version: what is found, what waits for a request under way, and what goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from toutates.engine.cache.port import MAX_WAITING
+from toutates.engine.cache.servable import CachingServable
+from toutates.engine.cache.store import ENTRY_BYTES, ResponseCache
+from toutates.engine.counters import VersionCounters
+from toutates.engine.result import BatchResult, Outputs, Split, Timing
+from toutates.engine.servable import Consumer
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
+from toutates.protocol.strings import EncodedStrings
+from toutates.system.errors import ExecutionFailed, Overloaded
+
+FP32 = BY_NAME["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, (1,)),), (TensorSpec("y", FP32, (1,)),), batched=True)
+SHAPES = ((0, (1,)),)
+TIMING = Timing(1, 2, 3, 4)
+
+
+class Way:
+    packed = True
+
+
+class Inner:
+    """A servable whose batches a test answers by hand."""
+
+    def __init__(self, signature: Signature = SIGNATURE) -> None:
+        self.signature = signature
+        self.counters = VersionCounters()
+        #: what has come, by consumer: (consumer, context, rows)
+        self.added: list[tuple[Consumer, Any, int]] = []
+        self.refusal: Exception | None = None
+        self.answers_at_once: Callable[[int], Outputs] | None = None
+        self.commits = 0
+
+    def port(self, consumer: Consumer) -> Any:
+        return InnerPort(self, consumer)
+
+    def answer(self, outputs: Outputs | None = None, error: Any = None, *, at: int = 0, part: Any = None) -> None:
+        """Let the batch with one request end."""
+        consumer, context, rows = self.added[at]
+        consumer.finish(BatchResult([(context, 0, rows, part)], outputs, error, TIMING))
+
+
+class InnerPort:
+    def __init__(self, inner: Inner, consumer: Consumer) -> None:
+        self.inner, self.consumer = inner, consumer
+
+    def way(self, row_shapes: Any, outputs: Any = None) -> Way:
+        return Way()
+
+    def add_packed(self, way: Way, rows: int, context: Any, buffer: Any, spans: Any) -> None:
+        self._add(context, rows)
+
+    def add_contents(self, way: Way, rows: int, context: Any, contents: Any) -> None:
+        self._add(context, rows)
+
+    def add_gathered(self, way: Way, rows: int, context: Any, arrays: Any, held_bytes: int = 0) -> None:
+        self._add(context, rows)
+
+    def commit(self, *, inline: bool = True) -> None:
+        self.inner.commits += 1
+
+    def _add(self, context: Any, rows: int) -> None:
+        if self.inner.refusal is not None:
+            raise self.inner.refusal
+        self.inner.added.append((self.consumer, context, rows))
+        if self.inner.answers_at_once is not None:
+            outputs = self.inner.answers_at_once(rows)
+            self.consumer.finish_here(BatchResult([(context, 0, rows, None)], outputs, None, TIMING))
+
+
+class Caller:
+    """A consumer that keeps what it gets, by context."""
+
+    def __init__(self, servable: CachingServable) -> None:
+        self.results: dict[str, BatchResult] = {}
+        self.contents: dict[str, bytes] = {}
+        self.here: list[str] = []
+        self.unwanted: set[str] = set()
+        self.said: dict[str, dict[str, Any]] = {}
+        self.rounds: list[Callable[[], None]] = []
+        consumer = Consumer(
+            self._finish,
+            self._finish_here,
+            self.rounds.append,
+            lambda context, by_ns: context not in self.unwanted,
+            parameters=lambda context: self.said.get(context, {}),
+            may_have_left=lambda context: context in self.unwanted,
+        )
+        self.port = servable.port(consumer)
+        self.way = self.port.way(SHAPES)
+
+    def send(self, context: str, value: float, rows: int = 1, *, way: Any = None, **said: Any) -> None:
+        self.said[context] = said
+        content = np.full(rows, value, np.float32).tobytes()
+        self.port.add_packed(way or self.way, rows, context, content, (0, len(content)))
+
+    def end_round(self) -> None:
+        callbacks, self.rounds[:] = list(self.rounds), []
+        for callback in callbacks:
+            callback()
+
+    def _finish(self, result: BatchResult) -> None:
+        for context, first, rows, _ in result.pending:
+            self.results[context] = result
+            if result.outputs is not None:
+                self.contents[context] = bytes(result.outputs.rows(0, first, rows, batched=True))
+
+    def _finish_here(self, result: BatchResult) -> None:
+        self.here += [context for context, *_ in result.pending]
+        self._finish(result)
+
+
+def outputs_of(*values: float) -> Outputs:
+    return Outputs((np.array(values, np.float32).tobytes(),), (4,), ((1,),), fixed=True)
+
+
+def cached(inner: Inner, size: int = 1 << 20, *, reads: bool = False) -> tuple[CachingServable, ResponseCache]:
+    cache = ResponseCache(size)
+    return CachingServable(inner, cache, "model 'm' version 1", lambda: reads), cache  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def inner() -> Inner:
+    return Inner()
+
+
+def test_an_answer_is_found_again_at_the_end_of_the_round(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    caller.send("first", 1)
+    inner.answer(outputs_of(2))
+    assert caller.contents["first"] == outputs_of(2).data[0]
+    for name in ("second", "third"):
+        caller.send(name, 1)
+    assert "second" not in caller.results
+    caller.end_round()
+    assert caller.here == ["second", "third"]
+    assert caller.contents["second"] == caller.contents["third"] == outputs_of(2).data[0]
+    assert caller.results["second"] is caller.results["third"], "one hand-over for requests of one answer"
+    assert caller.results["second"].timing.cached
+    assert not caller.results["first"].timing.cached
+    assert len(inner.added) == 1
+    statistics = cache.statistics()
+    assert (statistics.hits, statistics.misses, statistics.entries) == (2, 1, 1)
+    assert statistics.used_bytes == 4 + ENTRY_BYTES
+    assert (servable.counters.cache.hits, servable.counters.cache.misses) == (2, 1)
+
+
+def test_requests_that_differ_in_anything_are_not_found(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    caller.send("a", 1)
+    inner.answer(outputs_of(2))
+    caller.send("other value", 2)
+    caller.send("other rows", 1, rows=2)
+    caller.send("other outputs", 1, way=caller.port.way(SHAPES, (0,)))
+    caller.send("other shape", 1, way=caller.port.way(((0, (1, 1)),)))
+    other, _ = cached(inner)
+    again = Caller(other)
+    again.send("loaded again", 1)
+    caller.end_round()
+    assert len(inner.added) == 6
+    assert set(caller.results) == {"a"}
+
+
+def test_identical_requests_under_way_are_computed_once_for_all_workers(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    callers = [Caller(servable) for _ in range(3)]
+    callers[0].send("leader", 1)
+    callers[0].send("beside it", 1)
+    callers[1].send("elsewhere", 1)
+    callers[2].send("another", 3)
+    assert inner.added[0][1].context == "leader"
+    assert len(inner.added) == 2
+    inner.answer(outputs_of(2))
+    assert callers[0].contents == {"leader": outputs_of(2).data[0], "beside it": outputs_of(2).data[0]}
+    assert callers[1].contents == {"elsewhere": outputs_of(2).data[0]}
+    assert not callers[2].results
+    assert callers[1].results["elsewhere"].timing.cached
+    assert (cache.statistics().hits, cache.statistics().misses) == (2, 2)
+    callers[1].send("later", 1)
+    callers[1].end_round()
+    assert callers[1].here == ["later"]
+
+
+def test_an_error_goes_to_all_that_wait_and_is_not_kept(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    caller.send("leader", 1)
+    caller.send("waiting", 1)
+    inner.answer(error=ExecutionFailed("no"))
+    assert str(caller.results["waiting"].error) == str(caller.results["leader"].error) == "no"
+    assert cache.statistics().entries == 0
+    caller.send("again", 1)
+    assert len(inner.added) == 2
+
+
+def test_a_refused_request_leaves_nothing_behind(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    inner.refusal = Overloaded("full")
+    with pytest.raises(Overloaded, match="full"):
+        caller.send("refused", 1)
+    inner.refusal = None
+    caller.send("next", 1)
+    assert [added[1].context for added in inner.added] == ["next"]
+
+
+def test_a_run_within_adding_is_kept_and_awaited_by_nobody(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    inner.answers_at_once = lambda rows: outputs_of(*[5] * rows)
+    caller.send("first", 1)
+    caller.send("second", 1)
+    caller.end_round()
+    assert caller.here == ["first", "second"]
+    assert len(inner.added) == 1
+    assert cache.statistics().entries == 1
+
+
+def test_a_request_is_wanted_while_somebody_waits_for_its_answer_and_is_left_out_for_good_after(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller, other = Caller(servable), Caller(servable)
+    caller.send("leader", 1)
+    other.send("waiting", 1)
+    consumer, computed, _ = inner.added[0]
+    caller.unwanted.add("leader")
+    assert consumer.is_wanted(computed, 0)
+    assert not consumer.may_have_left(computed)
+    other.unwanted.add("waiting")
+    assert not consumer.is_wanted(computed, 0)
+    other.send("late", 1)
+    assert len(inner.added) == 2, "nobody joins a request that may be left out"
+    inner.answer(error=ExecutionFailed("left out"))
+    assert "late" not in other.results
+    inner.answer(outputs_of(2), at=1)
+    assert other.contents["late"] == outputs_of(2).data[0]
+
+
+def test_a_request_with_a_timeout_of_its_own_neither_waits_nor_is_awaited(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    caller.send("hurried", 1, timeout=5)
+    caller.send("second", 1)
+    caller.send("hurried too", 1, timeout=5)
+    assert len(inner.added) == 3
+    inner.answer(outputs_of(2), at=1)
+    caller.send("found", 1, timeout=5)
+    caller.end_round()
+    assert caller.here == ["found"]
+
+
+def test_a_request_may_opt_out(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    caller.send("a", 1, response_cache=False)
+    inner.answer(outputs_of(2))
+    assert caller.contents["a"] == outputs_of(2).data[0]
+    assert cache.statistics().entries == 0
+    caller.send("b", 1, response_cache=True)
+    inner.answer(outputs_of(2), at=1)
+    caller.send("c", 1, response_cache=False)
+    assert len(inner.added) == 3
+    statistics = cache.statistics()
+    assert (statistics.hits, statistics.misses) == (0, 1)
+
+
+@pytest.mark.parametrize(("reads", "computed"), [(True, 3), (False, 1)])
+def test_parameters_count_where_the_model_reads_them(inner: Inner, reads: bool, computed: int) -> None:
+    servable, _ = cached(inner, reads=reads)
+    caller = Caller(servable)
+    inner.answers_at_once = lambda rows: outputs_of(1)
+    caller.send("a", 1, mode="x")
+    caller.send("b", 1, mode="y")
+    caller.send("c", 1)
+    caller.send("d", 1, mode="x", priority=1)
+    assert len(inner.added) == computed
+
+
+def test_a_request_that_was_split_is_kept_whole(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    caller.send("split", 1, rows=3)
+    caller.send("waiting", 1, rows=3)
+    consumer, context, _ = inner.added[0]
+    split = Split(2)
+    consumer.finish(BatchResult([(context, 0, 1, (split, 1))], outputs_of(9), None, TIMING))
+    assert "waiting" not in caller.results
+    consumer.finish(BatchResult([(context, 1, 2, (split, 0))], outputs_of(0, 7, 8), None, TIMING))
+    assert caller.contents["waiting"] == outputs_of(7, 8, 9).data[0]
+    caller.send("found", 1, rows=3)
+    caller.end_round()
+    assert caller.contents["found"] == outputs_of(7, 8, 9).data[0]
+    assert len(inner.added) == 1
+
+
+def test_a_split_request_fails_whole(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    caller.send("split", 1, rows=2)
+    caller.send("waiting", 1, rows=2)
+    consumer, context, _ = inner.added[0]
+    split = Split(2)
+    consumer.finish(BatchResult([(context, 0, 1, (split, 0))], None, ExecutionFailed("no"), TIMING))
+    assert "waiting" not in caller.results
+    consumer.finish(BatchResult([(context, 0, 1, (split, 1))], outputs_of(1), None, TIMING))
+    assert str(caller.results["waiting"].error) == "no"
+    assert cache.statistics().entries == 0
+
+
+def test_rows_are_cut_from_the_answers_of_their_batch(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    for name, value in (("a", 1), ("b", 2)):
+        caller.send(name, value)
+    consumer = inner.added[0][0]
+    pending = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
+    consumer.finish(BatchResult(pending, outputs_of(10, 20), None, TIMING))
+    assert caller.results["a"] is caller.results["b"], "the batch is handed over as it came"
+    caller.send("b again", 2)
+    caller.end_round()
+    assert caller.contents["b again"] == outputs_of(20).data[0]
+
+
+def test_strings_are_kept_with_their_bounds() -> None:
+    inner = Inner()
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    strings = EncodedStrings.of([b"aa", b"", b"cccc", b"d"], (2, 2))
+    outputs = Outputs((strings,), (0,), ((2,),))
+    for name, value in (("a", 1), ("b", 2)):
+        caller.send(name, value)
+    pending = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
+    inner.added[0][0].finish(BatchResult(pending, outputs, None, TIMING))
+    caller.send("b again", 2)
+    caller.end_round()
+    assert caller.contents["b again"] == strings.rows(1, 1)
+    found = caller.results["b again"].outputs
+    assert found is not None
+    assert list(found.data[0].bounds) == [0, 8, 13]  # type: ignore[union-attr]
+
+
+def test_empty_outputs_are_not_kept(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    caller.send("a", 1)
+    inner.answer(Outputs((b"",), (0,), ((0,),)))
+    assert cache.statistics().entries == 0
+
+
+def test_an_answer_larger_than_the_cache_is_told_once_and_still_shared(
+    inner: Inner, caplog: pytest.LogCaptureFixture
+) -> None:
+    servable, cache = cached(inner, 4_096)
+    caller = Caller(servable)
+    large = Outputs((bytes(8_192),), (8_192,), ((2_048,),))
+    for number in range(2):
+        caller.send(f"{number}", 1)
+        caller.send(f"{number} waits", 1)
+        inner.answer(large, at=number)
+        assert len(caller.contents[f"{number} waits"]) == 8_192
+    assert len(caplog.records) == 1
+    assert "Failed to insert an answer of model 'm' version 1 into response cache" in caplog.text
+    assert cache.statistics().entries == 0
+
+
+def test_only_so_many_wait_for_one_request(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    for number in range(MAX_WAITING + 3):
+        caller.send(f"{number}", 1)
+    assert len(inner.added) == 3
+    for number in range(3):
+        inner.answer(outputs_of(2), at=number)
+    assert len(caller.contents) == MAX_WAITING + 3
+
+
+def test_inputs_given_as_arrays_and_contents_are_the_same_as_packed_ones(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    caller.send("packed", 1)
+    inner.answer(outputs_of(2))
+    array = np.ones(1, np.float32)
+    caller.port.add_contents(caller.way, 1, "contents", [array.tobytes()])
+    caller.port.add_gathered(caller.way, 1, "arrays", [array])
+    caller.end_round()
+    assert caller.here == ["contents", "arrays"]
+
+
+def test_a_version_that_has_ended_leaves_nothing(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    inner.free = lambda: None  # type: ignore[attr-defined]
+    caller = Caller(servable)
+    for value in range(600):
+        caller.send(f"{value}", value)
+        inner.answer(outputs_of(value), at=value)
+    caller.send("late", -1)
+    servable.free()
+    inner.answer(outputs_of(1), at=600)
+    statistics = cache.statistics()
+    assert (statistics.entries, statistics.used_bytes) == (0, 0)
+
+
+def test_threads_that_send_the_same_get_the_same(inner: Inner) -> None:
+    servable, cache = cached(inner, 40 * ENTRY_BYTES)
+    inner.answers_at_once = lambda rows: outputs_of(3)
+    counts = [0] * 4
+
+    def run(number: int) -> None:
+        caller = Caller(servable)
+        for turn in range(300):
+            caller.send(f"{turn}", turn % 60)
+            caller.end_round()
+            counts[number] += caller.contents[f"{turn}"] == outputs_of(3).data[0]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [300] * 4
+    statistics = cache.statistics()
+    assert statistics.hits + statistics.misses == 1_200
+    assert statistics.used_bytes == statistics.entries * (4 + ENTRY_BYTES) <= 40 * ENTRY_BYTES
+
+
+def sequence_of(caller: Caller, values: Sequence[int], inner: Inner) -> list[int]:
+    """Which of the values are computed."""
+    before = len(inner.added)
+    computed = []
+    for value in values:
+        caller.send(f"{before} {value}", value)
+        if len(inner.added) > before:
+            before = len(inner.added)
+            computed.append(value)
+    caller.end_round()
+    return computed
+
+
+def test_the_least_recently_used_answers_make_room(inner: Inner) -> None:
+    servable, cache = cached(inner, 3 * (ENTRY_BYTES + 4) + 100)
+    caller = Caller(servable)
+    inner.answers_at_once = lambda rows: outputs_of(1)
+    assert sequence_of(caller, [1, 2, 3], inner) == [1, 2, 3]
+    assert sequence_of(caller, [1, 4], inner) == [4]
+    assert sequence_of(caller, [1, 3, 4], inner) == []
+    assert sequence_of(caller, [2], inner) == [2]
+    assert cache.statistics().evictions == 2
