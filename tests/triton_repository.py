@@ -130,7 +130,7 @@ CONFIGS: Final = {
         input { name: "INPUT" data_type: TYPE_FP32 dims: [ -1, 4 ] }
         output { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1, 4 ] }
     """,
-    "warned": 'response_cache { enable: true } parameters { key: "strange" value { string_value: "1" } }',
+    "warned": 'model_operations { op_library_filename: "a" } parameters { key: "strange" value { string_value: "1" } }',
 }
 
 

@@ -52,6 +52,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
+    ("--response-cache-byte-size", "65536", "response_cache_bytes", 65_536),
     ("--load-models", "a, b", "load_models", ("a", "b")),
     ("--model-control-mode", "poll", "model_control_mode", "poll"),
     ("--repository-poll-secs", "0.3", "repository_poll_s", 0.3),

@@ -104,7 +104,6 @@ HARMLESS: Final = [
 WARNED: Final = [
     ("--disable-auto-complete-config", "--disable-auto-complete-config has no effect: configurations are always "),
     ("--strict-model-config=true", "write max_batch_size where you mean it"),
-    ("--cache-config=redis,password=hidden", "--cache-config has no effect: every request is computed"),
     ("--rate-limit=execution_count", "--max-inflight-requests what is accepted"),
     ("--rate-limit-resource=a:1 --rate-limit-resource=b:2", "--rate-limit-resource has no effect"),
     ("--log-error=false", "errors are always logged"),

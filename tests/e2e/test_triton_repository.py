@@ -170,7 +170,7 @@ def test_what_is_passed_over_is_one_warning(channel: Any, server: ServerProcess)
     [line] = [line for line in server.log.splitlines() if "passed over" in line]
     assert "WARNING" in line
     assert "warned/config.pbtxt" in line
-    assert "response_cache.enable" in line
+    assert "model_operations.op_library_filename" in line
     assert "parameters['strange']" in line
 
 

@@ -308,10 +308,11 @@ def test_fields_and_parameters_without_effect_are_named_in_warnings(site: Path, 
     write_model(
         tmp_path,
         "m",
-        f'backend: "own" {config} optimization {{ graph {{ level: 1 }} }} response_cache {{ enable: true }}',
+        f'backend: "own" {config} optimization {{ graph {{ level: 1 }} }} model_operations {{ op_library_filename: "a" }}',
     )
     first, second = inspect(tmp_path).warnings
-    assert "response_cache.enable (every request is computed); optimization (of ONNX models only" in first
+    assert "model_operations.op_library_filename (name the library in --custom-op-libraries)" in first
+    assert "optimization (of ONNX models only" in first
     assert "the backend 'own' has no parameters typo" in second
 
 

@@ -11,7 +11,7 @@ for it, because its end may be its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -88,6 +88,7 @@ class Computed:
     Attributes:
         context: of the request.
         key: of its answer.
+        alone: whether nobody may wait for it.
         waiting: others that get the same answer: port, context and rows.
         is_over: whether nobody may join these any more.
         parts: what has come back of a request whose rows were in several batches, by position.
@@ -95,11 +96,12 @@ class Computed:
         error: of one of them.
     """
 
-    __slots__ = ("context", "ended", "error", "is_over", "key", "parts", "waiting")
+    __slots__ = ("alone", "context", "ended", "error", "is_over", "key", "parts", "waiting")
 
-    def __init__(self, context: Any, key: bytes) -> None:
+    def __init__(self, context: Any, key: bytes, *, alone: bool) -> None:
         self.context = context
         self.key = key
+        self.alone = alone
         self.waiting: list[tuple[CachingPort, Any, int]] = []
         self.is_over = False
         self.parts: dict[int, Part] = {}
@@ -124,6 +126,7 @@ class CachingPort:
         self._cache = version.cache
         self._consumer = consumer
         self._parameters = consumer.parameters
+        sequence = consumer.sequence
         self._port: Port = servable.port(
             replace(
                 consumer,
@@ -132,6 +135,7 @@ class CachingPort:
                 is_wanted=self._is_wanted,
                 about=self._about,
                 may_have_left=self._may_have_left,
+                sequence=None if sequence is None else lambda context: sequence(_own(context)),
                 parameters=lambda context: consumer.parameters(_own(context)),
             )
         )
@@ -147,38 +151,26 @@ class CachingPort:
 
     def add_packed(self, way: CachingWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """See ``Port``."""
-        port = self._port
-        self._add(
-            way,
-            rows,
-            context,
-            spans_of(buffer, spans),
-            lambda context: port.add_packed(way.inner, rows, context, buffer, spans),
-        )
+        goes_on = self._look_up(way, rows, context, spans_of(buffer, spans))
+        if goes_on is not None:
+            self._port.add_packed(way.inner, rows, goes_on, buffer, spans)
+            self._announce(goes_on)
 
     def add_contents(self, way: CachingWay, rows: int, context: Any, contents: Sequence[Content]) -> None:
         """See ``Port``."""
-        port = self._port
-        self._add(
-            way,
-            rows,
-            context,
-            contents_of(contents),
-            lambda context: port.add_contents(way.inner, rows, context, contents),
-        )
+        goes_on = self._look_up(way, rows, context, contents_of(contents))
+        if goes_on is not None:
+            self._port.add_contents(way.inner, rows, goes_on, contents)
+            self._announce(goes_on)
 
     def add_gathered(
         self, way: CachingWay, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0
     ) -> None:
         """See ``Port``."""
-        port = self._port
-        self._add(
-            way,
-            rows,
-            context,
-            contents_of(arrays),
-            lambda context: port.add_gathered(way.inner, rows, context, arrays, held_bytes),
-        )
+        goes_on = self._look_up(way, rows, context, contents_of(arrays))
+        if goes_on is not None:
+            self._port.add_gathered(way.inner, rows, goes_on, arrays, held_bytes)
+            self._announce(goes_on)
 
     def commit(self, *, inline: bool = True) -> None:
         """See ``Port``."""
@@ -196,48 +188,45 @@ class CachingPort:
 
     # --- looking for an answer ---------------------------------------------------------------------------------------
 
-    def _add(
-        self,
-        way: CachingWay,
-        rows: int,
-        context: Any,
-        contents: Iterator[memoryview],
-        go_on: Callable[[Any], None],
-    ) -> None:
-        """Have a request answered, or let it ``go_on`` to the version."""
+    def _look_up(self, way: CachingWay, rows: int, context: Any, contents: Sequence[Buffer]) -> Any:
+        """Have a request answered; or return what goes on to the version in its context's place."""
         version, cache = self._version, self._cache
         said, alone = b"", False
         parameters = self._parameters(context)
         if parameters:
             if parameters.get(OPT_OUT) is False:
-                go_on(context)
-                return
+                return context
             alone = not _OF_ITS_OWN.isdisjoint(parameters)
             if version.reads_parameters():
                 said = said_to_model(parameters)
         began_ns = time.monotonic_ns()
         key = key_of(way.start, rows, said, contents)
-        waits = False
         with cache.lock:
             answer = cache.find(key)
-            if answer is None and not alone:
-                other = version.under_way.get(key)
+            goes_on = None
+            if answer is None:
+                other = version.under_way.get(key) if not alone else None
                 if other is not None and len(other.waiting) < MAX_WAITING:
                     other.waiting.append((self, context, rows))
-                    waits = True
-            cache.count(version.owner, hit=waits or answer is not None, ns=time.monotonic_ns() - began_ns)
+                else:
+                    goes_on = Computed(context, key, alone=alone)
+            cache.count(version.owner, hit=goes_on is None, ns=time.monotonic_ns() - began_ns)
         if answer is not None:
-            self._found.setdefault(answer, []).append((context, 0, rows, None))
-            if not self._commit_asked:
-                self._commit_asked = True
-                self._consumer.at_round_end(self._commit_round)
-        elif not waits:
-            computed = Computed(context, key)
-            go_on(computed)
-            if not alone:
-                with cache.lock:
-                    if not computed.is_over:
-                        version.under_way.setdefault(key, computed)
+            pending = self._found.get(answer)
+            if pending is None:
+                pending = self._found[answer] = []
+                if not self._commit_asked:
+                    self._commit_asked = True
+                    self._consumer.at_round_end(self._commit_round)
+            pending.append((context, 0, rows, None))
+        return goes_on
+
+    def _announce(self, goes_on: Any) -> None:
+        """Let others wait for a request that the version has taken, and has not answered yet."""
+        if isinstance(goes_on, Computed) and not goes_on.alone:
+            with self._cache.lock:
+                if not goes_on.is_over:
+                    self._version.under_way.setdefault(goes_on.key, goes_on)
 
     # --- what comes back, in any thread ------------------------------------------------------------------------------
 
