@@ -95,7 +95,7 @@ def page() -> str:
 
 def _row(spec: MetricSpec) -> str:
     labels = ", ".join(f"`{label}`" for label in spec.labels)
-    is_rare = spec.presence in (Presence.PADDED, Presence.GPUS, Presence.PROCESSES)
+    is_rare = spec.presence not in (Presence.ALWAYS, Presence.MODELS)
     text = f"{spec.help} Only {spec.presence.value}." if is_rare else spec.help
     return f"| `{spec.name}` | {spec.kind.value} | {spec.unit} | {labels} | {text} | {spec.action} |"
 

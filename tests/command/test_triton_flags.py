@@ -142,6 +142,25 @@ REFUSED: Final = [
     ("--grpc-keepalive-time=-1", "argument --grpc-keepalive-time: '-1' is not a whole number"),
     ("--allow-http=maybe", "argument --allow-http: 'maybe' is neither true nor false; "),
     ("--log-verbose=x", "argument --log-verbose: 'x' is neither true nor false; "),
+    (
+        "--cache-config=redis,password=hidden",
+        "--cache-config: unable to find 'libtritoncache_redis.so' for cache. There is only 'local'; write local,size=",
+    ),
+    (
+        "--cache-config=local,size=99999 --cache-config=redis,host=a",
+        "--cache-config: found multiple cache configurations, but only a single cache is currently supported",
+    ),
+    (
+        "--cache-config=local",
+        "--cache-config: --cache-config option format is <cache name>,<setting>=<value>. Got local",
+    ),
+    ("--cache-config=,size=5", "--cache-config: No cache specified. --cache-config option format is"),
+    (
+        "--cache-config=local,a=hidden",
+        "--cache-config: Failed to initialize LocalCache: config didn't contain a valid 'size' field.",
+    ),
+    ("--cache-config=local,size=many", "argument --cache-config: 'many' is not a whole number from 0 up"),
+    ("--response-cache-byte-size=500", "argument --response-cache-byte-size: 500 bytes hold no answer"),
     ("--rate-limit=x", "argument --rate-limit: invalid choice: 'x'"),
     ("--exit-timeout-secs=x", "argument --exit-timeout-secs: 'x' is not a number of seconds"),
     ("--repository-poll-secs=0", "argument --repository-poll-secs: '0' is not a number of seconds from 0.1 to 86400"),

@@ -141,7 +141,7 @@ def test_a_scrape_has_every_metric_that_dashboards_and_alerts_ask_for(metrics: s
 
 def of_gpu(metric: str) -> bool:
     spec = spec_of(metric)
-    return spec is not None and spec.presence in (Presence.PADDED, Presence.TEXTS, Presence.GPUS, Presence.PROCESSES)
+    return spec is not None and spec.presence not in (Presence.ALWAYS, Presence.MODELS)
 
 
 def test_prometheus_takes_the_rules_and_every_query_has_an_answer(

@@ -56,6 +56,9 @@ LINT: Final = {
     'non-histogram and non-summary metrics should not have "_count" suffix': "_count",
 }
 
+#: Metrics of what the models here do not use.
+ELSEWHERE: Final = (Presence.PADDED, Presence.TEXTS, Presence.CACHED, Presence.CACHE)
+
 
 class Scrape:
     """One text, read; by name of the sample and labels in the order of their names."""
@@ -149,7 +152,7 @@ def test_a_scrape_has_what_the_catalogue_has_in_both_formats(models: Path) -> No
         scraper = Scraper(inside, gpus)
         some_traffic(inside)
         scrape = scraper()
-        elsewhere = (Presence.PADDED, Presence.TEXTS, Presence.PROCESSES)
+        elsewhere = (*ELSEWHERE, Presence.PROCESSES)
         shown = {name: one for name, one in CATALOGUE.items() if one.presence not in elsewhere}
         kinds = {name: "gauge" if one.kind is Kind.INFO else one.kind.value for name, one in shown.items()}
         assert scrape.types == kinds
@@ -171,7 +174,7 @@ def test_without_a_gpu_only_its_metrics_are_missing(models: Path) -> None:
         scraper = Scraper(inside, GpuGauges(None))
         wait_until(lambda: all(worker.cpu_clock is not None for worker in inside.workers))
         # Nobody has asked for anything yet, and everything begins with 0.
-        elsewhere = (Presence.PADDED, Presence.TEXTS, Presence.GPUS, Presence.PROCESSES)
+        elsewhere = (*ELSEWHERE, Presence.GPUS, Presence.PROCESSES)
         expected = {name for name, spec in CATALOGUE.items() if spec.presence not in elsewhere}
         assert set(scraper().types) == expected
 

@@ -201,6 +201,7 @@ class Translation:
             found.setdefault(name, {})[key] = value
         if len(found) > 1:
             self._refuse_cache("found multiple cache configurations, but only a single cache is currently supported")
+            return
         for name, settings in found.items():
             if name != "local":
                 self._refuse_cache(f"unable to find 'libtritoncache_{name}.so' for cache. There is only 'local'")

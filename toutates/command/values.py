@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toutates.backends.onnx.provider_names import PROVIDERS
-from toutates.engine.cache.store import LEAST_CACHE_BYTES
+from toutates.models.caching import LEAST_CACHE_BYTES
 from toutates.models.repository import not_a_model_name
 from toutates.system.address import Address, parse_address
 from toutates.system.errors import ConfigurationError

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toutates.engine.cache.servable import CachingServable
-from toutates.engine.cache.store import ResponseCache
+from toutates.engine.cache.store import LEAST_CACHE_BYTES, ResponseCache
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.table import ServedVersion
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["check_cache_settings", "with_cache"]
+__all__ = ["LEAST_CACHE_BYTES", "ResponseCache", "check_cache_settings", "with_cache"]
 
 
 def check_cache_settings(model: str, configuration: VersionConfiguration) -> None:

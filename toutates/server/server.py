@@ -41,6 +41,7 @@ from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.regions import Regions
 from toutates.engine.cache.store import ResponseCache
+from toutates.models.caching import ResponseCache
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView

@@ -308,7 +308,8 @@ def test_fields_and_parameters_without_effect_are_named_in_warnings(site: Path, 
     write_model(
         tmp_path,
         "m",
-        f'backend: "own" {config} optimization {{ graph {{ level: 1 }} }} model_operations {{ op_library_filename: "a" }}',
+        f'backend: "own" {config} optimization {{ graph {{ level: 1 }} }} '
+        'model_operations { op_library_filename: "a" }',
     )
     first, second = inspect(tmp_path).warnings
     assert "model_operations.op_library_filename (name the library in --custom-op-libraries)" in first

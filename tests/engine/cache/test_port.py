@@ -13,7 +13,7 @@ from toutates.engine.cache.port import MAX_WAITING
 from toutates.engine.cache.servable import CachingServable
 from toutates.engine.cache.store import ENTRY_BYTES, ResponseCache
 from toutates.engine.counters import VersionCounters
-from toutates.engine.result import BatchResult, Outputs, Split, Timing
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.engine.servable import Consumer
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
@@ -325,7 +325,7 @@ def test_rows_are_cut_from_the_answers_of_their_batch(inner: Inner) -> None:
     for name, value in (("a", 1), ("b", 2)):
         caller.send(name, value)
     consumer = inner.added[0][0]
-    pending = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
+    pending: list[PendingRequest] = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
     consumer.finish(BatchResult(pending, outputs_of(10, 20), None, TIMING))
     assert caller.results["a"] is caller.results["b"], "the batch is handed over as it came"
     caller.send("b again", 2)
@@ -341,7 +341,7 @@ def test_strings_are_kept_with_their_bounds() -> None:
     outputs = Outputs((strings,), (0,), ((2,),))
     for name, value in (("a", 1), ("b", 2)):
         caller.send(name, value)
-    pending = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
+    pending: list[PendingRequest] = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
     inner.added[0][0].finish(BatchResult(pending, outputs, None, TIMING))
     caller.send("b again", 2)
     caller.end_round()

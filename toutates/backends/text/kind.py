@@ -238,6 +238,13 @@ class TextKind:
         signature = signature_of(
             *_tensors(info), settings, source=configuration.source, declared=configuration.declared
         )
+        if settings.response_cache:
+            raise ConfigurationError(
+                "does not go with text models: their APIs do not look there",
+                source=configuration.source,
+                key="response_cache",
+                remedy="remove it",
+            )
         if not signature.batched:
             raise ConfigurationError(
                 "text models take any number of texts at once",
