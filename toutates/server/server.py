@@ -40,7 +40,6 @@ from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.regions import Regions
-from toutates.engine.cache.store import ResponseCache
 from toutates.models.caching import ResponseCache
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.observe.access_log import open_access_log
