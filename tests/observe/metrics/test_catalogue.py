@@ -81,7 +81,11 @@ def test_the_names_of_the_original_and_of_triton_are_all_there() -> None:
         "nv_inference_request_success nv_inference_request_failure nv_inference_count nv_inference_exec_count "
         "nv_inference_request_duration_us nv_inference_queue_duration_us nv_inference_compute_input_duration_us "
         "nv_inference_compute_infer_duration_us nv_inference_compute_output_duration_us "
-        "nv_inference_pending_request_count nv_model_load_duration_secs nv_cpu_utilization nv_cpu_memory_total_bytes "
+        "nv_inference_pending_request_count nv_model_load_duration_secs "
+        "nv_cache_num_hits_per_model nv_cache_num_misses_per_model nv_cache_hit_duration_per_model "
+        "nv_cache_miss_duration_per_model nv_cache_util nv_cache_num_entries nv_cache_num_lookups nv_cache_num_hits "
+        "nv_cache_num_misses nv_cache_num_evictions nv_cache_lookup_duration nv_cache_insertion_duration "
+        "nv_cpu_utilization nv_cpu_memory_total_bytes "
         "nv_cpu_memory_used_bytes nv_gpu_utilization nv_gpu_memory_total_bytes nv_gpu_memory_used_bytes "
         "nv_gpu_power_usage nv_gpu_power_limit nv_energy_consumption"
     )
