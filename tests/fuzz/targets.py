@@ -17,6 +17,7 @@ from tests.fuzz import (
     infer_requests,
     rest_requests,
     sessions,
+    stream_messages,
     text_requests,
 )
 
@@ -52,6 +53,7 @@ TARGETS: Final = MappingProxyType(
         "infer_request": Target(infer_requests.make_case, infer_requests.check, guided=True),
         "rest_request": Target(rest_requests.make_case, rest_requests.check, guided=True),
         "text_request": Target(text_requests.make_case, text_requests.check, guided=True),
+        "stream_messages": Target(stream_messages.make_case, stream_messages.check),
         "configuration": Target(configuration.make_case, configuration.check),
     }
 )
