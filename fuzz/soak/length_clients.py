@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,11 +79,8 @@ def run_lengths(around: Round) -> Entry:
                         entry.right += 1
                 time.sleep(rng.uniform(0, 0.02))
 
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in seeds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        list(pool.map(call, seeds))
     return entry
 
 

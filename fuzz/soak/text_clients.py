@@ -10,6 +10,7 @@ import base64
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,11 +74,8 @@ def run_texts(around: Round) -> Entry:
                         entry.right += 1
                 time.sleep(rng.uniform(0, 0.02))
 
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in seeds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        list(pool.map(call, seeds))
     return entry
 
 
