@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from toutates.engine.cache import port
 from toutates.engine.cache.port import MAX_WAITING
 from toutates.engine.cache.servable import CachingServable
 from toutates.engine.cache.store import ENTRY_BYTES, ResponseCache
@@ -457,3 +458,37 @@ def test_the_least_recently_used_answers_make_room(inner: Inner) -> None:
     assert sequence_of(caller, [1, 3, 4], inner) == []
     assert sequence_of(caller, [2], inner) == [2]
     assert cache.statistics().evictions == 2
+
+
+def test_a_request_with_very_large_inputs_is_not_hashed(inner: Inner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "MAX_HASHED_BYTES", 8)
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    for name in ("a", "b"):
+        caller.send(name, 1, rows=3)
+    assert [context for _, context, _ in inner.added] == ["a", "b"]
+    caller.send("c", 1, rows=2)
+    assert cache.statistics().misses == 1
+
+
+def test_an_answer_that_cannot_be_kept_leaves_nobody_waiting(
+    inner: Inner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    for name, value in (("a", 1), ("b", 2), ("a waits", 1), ("b waits", 2)):
+        caller.send(name, value)
+    pending: list[PendingRequest] = [(context, at, 1, None) for at, (_, context, _) in enumerate(inner.added)]
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(port, "cut", out_of_memory)
+        inner.added[0][0].finish(BatchResult(pending, outputs_of(10, 20), None, TIMING))
+    assert caller.contents["a"] == outputs_of(10).data[0]
+    for name in ("a waits", "b waits"):
+        assert str(caller.results[name].error) == "internal error"
+    assert caplog.text.count("keeping an answer failed") == 2
+    caller.send("a again", 1)
+    assert len(inner.added) == 3, "nobody waits for a request that is over"

@@ -10,6 +10,7 @@ for it, because its end may be its own.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,10 @@ from toutates.system.errors import ExecutionFailed, RequestError
 
 __all__ = ["CachedVersion", "CachingPort"]
 
+logger = logging.getLogger(__name__)
+
+#: Requests with more bytes of inputs are computed each time: a worker hashes a MiB in 1 to 1.5 ms, and others wait.
+MAX_HASHED_BYTES: Final = 4_194_304
 #: Requests that wait for one that computes the same. More of them are computed, within the bounds of the version.
 MAX_WAITING: Final = 1_024
 _OF_ITS_OWN: Final = frozenset({"timeout", "priority"})
@@ -199,6 +204,8 @@ class CachingPort:
             alone = not _OF_ITS_OWN.isdisjoint(parameters)
             if version.reads_parameters():
                 said = said_to_model(parameters)
+        if sum(map(len, contents)) > MAX_HASHED_BYTES:
+            return context
         began_ns = time.monotonic_ns()
         key = key_of(way.start, rows, said, contents)
         with cache.lock:
@@ -245,7 +252,10 @@ class CachingPort:
         finally:
             for request in result.pending:
                 if isinstance(request[0], Computed):
-                    self._conclude(request, outputs, error, result.timing, finish)
+                    try:
+                        self._conclude(request, outputs, error, result.timing, finish)
+                    except Exception:  # others of the batch are awaited too
+                        logger.exception("keeping an answer failed")
 
     def _conclude(
         self,
