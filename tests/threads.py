@@ -7,17 +7,22 @@ from pathlib import Path
 
 from toutates.system.topology import parse_cpu_list
 
-__all__ = ["cpus_of_threads"]
+__all__ = ["cpus_of_threads", "threads_by_id"]
 
 
 def cpus_of_threads(pid: int | None = None) -> list[tuple[str, set[int]]]:
     """Name, of 15 characters at most, and allowed CPUs of every thread of a process; of this one without ``pid``."""
-    found = []
+    return list(threads_by_id(pid).values())
+
+
+def threads_by_id(pid: int | None = None) -> dict[int, tuple[str, set[int]]]:
+    """The same, by the thread's id. A test that looks for new threads must go by it: others end at any time."""
+    found = {}
     for task in (Path("/proc") / str(pid or os.getpid()) / "task").iterdir():
         try:
             status = (task / "status").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        found.append((fields["Name"], parse_cpu_list(fields["Cpus_allowed_list"])))
+        found[int(task.name)] = fields["Name"], parse_cpu_list(fields["Cpus_allowed_list"])
     return found

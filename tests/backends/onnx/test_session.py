@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
-from tests.threads import cpus_of_threads
+from tests.threads import threads_by_id
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.session import SessionOptions, load_session, provider_problem
 from toutates.system.errors import ModelLoadError
@@ -61,11 +61,11 @@ def test_a_session_has_the_threads_it_was_told_to_and_no_others(path: Path) -> N
 
 
 def test_threads_across_operators_are_there_where_they_are_asked_for(path: Path) -> None:
-    before = len(os.listdir("/proc/self/task"))
+    before = threads_by_id()
     one = load_session(path, SessionOptions(inter_threads=1))
-    assert len(os.listdir("/proc/self/task")) == before
+    assert not threads_by_id().keys() - before.keys()
     several = load_session(path, SessionOptions(inter_threads=3))
-    assert len(os.listdir("/proc/self/task")) == before + 2
+    assert len(threads_by_id().keys() - before.keys()) == 2
     del one, several
 
 
@@ -80,16 +80,15 @@ def test_a_run_that_fails_is_not_logged_by_onnx_runtime_too(capfd: pytest.Captur
 def test_a_pools_threads_run_on_the_cpus_they_were_given(path: Path) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     given = (allowed[-1], allowed[0], allowed[-1])
-    before = cpus_of_threads()
+    before = threads_by_id()
 
-    def sorted_cpus(threads: list[tuple[str, set[int]]]) -> list[list[int]]:
-        return sorted(sorted(cpus) for _, cpus in threads)
+    def started() -> list[list[int]]:
+        return sorted(sorted(cpus) for thread, (_, cpus) in threads_by_id().items() if thread not in before)
 
     session = load_session(path, SessionOptions(intra_threads=4, intra_op_cpus=given))
-    expected = sorted([*sorted_cpus(before), *([cpu] for cpu in given)])
-    wait_until(lambda: sorted_cpus(cpus_of_threads()) == expected)  # each sets its own, after it has started
+    wait_until(lambda: started() == sorted([cpu] for cpu in given))  # each sets its own, after it has started
     del session
-    wait_until(lambda: sorted_cpus(cpus_of_threads()) == sorted_cpus(before))
+    wait_until(lambda: not started())
 
 
 def test_a_session_without_cpus_leaves_its_threads_to_the_system(path: Path) -> None:
