@@ -25,6 +25,8 @@ from typing import Any, Final
 __all__ = ["Forked", "fork"]
 
 _READY: Final = b"ready\n"
+#: As long as the number of a process is when it is sent, for its exit status may be right behind it.
+_PID_BYTES: Final = 16
 #: What ``python -m toutates`` imports sooner or later, whatever its flags are.
 _IMPORTED: Final = (
     "toutates.command.main",
@@ -118,7 +120,7 @@ def fork(
     }
     sock.sendall(json.dumps(request).encode() + b"\n")
     sock.settimeout(60)
-    return Forked(int(sock.recv(32)), sock)
+    return Forked(int(sock.recv(_PID_BYTES)), sock)
 
 
 def _start_forker(python: str, environment: Mapping[str, str]) -> tuple[Path, subprocess.Popen[bytes]]:
@@ -174,7 +176,7 @@ def _wait_for_requests(path: str) -> list[str]:
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         return _as_requested(request)
                     children[pid] = sock
-                    sock.sendall(str(pid).encode())
+                    sock.sendall(str(pid).ljust(_PID_BYTES).encode())
 
 
 def _report_the_dead(children: dict[int, socket.socket]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.engine.batched import BatchedServable
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager
@@ -68,6 +69,13 @@ class Inside:
         then_ns = time.monotonic_ns() + 3_600 * 10**9
         for worker in self.workers:
             worker.call_soon(partial(worker.deadlines.tick, then_ns))
+
+    def wait_round(self) -> None:
+        """Wait until every worker has finished what it is at."""
+        finished = [threading.Event() for _ in self.workers]
+        for worker, event in zip(self.workers, finished, strict=True):
+            worker.call_soon(event.set)
+        assert all(event.wait(PATIENCE_S) for event in finished)
 
     def open_streams(self) -> int:
         """Streams that are not closed, on all connections."""

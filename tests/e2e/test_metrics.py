@@ -474,7 +474,9 @@ def test_workers_are_added_up(models: Path) -> None:
         for _ in range(12):
             with client_of(inside.port) as client:
                 assert status_of(client, versions(1)) == "0"
+        # A connection is counted a moment after it is closed.
         wait_until(lambda: sum(worker.connections for worker in inside.workers) == 0)
+        inside.wait_round()
         scrape = Scraper(inside)()
         assert scrape("inference_requests_total", "versions", "ok") == 12
         accepted = [scrape("toutates_connections_accepted_total", number) for number in "012"]

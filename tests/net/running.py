@@ -146,6 +146,10 @@ class Running:
         """Have the worker see the deadlines of calls as they will be in an hour; returns at once."""
         self.worker.call_soon(lambda: self.worker.deadlines.tick(time.monotonic_ns() + HOUR_NS))
 
+    def keep_house(self, ahead_s: float = 0.0) -> None:
+        """Have the worker look after its connections as it will in so many seconds."""
+        self.call(lambda: self.worker.visits.visit(time.monotonic_ns() + int(ahead_s * 1e9)))
+
     def drain(self, grace_s: float) -> None:
         self.worker.call_soon(lambda: self.worker.drain(grace_s))
 

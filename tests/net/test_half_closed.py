@@ -53,9 +53,7 @@ def test_requests_are_answered_and_then_the_connection_ends(contexts: Contexts) 
         octets = request(target="/hold") + request(target="/2") + request(target="/3")
         with ended(server, octets, contexts[1]) as client:
             server.until(lambda: handler.held)
-            for _ in range(3):
-                server.rounds()
-            assert server.call(lambda: [one.peer_ended for one in server.worker.transports.open.values()]) == [True]
+            server.until(lambda: [one.peer_ended for one in server.worker.transports.open.values()] == [True])
             reply(server, handler.held[0], b"at last")
             assert client.rest() == answer(b"at last") + answer(b"/2") + answer(b"/3")
             gone(server)

@@ -20,6 +20,7 @@ from tests.net.running import HOLD, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
+from toutates.net.transport import Transport
 
 
 @contextmanager
@@ -71,6 +72,11 @@ def answer(body: bytes, *, last: bool = False) -> bytes:
 def lines_of(server: Running) -> list[LineConnection]:
     """Lines that the test is to answer."""
     return cast(ByFirstBytes, server.worker.service).lines.held
+
+
+def links(server: Running) -> list[Transport]:
+    """Of the open connections."""
+    return list(server.worker.transports.open.values())
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plaintext", "TLS"])
@@ -128,8 +134,7 @@ def test_drain_answers_what_has_begun_in_every_protocol() -> None:
 
 def test_limits_hold_for_every_protocol(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toutates.net")
-    limits = Limits(handshake_timeout_s=0.2, stall_timeout_s=0.2)
-    with serving(limits, max_connections=4) as server, TextClient(server, b"fine\n") as good:
+    with serving(max_connections=4) as server, TextClient(server, b"fine\n") as good:
         good.expect(b"FINE\n")
         with (
             TextClient(server, b"?") as silent,
@@ -139,6 +144,9 @@ def test_limits_hold_for_every_protocol(caplog: pytest.LogCaptureFixture) -> Non
             server.until(lambda: server.worker.connections == 4)
             with TextClient(server, b"") as one_too_many:
                 assert one_too_many.rest() == b""
+            server.until(lambda: sum(link.connection.awaits_request for link in links(server)) == 2)
+            server.keep_house()
+            server.keep_house(Limits().stall_timeout_s + 1)
             assert silent.rest() == b""
             assert slow.rest().startswith(b"HTTP/1.1 408 ")
             assert line.rest() == b""

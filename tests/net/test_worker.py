@@ -40,7 +40,7 @@ from tests.h2grpc.support import (
     unary,
 )
 from tests.net.running import HOLD, HOUR_S, WIDE, RawClient, Running, running
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.h2grpc.stream import NEVER
 from toutates.net import GrpcService, ServerStream, Worker
@@ -606,7 +606,7 @@ def test_cancelled_worker_closes_everything() -> None:
     assert ended == ["stream"]
     assert not held[0].open
     assert not worker.transports.open
-    assert len(os.listdir("/proc/self/fd")) <= before
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # free-threaded Python closes some a moment later
     held[0].reply(b"late")
     worker.call_soon(lambda: ended.append("never"))
     assert ended == ["stream"]
@@ -695,11 +695,12 @@ def ended(client: RawClient) -> tuple[int, bytes]:
 
 
 def test_handshake_that_does_not_come_ends_the_connection_and_others_go_on() -> None:
-    with running(Limits(handshake_timeout_s=0.2)) as server, RawClient(server) as good:
-        started = time.monotonic()
+    with running() as server, RawClient(server) as good:
+        good.until(SETTINGS)
         with RawClient(server, PREFACE[:5]) as slow:
+            server.until(lambda: server.worker.connections == 2)
+            server.keep_house(Limits().handshake_timeout_s)
             assert ended(slow) == (ENHANCE_YOUR_CALM, b"the connection preface did not come in time")
-        assert time.monotonic() - started < Limits().handshake_timeout_s
         assert server.worker.limit_hits["handshake_timeout"] == 1
         good.send(unary(1))
         assert good.until(DATA).payload == message(b"hello")
@@ -717,14 +718,17 @@ def test_request_that_does_not_go_on_and_response_that_is_not_read_end_their_con
         assert good.until(DATA).payload == message(b"hello")
 
 
-def test_silent_connection_is_pinged_and_stays_while_it_answers() -> None:
-    limits = Limits(keepalive_time_s=0.1, keepalive_timeout_s=0.2)
-    with running(limits) as server, RawClient(server) as alive, RawClient(server) as dead:
+def test_silent_connection_is_pinged_again_and_again_while_it_answers() -> None:
+    with running(Limits(keepalive_time_s=0.1)) as server, RawClient(server) as client:
         for _ in range(6):
-            alive.send(frame(PING, ACK, 0, alive.until(PING).payload))
+            client.send(frame(PING, ACK, 0, client.until(PING).payload))
+        assert server.call(lambda: server.worker.connections) == 1
+
+
+def test_silent_connection_that_does_not_answer_is_closed() -> None:
+    with running(Limits(keepalive_time_s=0.1, keepalive_timeout_s=0.2)) as server, RawClient(server) as dead:
         assert [one.type for one in dead][-1] == PING  # then the server closed it
         assert server.worker.limit_hits["keepalive_timeout"] == 1
-        assert server.call(lambda: server.worker.connections) == 1
 
 
 @pytest.mark.parametrize("limits", [Limits(max_idle_s=0.2), Limits(max_age_s=0.2)], ids=["idle", "old"])
@@ -743,9 +747,9 @@ def test_idle_and_old_connections_are_told_to_leave_without_an_error(limits: Lim
 
 
 def test_old_connection_ends_its_calls_first_and_is_cut_off_after_its_grace() -> None:
+    started = time.monotonic()
     with running(Limits(max_age_s=0.2, max_age_grace_s=0.5)) as server, RawClient(server) as client:
         client.send(HOLD)
-        started = time.monotonic()
         assert ended(client) == (ENHANCE_YOUR_CALM, b"calls did not end in time on an old connection")
         assert time.monotonic() - started >= 0.6
         assert server.worker.limit_hits["connection_age_grace"] == 1

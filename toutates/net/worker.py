@@ -134,9 +134,9 @@ class Worker:
         self.housekeeper: Housekeeper
         self.closing: Closing
         self.deadlines: CallDeadlines
+        self.visits: Visits
         self.acceptor: Acceptor
         self._turns: Turns
-        self._visits: Visits
         self._epoll: select.epoll
 
     # --- for handlers, on the worker's thread ------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Worker:
         self.closing = Closing(transports, schedule, incidents, self.housekeeper)
         self.deadlines = CallDeadlines(transports, schedule, self.closing)
         self._turns = Turns(transports, schedule, self.closing, self.deadlines)
-        self._visits = Visits(self.housekeeper, self.closing, incidents)
+        self.visits = Visits(self.housekeeper, self.closing, incidents)
         self.acceptor = Acceptor(self._epoll, schedule, incidents, self._take)
 
     def _take(self, sock: socket.socket, peer: str, now_ns: int, service: Service) -> None:
@@ -451,7 +451,7 @@ class Worker:
             self.now_ns = time.monotonic_ns()
             self.lateness.note(self.now_ns - due_ns)
             try:
-                self._visits.visit(self.now_ns)
+                self.visits.visit(self.now_ns)
                 self.message_memory.trim(self.now_ns)
                 self.flush()
             except Exception as error:
