@@ -47,7 +47,7 @@ LOADS = (
 REDUCED_LOADS = ("16x1", "1x1", "pa16")
 #: For the model that is there for the size of its requests.
 IMAGE_LOADS = ("16x1", "binary16x1", "json16x1")
-PARTS = ("loads", "text", "payload", "models", "connections", "memory")
+PARTS = ("loads", "text", "payload", "models", "connections", "goodput", "memory")
 #: Bytes of the requests, or the answers, of the part payload; 602,112 are an image of 224 x 224 x 3.
 PAYLOAD_BYTES = (256, 4096, 65_536, 602_112, 1_048_576, 10_485_760, 104_857_600)
 

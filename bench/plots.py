@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ matplotlib.use("svg")
 
 from matplotlib import pyplot as plt
 
+from bench.goodput_report import BOUND_MS, curves
 from bench.options import BASELINE, REST_BASELINE
 from bench.protocols import BINARY, GRPC, JSON
 from bench.report import label_of_load, protocol_of, rest_and_grpc
-from bench.results import Cell, Figure, Results
-from bench.summary import Summary, shown
+from bench.results import Cell, Figure, GoodputFigure, Results
+from bench.summary import Spread, Summary, shown
 
 __all__ = ["draw_plots"]
 
@@ -109,6 +111,11 @@ def _plots(summary: Summary, results: Results) -> Iterator[tuple[str, str, Any]]
         cells = [cell for cell in summary.cells if cell.part == part]
         if len({cell.x for cell in cells}) > 1:
             yield f"{part}-swept.svg", text, _lines(summary, cells, text, axis, logarithmic)
+    for (server, arrivals), ways in curves(results).items():
+        if any(len(by_x) > 1 for by_x in ways.values()):
+            text = f"Answered within {BOUND_MS:g} ms against what is offered: {server}, {arrivals} arrivals"
+            name = "".join(one if one.isalnum() else "-" for one in f"{server}-{arrivals}".lower())
+            yield f"goodput-{name}.svg", text, _goodput(ways, text)
     if results.memory:
         text = "Resident memory over a server's life"
         yield "memory.svg", text, _memory(results, text)
@@ -235,6 +242,42 @@ def _lines(summary: Summary, cells: Sequence[Cell], title: str, axis: str, logar
     axes.set_ylabel("CPU of the server per request, µs")
     figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
     figure.legend(frameon=False, loc="outside right center")
+    return figure
+
+
+def _goodput(ways: Mapping[str, Mapping[int, Sequence[GoodputFigure]]], title: str) -> Any:
+    figure, axes = plt.subplots(figsize=(_WIDTH, 5))
+    most = max(x for by_x in ways.values() for x in by_x)
+    axes.plot([0, 100], [0, 100], color="#999999", linestyle=":", label="all that is offered")
+    for index, (way, by_x) in enumerate(ways.items()):
+        colour = (_COLOURS[BASELINE], _COLOURS["toutates"])[index % 2]
+        points = sorted(by_x)
+        spreads = [
+            Spread.of([100 * one.in_time_per_second / one.saturated_per_second for one in by_x[x]]) for x in points
+        ]
+        offered = [
+            statistics.median(100 * one.offered_per_second / one.saturated_per_second for one in by_x[x])
+            for x in points
+        ]
+        axes.errorbar(
+            offered,
+            [spread.median for spread in spreads],
+            yerr=(
+                [spread.median - spread.least for spread in spreads],
+                [spread.greatest - spread.median for spread in spreads],
+            ),
+            capsize=4,
+            marker=_MARKERS[index],
+            color=colour,
+            label=way,
+        )
+    axes.set_xlim(0, most * 1.05)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel("offered, % of the saturated rate")
+    axes.set_ylabel("answered in time, % of the saturated rate")
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=len(ways) + 1)
     return figure
 
 

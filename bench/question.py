@@ -38,7 +38,8 @@ class Question:
 
     Attributes:
         model: the same.
-        body: the request as a length-prefixed gRPC message.
+        message: the request over gRPC.
+        body: the same, length-prefixed.
         run_seconds: how long ONNX Runtime takes for the row on one thread.
     """
 
@@ -53,8 +54,8 @@ class Question:
         request = pb.ModelInferRequest(model_name=model.name)
         request.inputs.add(name=model.input, datatype=model.datatype, shape=self._row.shape)
         request.raw_input_contents.append(self._row.tobytes())
-        self._request: bytes = request.SerializeToString()
-        self.body = framed(self._request)
+        self.message: bytes = request.SerializeToString()
+        self.body = framed(self.message)
         self._expected(self._row)
         begin = time.perf_counter()
         self._expected(self._row)
@@ -96,13 +97,22 @@ class Question:
             self._compare(ask_for_rows(address, self.model, rows, protocol), self._expected(rows))
         return size
 
+    def check_answer(self, message: bytes) -> None:
+        """Compare an answer over gRPC to the load's request with ONNX Runtime's.
+
+        Raises:
+            NoFigure: it is wrong.
+            DecodeError, IndexError, ValueError: it cannot be read.
+        """
+        response = pb.ModelInferResponse.FromString(message)
+        given = np.frombuffer(response.raw_output_contents[0], dtype="<f4")
+        self._compare(given.reshape(list(response.outputs[0].shape)), self._expected(self._row))
+
     def _check_grpc(self, address: str) -> int:
         try:
             with grpc.insecure_channel(address, options=_UNLIMITED) as channel:
-                message: bytes = channel.unary_unary(METHOD)(self._request, timeout=_ANSWER_SECONDS)
-            response = pb.ModelInferResponse.FromString(message)
-            given = np.frombuffer(response.raw_output_contents[0], dtype="<f4")
-            self._compare(given.reshape(list(response.outputs[0].shape)), self._expected(self._row))
+                message: bytes = channel.unary_unary(METHOD)(self.message, timeout=_ANSWER_SECONDS)
+            self.check_answer(message)
             with triton.InferenceServerClient(address) as client:
                 for count in self._sample_rows():
                     rows = self.model.random_rows(self._rng, count)

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from bench.goodput_report import goodput_section
 from bench.options import BASELINE, REST_BASELINE, h2load_shape, stream_shape
 from bench.page import replace_between
 from bench.protocols import BINARY, GRPC
 from bench.results import Cell, Figure, Results
 from bench.summary import Spread, Summary, shown
+from bench.tables import one_line, table
 
 __all__ = [
     "BEGIN",
@@ -70,6 +72,8 @@ def markdown(results: Results, plots: Sequence[tuple[str, str]] = ()) -> str:
         cells = [cell for cell in summary.cells if cell.part == part]
         if cells:
             parts += _sweep(summary, cells, title, axis, how)
+    if results.goodput:
+        parts += goodput_section(results)
     if results.memory:
         parts += _memory(results)
     parts.append(_made_of(results))
@@ -155,11 +159,11 @@ def _heading(results: Results) -> str:
     for failure in results.failures:
         lines += [
             "",
-            f"**No figure** for {failure.server}, {failure.cell}, round {failure.round}: {_line(failure.why)}",
+            f"**No figure** for {failure.server}, {failure.cell}, round {failure.round}: {one_line(failure.why)}",
         ]
     if results.left_out:
         lines += ["", "Left out:", ""]
-        lines += [f"- {entry.what}: {_line(entry.why)}" for entry in results.left_out]
+        lines += [f"- {entry.what}: {one_line(entry.why)}" for entry in results.left_out]
     return "\n".join(lines)
 
 
@@ -174,11 +178,11 @@ def _model(summary: Summary, model: str, cells: Sequence[Cell]) -> Iterable[str]
         speaking = summary.servers(shown_cells)
         rows = [[name, *(_cell(summary.cpu(name, cell)) for cell in shown_cells)] for name in speaking]
         yield f"CPU of the server per request{over}, µs:"
-        yield _table(["server", *names], rows)
+        yield table(["server", *names], rows)
         ratios = [[name, *(_cell(summary.ratio(name, cell, baseline)) for cell in shown_cells)] for name in speaking]
         if any(text != "-" for row in ratios for text in row[1:]):
             yield f"How many times that {baseline} takes, round by round:"
-            yield _table(["server", *names], ratios)
+            yield table(["server", *names], ratios)
     details = [f"<details><summary>{model}: every load in full</summary>"]
     columns: list[tuple[str, Callable[[Figure], float | None]]] = [
         ("CPU, µs", lambda figure: figure.cpu_us),
@@ -194,7 +198,7 @@ def _model(summary: Summary, model: str, cells: Sequence[Cell]) -> Iterable[str]
         details.append(f"**{cell.load}**: {label_of_load(cell.load)}")
         rows = [[name, *(_cell(summary.spread(name, cell, value)) for _, value in columns)] for name in servers]
         rows = [row for row in rows if any(text != "-" for text in row[1:])]
-        details.append(_table(["server", *(title for title, _ in columns)], rows))
+        details.append(table(["server", *(title for title, _ in columns)], rows))
     yield "\n\n".join([*details, "</details>"])
 
 
@@ -207,12 +211,12 @@ def _rest(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
     columns = [rest.load for rest, _ in pairs]
     servers = summary.servers([cell for pair in pairs for cell in pair])
     rates = [[name, *(" / ".join(_rate(summary, name, cell) for cell in pair) for pair in pairs)] for name in servers]
-    yield _table(["server", *columns], rates)
+    yield table(["server", *columns], rates)
     rows = [[name, *(_cell(summary.ratio_of_cells(name, *pair)) for pair in pairs)] for name in servers]
     rows = [row for row in rows if any(text != "-" for text in row[1:])]
     if rows:
         yield "How many times the CPU that the same server takes over gRPC, round by round:"
-        yield _table(["server", *columns], rows)
+        yield table(["server", *columns], rows)
 
 
 def rest_and_grpc(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
@@ -242,7 +246,7 @@ def _texts(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
     )
     servers = summary.servers(cells)
     rows = [[name, *(_cell(summary.cpu(name, cell)) for cell in cells)] for name in servers]
-    yield _table(["", *names], rows)
+    yield table(["", *names], rows)
     columns: tuple[tuple[str, Callable[[Figure], float | None]], ...] = (
         ("Texts per second:", lambda figure: figure.requests_per_second),
         ("Tokens computed for each real one:", lambda figure: figure.padded),
@@ -250,7 +254,7 @@ def _texts(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
     for title, value in columns:
         yield title
         rows = [[name, *(_cell(summary.spread(name, cell, value)) for cell in cells)] for name in servers]
-        yield _table(["", *names], [row for row in rows if any(text != "-" for text in row[1:])])
+        yield table(["", *names], [row for row in rows if any(text != "-" for text in row[1:])])
 
 
 def _sweep(summary: Summary, cells: Sequence[Cell], title: str, axis: str, how: str) -> Iterable[str]:
@@ -268,7 +272,7 @@ def _sweep(summary: Summary, cells: Sequence[Cell], title: str, axis: str, how: 
                     batch = summary.spread(server, found[x], lambda figure: figure.mean_batch) if x in found else None
                     texts.append(text + (f", batch {shown(batch.median)}" if batch else ""))
                 rows.append([f"{server}, {model}", *texts])
-    yield _table([axis, *(f"{x:,}" for x in points)], rows)
+    yield table([axis, *(f"{x:,}" for x in points)], rows)
 
 
 def _memory(results: Results) -> Iterable[str]:
@@ -279,7 +283,7 @@ def _memory(results: Results) -> Iterable[str]:
         (figure.server, figure.stage): f"{figure.resident_mib:.1f} ({figure.open_files})" for figure in results.memory
     }
     servers = dict.fromkeys(figure.server for figure in results.memory)
-    yield _table(
+    yield table(
         ["server", *(f"after {stage}" for stage in stages)],
         [[server, *(known.get((server, stage), "-") for stage in stages)] for server in servers],
     )
@@ -288,19 +292,8 @@ def _memory(results: Results) -> Iterable[str]:
 def _made_of(results: Results) -> str:
     names = list(dict.fromkeys([*results.servers, *results.versions]))
     rows = [[name, results.servers.get(name, ""), results.versions.get(name, "")] for name in names]
-    return "### What took part\n\n" + _table(["", "what it is", "versions"], rows)
+    return "### What took part\n\n" + table(["", "what it is", "versions"], rows)
 
 
 def _cell(spread: Spread | None) -> str:
     return "-" if spread is None else str(spread)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_line(text) for text in line) + " |" for line in lines)
-
-
-def _line(text: str) -> str:
-    """Text that stays on one line and in one column, and not too long."""
-    flat = " ".join(text.split()).replace("|", "/")
-    return flat if len(flat) <= 400 else flat[:400] + " ..."

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cell", "Failure", "Figure", "LeftOut", "MemoryFigure", "Results", "utc_now"]
+__all__ = ["Cell", "Failure", "Figure", "GoodputFigure", "LeftOut", "MemoryFigure", "Results", "utc_now"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,37 @@ class MemoryFigure:
 
 
 @dataclass(frozen=True, slots=True)
+class GoodputFigure:
+    """What one load of part ``goodput`` came to; its cell has the way to serve, the arrivals, percent of saturation.
+
+    Attributes:
+        round: counted from 1.
+        saturated_per_second: what the server answered in this round when it was never without requests.
+        offered_per_second: how many requests were to be sent.
+        in_time_per_second: how many were answered within the bound, counted from the intended time.
+        answered_per_second: how many were answered at all.
+        statuses: how many requests ended with each status.
+        in_time_by_model: share of the requests to each model that were answered in time.
+        lag_ms: how late the client was itself, 99th percentile.
+        client_cpu: of the client, as a share of one core.
+        has_verdict: False if the client was so late that the figure says nothing of the server.
+    """
+
+    server: str
+    cell: Cell
+    round: int
+    saturated_per_second: float
+    offered_per_second: float
+    in_time_per_second: float
+    answered_per_second: float
+    statuses: dict[str, int]
+    in_time_by_model: dict[str, float]
+    lag_ms: float
+    client_cpu: float
+    has_verdict: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A load that gave no figure, and takes the server's other figures for the same cell with it."""
 
@@ -115,6 +146,7 @@ class Results:
     servers: dict[str, str] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     memory: list[MemoryFigure] = field(default_factory=list)
+    goodput: list[GoodputFigure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
@@ -140,9 +172,9 @@ class Results:
             ValueError, KeyError, TypeError: it holds something else.
         """
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("figures", "failures"):
-            kind: Any = Figure if key == "figures" else Failure
-            stored[key] = [kind(**{**entry, "cell": Cell(**entry["cell"])}) for entry in stored[key]]
+        kinds: dict[str, Any] = {"figures": Figure, "failures": Failure, "goodput": GoodputFigure}
+        for key, kind in kinds.items():
+            stored[key] = [kind(**{**entry, "cell": Cell(**entry["cell"])}) for entry in stored.get(key, [])]
         stored["memory"] = [MemoryFigure(**entry) for entry in stored["memory"]]
         stored["left_out"] = [LeftOut(**entry) for entry in stored["left_out"]]
         return cls(**stored)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from bench import machine, memory, servers, sweeps, text_load
+from bench import goodput, machine, memory, servers, sweeps, text_load
 from bench.client import Load
 from bench.environments import Environments, PerfAnalyzerProgram, debian_program
 from bench.errors import Unavailable
@@ -96,6 +96,11 @@ class Session:
                 sweeps.sweep_connections(
                     folder / "connections", swept, self._measurer, load, rounds, self._results, open_files
                 )
+            if goodput.PART in self._options.parts:
+                self._tell(goodput.PART)
+                readers = swept.only(lambda kind: kind.reads_config)
+                seconds = self._options.seconds
+                goodput.measure_goodput(folder / "goodput", readers, self._measurer, self._results, rounds, seconds)
             if "memory" in self._options.parts and (load := self._h2load_of("memory", _MEMORY_SHAPE)):
                 memory.watch_memory(
                     folder / "memory",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.results import Cell, Failure, Figure, MemoryFigure, Results
+from bench.results import Cell, Failure, Figure, GoodputFigure, MemoryFigure, Results
 
-__all__ = ["CELL", "figure", "some_results"]
+__all__ = ["CELL", "figure", "goodput", "some_results"]
 
 CELL = Cell("loads", "mlp", "16x1")
 
@@ -12,6 +12,16 @@ CELL = Cell("loads", "mlp", "16x1")
 def figure(server: str, round_number: int, user_us: float, system_us: float = 0.0, cell: Cell = CELL) -> Figure:
     batch = 2.5 if server == "toutates" else None
     return Figure(server, cell, round_number, 1000, user_us, system_us, 5000.0, 100.0, 200.0, batch, 64.0)
+
+
+def goodput(way: str, percent: int, in_time: float, *, has_verdict: bool = True) -> GoodputFigure:
+    """Of a server that answers 1,000 a second when it is never without requests."""
+    cell = Cell("goodput", way, "Poisson", percent)
+    by_model = {"small": 0.75, "large": 0.25}
+    offered = 10.0 * percent
+    return GoodputFigure(
+        *("toutates", cell, 1, 1_000.0, offered, in_time, in_time, {"OK": 9}, by_model, 0.25, 0.5, has_verdict)
+    )
 
 
 def some_results() -> Results:

@@ -11,7 +11,7 @@ import pytest
 from bench.report import BEGIN, END, markdown, replace_generated, report_command
 from bench.results import Cell, Results
 from bench.summary import Spread, Summary
-from tests.bench.support import CELL, figure, some_results
+from tests.bench.support import CELL, figure, goodput, some_results
 
 
 def test_a_spread_is_median_least_and_greatest() -> None:
@@ -74,6 +74,27 @@ def test_the_report_has_figures_ratios_failures_and_what_was_left_out() -> None:
     assert "| toutates | 70.2 (12) | 71.5 (12) |" in text
     assert "did not reach its end" not in text
     assert not re.search(r"^\| broken \| \d", text, re.MULTILINE)
+
+
+def test_goodput_is_shown_with_what_was_to_be_reached() -> None:
+    results = some_results()
+    for way, figures in {"in order": (690, 1_000, 20), "target": (695, 950, 900)}.items():
+        results.goodput += [goodput(way, at, rate) for at, rate in zip((70, 100, 300), figures, strict=True)]
+    text = markdown(results)
+    assert "| in order | 690 (98.6%) | 1,000 (100.0%) | 20.0 (0.7%) |" in text
+    assert "- in order: 98.6% in time at 70 % of saturation; 99% is missed" in text
+    assert "- in order: 2.0% of its best goodput at 300 % (20.0 a second); 90% is missed" in text
+    assert "- target: 99.3% in time at 70 % of saturation; 99% is reached" in text
+    assert "- target: 94.7% of its best goodput at 300 % (900 a second); 90% is reached" in text
+    assert "| target, large | 25% | 25% | 25% |" in text
+
+
+def test_a_load_whose_client_was_late_has_no_part_in_the_curves() -> None:
+    results = some_results()
+    results.goodput += [goodput("in order", 70, 690), goodput("in order", 100, 5, has_verdict=False)]
+    text = markdown(results)
+    assert "1 of 2 loads have no verdict, because the client itself was late." in text
+    assert "| in order | 690 (98.6%) |\n" in text
 
 
 def test_the_report_of_an_interrupted_run_says_so() -> None:
@@ -140,8 +161,12 @@ def test_plots_are_the_same_for_the_same_figures(tmp_path: Path) -> None:
     for model in ("magika", "resnet"):
         for number in (1, 2):
             results.figures.append(figure("toutates", number, 50, cell=Cell("loads", model, "16x1")))
+    results.goodput += [goodput(way, at, 700) for way in ("in order", "target") for at in (70, 100)]
     names = [name for name, _ in draw_plots(results, tmp_path / "a")]
-    assert names == ["cpu-16x1.svg", "models.svg", "latency.svg", "connections-swept.svg", "memory.svg"]
+    assert names == [
+        *("cpu-16x1.svg", "models.svg", "latency.svg", "connections-swept.svg", "goodput-toutates-poisson.svg"),
+        "memory.svg",
+    ]
     draw_plots(results, tmp_path / "b")
     for name in names:
         drawn = (tmp_path / "a" / name).read_bytes()

@@ -1,0 +1,94 @@
+"""Goodput as Markdown: tables, and whether the figures that are to be reached were."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from bench.results import Cell, GoodputFigure, Results
+from bench.summary import Spread, shown
+from bench.tables import table
+
+__all__ = ["BOUND_MS", "Curves", "curves", "goodput_section"]
+
+#: Answers that take longer, from the time at which the request was to be sent, are late.
+BOUND_MS = 20.0
+#: Percent of saturation, and the share of what is offered there that is to be answered in time.
+_LIGHT, _LEAST_IN_TIME = 70, 0.99
+#: And for the most that is offered: the share of the best goodput that is to be left.
+_LEAST_OF_PEAK = 0.9
+
+#: Of one server and one kind of arrivals, by the way to serve: percent of saturation, and the figures of its rounds.
+Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, Sequence[GoodputFigure]]]]
+
+
+def curves(results: Results) -> Curves:
+    """The figures that have a verdict, of cells that did not fail in any round."""
+    failed = {(failure.server, failure.cell) for failure in results.failures}
+    found: dict[tuple[str, str], dict[str, dict[int, list[GoodputFigure]]]] = {}
+    for figure in results.goodput:
+        cell: Cell = figure.cell
+        if figure.has_verdict and (figure.server, cell) not in failed:
+            ways = found.setdefault((figure.server, cell.load), {})
+            ways.setdefault(cell.model, {}).setdefault(cell.x, []).append(figure)
+    return found
+
+
+def goodput_section(results: Results) -> Iterable[str]:
+    """The section of the report."""
+    yield "### Goodput"
+    yield (
+        f"What is answered within {BOUND_MS:g} ms of its intended time, against what an open loop offers. Three "
+        "models, whose runs of a row take 50 us, 500 us and 5 ms, get a third of the computing each. 100 % is what the "
+        "server answers when it is never without requests."
+    )
+    lagged = sum(not figure.has_verdict for figure in results.goodput)
+    if lagged:
+        yield f"{lagged} of {len(results.goodput)} loads have no verdict, because the client itself was late."
+    for (server, arrivals), ways in curves(results).items():
+        points = sorted({x for by_x in ways.values() for x in by_x})
+        yield f"**{server}, {arrivals}**: answered in time per second, and the share of what was offered:"
+        rows = [[way, *(_entry(by_x.get(x, ())) for x in points)] for way, by_x in ways.items()]
+        yield table(["", *(f"{x} %" for x in points)], rows)
+        yield "\n".join(f"- {line}" for way, by_x in ways.items() for line in _verdicts(way, by_x))
+        yield "Share of the requests to each model that was answered in time:"
+        models = next(iter(next(iter(ways.values())).values()))[0].in_time_by_model
+        rows = [
+            [f"{way}, {model}", *(_of_model(by_x.get(x, ()), model) for x in points)]
+            for way, by_x in ways.items()
+            for model in models
+        ]
+        yield table(["", *(f"{x} %" for x in points)], rows)
+
+
+def _entry(figures: Sequence[GoodputFigure]) -> str:
+    if not figures:
+        return "-"
+    return f"{shown(_in_time(figures))} ({_share(figures):.1%})"
+
+
+def _of_model(figures: Sequence[GoodputFigure], model: str) -> str:
+    return f"{statistics.median(one.in_time_by_model[model] for one in figures):.0%}" if figures else "-"
+
+
+def _in_time(figures: Sequence[GoodputFigure]) -> float:
+    return statistics.median(one.in_time_per_second for one in figures)
+
+
+def _share(figures: Sequence[GoodputFigure]) -> float:
+    return statistics.median(one.in_time_per_second / max(one.offered_per_second, 1e-9) for one in figures)
+
+
+def _verdicts(way: str, by_x: Mapping[int, Sequence[GoodputFigure]]) -> Iterable[str]:
+    if _LIGHT in by_x:
+        share = _share(by_x[_LIGHT])
+        reached = "reached" if share >= _LEAST_IN_TIME else "missed"
+        yield f"{way}: {share:.1%} in time at {_LIGHT} % of saturation; {_LEAST_IN_TIME:.0%} is {reached}"
+    if len(by_x) > 1:
+        most = max(by_x)
+        peak = max(map(_in_time, by_x.values()))
+        left = _in_time(by_x[most]) / max(peak, 1e-9)
+        reached = "reached" if left >= _LEAST_OF_PEAK else "missed"
+        spread = Spread.of([one.in_time_per_second for one in by_x[most]])
+        told = f"{way}: {left:.1%} of its best goodput at {most} % ({spread} a second)"
+        yield f"{told}; {_LEAST_OF_PEAK:.0%} is {reached}"
