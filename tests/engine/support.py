@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, cast
@@ -25,6 +26,9 @@ from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.batched import BatchedServable
 from toutates.engine.counters import ExecutorCounters
+from toutates.engine.deadlines.backend import InTime
+from toutates.engine.deadlines.port import DeadlinePort
+from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.executor import Executor
 from toutates.engine.lane import Batch, GatheredLane, PackedLane, Piece, RowShapes
 from toutates.engine.padded.backend import PaddedBackend
@@ -272,6 +276,7 @@ class Rig:
         settings: for shapes that config.yaml gives.
         profile: where each session writes its profile, and after how many batches.
         padding: see SuperTensor; the mask is optional for requests.
+        target_ns, clock_ns: see DeadlineSuperTensor; 0 for a SuperTensor without a target.
     """
 
     def __init__(
@@ -291,6 +296,8 @@ class Rig:
         settings: ModelSettings | None = None,
         profile: tuple[Path, int] | None = None,
         padding: Padding | Ragged | None = None,
+        target_ns: int = 0,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         sessions = []
         for number in range(executors):
@@ -310,7 +317,10 @@ class Rig:
             ModelSession(session, run_signature, "m", number, profile_batches=profile[1] if profile else None)
             for number, session in enumerate(sessions)
         ]
-        self.supertensor = SuperTensor(
+        make: Any = SuperTensor
+        if target_ns:
+            make = partial(DeadlineSuperTensor, target_ns=target_ns, executors=executors, clock_ns=clock_ns)
+        self.supertensor: SuperTensor = make(
             "m",
             self.signature,
             batch_size=batch_size,
@@ -326,7 +336,9 @@ class Rig:
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
             consumer = Consumer(worker.deliver, worker.results.put, worker.at_round_end, self._is_wanted)
-            if padding is None:
+            if isinstance(self.supertensor, DeadlineSuperTensor):
+                worker.submitter = DeadlinePort(self.supertensor, consumer)
+            elif padding is None:
                 worker.submitter = Submitter(self.supertensor, consumer)
             else:
                 kind = PaddedPort if isinstance(padding, Padding) else RaggedPort
@@ -359,6 +371,8 @@ class Rig:
         padding = self.supertensor.padding
         if isinstance(padding, Ragged):
             backend = RaggedBackend(self.sessions[number], padding, self.signature, "m")
+        elif isinstance(self.supertensor, DeadlineSuperTensor):
+            backend = InTime(backend, self.supertensor.deadlines)
         elif padding is not None:
             backend = PaddedBackend(backend, padding, self.signature, "m", self.counters[number])
         return Executor(self.supertensor, backend, on_batch=on_batch)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from toutates.engine.budget import PBTXT_KEYS, YAML_KEYS
+from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.lane import Allocate, Pin
 from toutates.engine.padded.padding import Padding
 from toutates.engine.ragged.ragged import Ragged
@@ -37,7 +41,11 @@ def batches_of(
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
         pin, allocate, lends, quick_ns, keeps_whole, padding, grows: as of ``SuperTensor``.
     """
-    return SuperTensor(
+    make: Callable[..., SuperTensor] = SuperTensor
+    if settings.latency_target_ms:
+        target_ns = int(settings.latency_target_ms * 1e6)
+        make = partial(DeadlineSuperTensor, target_ns=target_ns, executors=settings.num_executors)
+    return make(
         model,
         signature,
         batch_size=settings.batch_size,

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toutates.engine.counters import ExecutorCounters, VersionCounters
+from toutates.engine.deadlines.backend import InTime
+from toutates.engine.deadlines.port import DeadlinePort
+from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.executor import Executor
 from toutates.engine.executor_threads import ExecutorThreads
 from toutates.engine.lane import LaneState
@@ -55,7 +58,7 @@ class BatchedServable:
         self._memory_kind = memory_kind
         self._responses = responses
         executors = [
-            Executor(supertensor, backend if counters else self._padded(backend, own), on_batch=own.add)
+            Executor(supertensor, backend if counters else self._wrapped(backend, own), on_batch=own.add)
             for backend, own in zip(backends, self.counters.executors, strict=True)
         ]
         # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
@@ -71,9 +74,11 @@ class BatchedServable:
         """See ``Servable``."""
         return self._threads.ready
 
-    def _padded(self, backend: Backend, counters: ExecutorCounters) -> Backend:
-        """The backend of an executor that may have to pad rows; one for ragged rows joins and cuts them itself."""
+    def _wrapped(self, backend: Backend, counters: ExecutorCounters) -> Backend:
+        """The backend of an executor that leaves out what is late, or pads; one for ragged rows joins them itself."""
         supertensor = self.supertensor
+        if isinstance(supertensor, DeadlineSuperTensor):
+            return InTime(backend, supertensor.deadlines)
         if not isinstance(supertensor.padding, Padding):
             return backend
         return PaddedBackend(backend, supertensor.padding, supertensor.signature, supertensor.name, counters)
@@ -82,6 +87,8 @@ class BatchedServable:
         """See ``Servable``."""
         self.counters.workers.append(consumer.counters)
         padding = self.supertensor.padding
+        if isinstance(self.supertensor, DeadlineSuperTensor):
+            return DeadlinePort(self.supertensor, consumer)
         if padding is None:
             return Submitter(self.supertensor, consumer)
         kind = PaddedPort if isinstance(padding, Padding) else RaggedPort
@@ -101,6 +108,7 @@ class BatchedServable:
             pool_threads=self._pool_threads,
             memory_kind=self._memory_kind,
             responses=self._responses.counters.statistics() if self._responses is not None else {},
+            forecast=self.supertensor.forecast() if isinstance(self.supertensor, DeadlineSuperTensor) else None,
         )
 
     def describe(self, most: int) -> list[str]:
@@ -113,6 +121,8 @@ class BatchedServable:
             f"{occupancy.lanes} lanes, {occupancy.spare_bytes} bytes of spare batches"
         ]
         lines += map(_lane, self.supertensor.lane_states(most))
+        if isinstance(self.supertensor, DeadlineSuperTensor):
+            lines += self.supertensor.profiles(most)
         if occupancy.lanes > most:
             lines.append(f"and {occupancy.lanes - most} more lanes")
         return lines

@@ -30,7 +30,7 @@ from toutates.protocol.input_checks import check_batch, check_input, check_names
 from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, TooLate
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, TooLate, WouldBeLate
 
 __all__ = ["THREAD", "Calls", "Fitting", "ModelCall", "Outcome"]
 
@@ -447,6 +447,8 @@ class Calls:
             counters = self._shared_counters()
             if isinstance(error, Overloaded):
                 counters.overloaded += refused
+            elif isinstance(error, WouldBeLate):
+                counters.late += refused
             else:
                 counters.refused += refused
 

@@ -85,6 +85,7 @@ class WorkerCounters:
         fail_ns: from arrival to the end, of failed and cancelled requests.
         overloaded: requests refused because the ring was full; these and ``refused`` are in no other counter.
         refused: requests refused for what they were.
+        late: requests refused because their answer would have come after their deadline; in no other counter.
         queue_ns, input_ns, infer_ns, output_ns: the parts of ``success_ns`` that Triton reports.
         last_ms: Unix time of the last batch, milliseconds.
         durations: buckets of requests answered, by the time from arrival to answer.
@@ -106,6 +107,7 @@ class WorkerCounters:
     cancel: int = 0
     overloaded: int = 0
     refused: int = 0
+    late: int = 0
     queue_ns: int = 0
     input_ns: int = 0
     infer_ns: int = 0

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
+from toutates.engine.run_line import RunLine
+
 __all__ = ["MAX_RATIO", "Buckets", "Chosen", "RunCost", "WaitingRows"]
 
 #: Elements that are run for each element of a row, at most, where rows of several buckets share a run.
@@ -22,8 +24,6 @@ MAX_RATIO: Final = 1.25
 #: quantized one, thousands of a GPU.
 RUN_COST: Final = 32
 _MOST_RUN_COST: Final = 4_096
-#: Runs of which so many have followed count for a third.
-_REMEMBERED_RUNS: Final = 64
 #: Where there are no buckets of the operator's, there are so many to each doubling of the length.
 _PER_DOUBLING_BITS: Final = 2
 
@@ -68,10 +68,7 @@ class Buckets:
 
 
 class RunCost:
-    """What a run costs beside its elements, learned from how long runs take: the line through their times.
-
-    A run that took twice as long as it should, because something else had the core, counts for a quarter. Several
-    threads may note runs at once; one that is lost is one less.
+    """What a run costs beside its elements, learned from how long runs take (``RunLine``).
 
     Attributes:
         elements: that would take as long as what every run costs.
@@ -79,25 +76,15 @@ class RunCost:
 
     def __init__(self) -> None:
         self.elements = float(RUN_COST)
-        #: sums over the runs, of u = 1 / time and v = elements / time: a u + b v is to be 1
-        self._u = self._v = self._uu = self._uv = self._vv = 0.0
+        self._line = RunLine()
 
     def note(self, elements: int, duration_ns: int) -> None:
         """A run of so many elements, padding included, has taken so long."""
-        if duration_ns <= 0:
-            return
-        keep = 1 - 1 / _REMEMBERED_RUNS
-        u, v = 1 / duration_ns, elements / duration_ns
-        self._u, self._v = u_sum, v_sum = keep * self._u + u, keep * self._v + v
-        self._uu, self._uv, self._vv = uu, uv, vv = (
-            keep * self._uu + u * u, keep * self._uv + u * v, keep * self._vv + v * v
-        )  # fmt: skip
-        spread = uu * vv - uv * uv
-        if spread < 0.01 * uu * vv:  # runs were too much alike to tell
-            return
-        fixed, each = u_sum * vv - v_sum * uv, v_sum * uu - u_sum * uv
-        if each > 0:
-            self.elements = min(max(0.0, fixed / each), _MOST_RUN_COST)
+        line = self._line
+        line.note(elements, duration_ns)
+        each_ns = line.each_ns  # once: another thread may note a run meanwhile
+        if line.told and each_ns:
+            self.elements = min(line.fixed_ns / each_ns, _MOST_RUN_COST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,24 @@ from toutates.engine.counters import BatchCounters, CacheCounters, WorkerCounter
 from toutates.engine.model_metrics import ModelSeries
 from toutates.engine.response_counters import ResponseStatistics
 
-__all__ = ["Occupancy", "VersionStatistics"]
+__all__ = ["Forecast", "Occupancy", "VersionStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a version with a latency target expects of its runs.
+
+    Attributes:
+        target_ns: within which requests are to be answered.
+        fixed_ns: what every run takes, from when an executor gets a batch; 0 before the first run.
+        row_ns: what a run takes longer for each row.
+        error: how far runs are from that, as a share of it, on average.
+    """
+
+    target_ns: int
+    fixed_ns: int
+    row_ns: int
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +79,7 @@ class VersionStatistics:
         own_metrics: what the model's code counts by itself.
         responses: of a decoupled version, by their place among those of their request.
         cache: requests that were looked up in the response cache; None of a version without.
+        forecast: of its runs; None of a version without a latency target.
     """
 
     requests: WorkerCounters
@@ -76,3 +94,4 @@ class VersionStatistics:
     own_metrics: tuple[ModelSeries, ...] = ()
     responses: Mapping[int, ResponseStatistics] = field(default_factory=dict)
     cache: CacheCounters | None = None
+    forecast: Forecast | None = None

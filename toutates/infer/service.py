@@ -42,6 +42,7 @@ from toutates.system.errors import (
     RequestError,
     UnknownModel,
     Unsupported,
+    WouldBeLate,
 )
 
 __all__ = ["InferService"]
@@ -418,7 +419,7 @@ class InferService:
         self._count_refusal(error, version)
         return (
             error
-            if type(error) in (Overloaded, InvalidSequence)
+            if isinstance(error, WouldBeLate) or type(error) in (Overloaded, InvalidSequence)
             else type(error)(request_prefix(self._transport.request_id(id_field)) + str(error))
         )
 
@@ -447,6 +448,8 @@ class InferService:
                 self.counters.invalid += 1
         elif isinstance(error, Overloaded):
             self._port(version).counters.overloaded += 1
+        elif isinstance(error, WouldBeLate):
+            self._port(version).counters.late += 1
         else:
             self._port(version).counters.refused += 1
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from toutates.engine.cache.store import ResponseCache
 from toutates.models.caching import check_cache_settings, with_cache
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
+from toutates.models.deadlines import check_latency_target
 from toutates.models.inspection import InspectedVersion
 from toutates.models.names import FoundNames
 from toutates.models.repository import VersionFolder
@@ -94,6 +95,7 @@ def load_version(
     with running_on(placement.anywhere, placement.anywhere):
         configuration = load_configuration(version, BackendNames(kinds), overridden=overridden)
         check_cache_settings(model, configuration)
+        check_latency_target(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)
         if cache is not None and configuration.settings.response_cache:
             served = with_cache(served, cache)
@@ -115,6 +117,7 @@ def inspect_version(
     """
     configuration = load_configuration(version, BackendNames(kinds), most_problems=None)
     check_cache_settings(model, configuration)
+    check_latency_target(model, configuration)
     return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
 
 

@@ -16,6 +16,8 @@
         ├── Overloaded          the model has as many rows under way as it may have; try again later
         │   └── QueueFull       as many requests wait for the model as its configuration allows
         ├── TooLate             the answer would come after the caller's deadline
+        │   └── WouldBeLate     the same, and it is known before anything is done for the request
+        │       └── BeyondTarget  it would come after the model's own latency target
         ├── Cancelled           the caller has left
         ├── Unsupported         the protocol defines it, this server does not offer it
         ├── NotInRepository     the repositories do not give a model that is to be loaded
@@ -34,6 +36,7 @@ from typing import TypeVar
 
 __all__ = [
     "AlreadyExists",
+    "BeyondTarget",
     "ByError",
     "Cancelled",
     "ConfigurationError",
@@ -56,6 +59,7 @@ __all__ = [
     "UnknownFailure",
     "UnknownModel",
     "Unsupported",
+    "WouldBeLate",
 ]
 
 T = TypeVar("T")
@@ -146,6 +150,20 @@ class QueueFull(Overloaded):
 
 class TooLate(RequestError):
     """The caller's deadline has passed, or will have before there is an answer."""
+
+
+class WouldBeLate(TooLate):
+    """By what is under way and how long runs take, the answer would come after the deadline; nothing was done for it.
+
+    Attributes:
+        retry_s: after so many seconds it would not be refused for what is under way now.
+    """
+
+    retry_s: float = 0.0
+
+
+class BeyondTarget(WouldBeLate):
+    """The answer would come later than the model's ``latency_target_ms`` allows."""
 
 
 class Cancelled(RequestError):

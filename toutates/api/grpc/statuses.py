@@ -7,6 +7,7 @@ from typing import Final
 from toutates.h2grpc import Status
 from toutates.system.errors import (
     AlreadyExists,
+    BeyondTarget,
     ByError,
     Cancelled,
     ExecutionFailed,
@@ -38,6 +39,7 @@ STATUSES: Final[ByError[Status]] = ByError(
         Overloaded: Status.RESOURCE_EXHAUSTED,
         QueueFull: Status.UNAVAILABLE,  # as Triton has it
         TooLate: Status.DEADLINE_EXCEEDED,
+        BeyondTarget: Status.UNAVAILABLE,  # the caller's own deadline may be far away
         Cancelled: Status.CANCELLED,
         Unsupported: Status.UNIMPLEMENTED,
         AlreadyExists: Status.ALREADY_EXISTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from toutates.system.errors import (
     UnknownFailure,
     UnknownModel,
     Unsupported,
+    WouldBeLate,
 )
 
 __all__ = ["EMPTY", "METHOD_NOT_ALLOWED", "NOT_FOUND", "STATUSES", "Answer", "error_answer", "json_answer", "refusal"]
@@ -85,7 +87,11 @@ def error_answer(status: int, text: str) -> Answer:
 
 def refusal(error: RequestError) -> Answer:
     """The answer to a request that had an error."""
-    return error_answer(STATUSES[type(error)], str(error))
+    answer = error_answer(STATUSES[type(error)], str(error))
+    if isinstance(error, WouldBeLate):
+        # Whole seconds are all that the field can say (RFC 9110 section 10.2.3); the text has milliseconds.
+        answer = answer._replace(fields=b"%bretry-after: %d\r\n" % (answer.fields, max(1, ceil(error.retry_s))))
+    return answer
 
 
 NOT_FOUND: Final = error_answer(404, "Not Found")

@@ -327,6 +327,9 @@ def _check_settings(configuration: VersionConfiguration) -> list[str]:
     passed = check_fields(configuration.given, problems) if configuration.given is not None else []
     if settings.allocator != "cpu":
         problems.add("allocator", "is for ONNX models only", settings.allocator, "write allocator: cpu")
+    if settings.latency_target_ms:
+        key = "latency_target_ms"
+        problems.add(key, "is not for text models: what runs of texts take depends on their lengths", None, "remove it")
     if settings.profiling is not None:
         problems.add("profiling", "is for ONNX models only", None, "remove it")
     problems.raise_all()

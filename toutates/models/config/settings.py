@@ -37,6 +37,7 @@ __all__ = [
     "MAX_CAPACITY_BYTES",
     "MAX_DELAY_US",
     "MAX_EXECUTORS",
+    "MAX_TARGET_MS",
     "MODEL_FILENAME",
     "ONNX_BACKENDS",
     "Allocator",
@@ -75,6 +76,8 @@ MAX_EXECUTORS: Final = 2**10
 _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
 MAX_DELAY_US: Final = 60_000_000
+#: An hour. What may take longer has no use for a target.
+MAX_TARGET_MS: Final = 3_600_000
 #: Rows that may be under way where nothing bounds them.
 DEFAULT_ROWS: Final = 1_024
 _MAX_COUNT: Final = 10**6
@@ -208,6 +211,7 @@ class ModelSettings:
         ragged: how rows of different shape share a batch without padding; None where they do not.
         sequences: how its sequences are scheduled; None for a model without.
         response_cache: whether its answers are kept, where the server has a response cache.
+        latency_target_ms: within which requests are to be answered; what would be later is refused. 0 for no target.
     """
 
     backend: str = field(default="", compare=False)
@@ -240,6 +244,7 @@ class ModelSettings:
     ragged: RaggedSettings | None = None
     sequences: SequenceSettings | None = None
     response_cache: bool = False
+    latency_target_ms: float = 0.0
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -335,6 +340,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         ragged=read_ragged(section.mapping("ragged", "ragged: {inputs: {values: [-1, -1]}}")),
         sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
         response_cache=bool(section.optional_flag("response_cache")),
+        latency_target_ms=section.optional_number("latency_target_ms", MAX_TARGET_MS, 20) or 0.0,
     )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:

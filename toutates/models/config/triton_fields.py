@@ -139,6 +139,7 @@ PARAMETERS: Final = (
     "toutates.capacity",
     "toutates.capacity_bytes",
     "toutates.allocator",
+    "toutates.latency_target_ms",
     "toutates.max_batch_elements",
     "toutates.profiling.file_prefix",
     "toutates.profiling.stop_after_batches",

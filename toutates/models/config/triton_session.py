@@ -16,6 +16,7 @@ from toutates.models.config.settings import (
     ACCELERATORS,
     MAX_CAPACITY,
     MAX_CAPACITY_BYTES,
+    MAX_TARGET_MS,
     Allocator,
     ModelSettings,
     ProfilingSettings,
@@ -43,9 +44,15 @@ _TENSORRT_OPTIONS: Final = MappingProxyType(
 _CONV_ALGORITHMS: Final = MappingProxyType({"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"})
 _BOOLEANS: Final = MappingProxyType({"1": True, "true": True, "on": True, "0": False, "false": False, "off": False})
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 #: Keys of ``parameters`` that are the server's, whatever the backend.
-_OWN: Final = ("toutates.capacity", "toutates.capacity_bytes", "toutates.allocator")
+_OWN: Final = (
+    "toutates.capacity",
+    "toutates.capacity_bytes",
+    "toutates.allocator",
+    "toutates.latency_target_ms",
+)
 _ALLOCATORS: Final[Mapping[str, Allocator]] = MappingProxyType({"cpu": "cpu", "cuda_pinned": "cuda_pinned"})
 _NUMBERS: Final = "a whole number"
 
@@ -104,6 +111,9 @@ class _Parameters:
             capacity=min(max(capacity, 1), MAX_CAPACITY),
             capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
             allocator=self.read("toutates.allocator", _ALLOCATORS.get, settings.allocator, "cpu or cuda_pinned"),
+            latency_target_ms=self.read(
+                "toutates.latency_target_ms", _milliseconds, 0.0, f"a number of milliseconds up to {MAX_TARGET_MS}"
+            ),
         )
 
 
@@ -198,6 +208,11 @@ class _Session:
 
 def _number(text: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _milliseconds(text: str) -> float | None:
+    value = float(text) if _DECIMAL.fullmatch(text) else None
+    return value if value is not None and value <= MAX_TARGET_MS else None
 
 
 def _boolean(text: str) -> bool | None:

@@ -58,8 +58,14 @@ def write_yaml(settings: ModelSettings) -> str:
         *_profiling(settings),
         _line("sequences", _sequences(settings.sequences), "requests do not belong together"),
         _line("response_cache", settings.response_cache),
+        _line("latency_target_ms", _plain(settings.latency_target_ms), "none: requests wait as long as it takes"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _plain(number: float) -> float:
+    """A whole number as such."""
+    return int(number) if number == int(number) else number
 
 
 def _line(key: str, value: Any, nothing: str = "") -> str:

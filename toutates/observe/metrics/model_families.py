@@ -123,6 +123,7 @@ def _outcomes(model: ModelSnapshot) -> list[Series]:
         ((model.name, "ok"), requests.success),
         ((model.name, "error"), requests.fail + requests.cancel + requests.refused),
         ((model.name, "resource_exhausted"), requests.overloaded),
+        ((model.name, "late"), requests.late),
     ]
 
 
@@ -144,7 +145,7 @@ def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
             (one.triton_labels(reason), count)
             for one, (_, own) in zip(versions, requests, strict=True)
             for reason, count in (
-                ("REJECTED", own.rejected),
+                ("REJECTED", own.rejected + own.late),
                 ("CANCELED", own.cancel),
                 ("BACKEND", own.broken),
                 ("OTHER", own.other),
@@ -175,6 +176,10 @@ def executor_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
     padded = [one for one in versions if one.counts.batches.padded_elements]
     yield "toutates_real_elements_total", [(one.labels, one.counts.batches.real_elements) for one in padded]
     yield "toutates_padded_elements_total", [(one.labels, one.counts.batches.padded_elements) for one in padded]
+    forecasts = [(one.labels, one.forecast) for one in versions if one.forecast is not None]
+    yield "toutates_latency_target_seconds", [(labels, own.target_ns / 1e9) for labels, own in forecasts]
+    yield "toutates_run_fixed_seconds", [(labels, own.fixed_ns / 1e9) for labels, own in forecasts]
+    yield "toutates_run_row_seconds", [(labels, own.row_ns / 1e9) for labels, own in forecasts]
     yield "toutates_batches_in_flight", [(one.labels, one.occupancy.in_flight) for one in versions]
     yield "toutates_batches_capacity", [(one.labels, one.occupancy.capacity) for one in versions]
     yield "toutates_lanes", [(one.labels, one.occupancy.lanes) for one in versions]

@@ -18,8 +18,9 @@ ORIGINAL: Final = (
         "requests",
         "Inference requests that have ended, by outcome.",
         "`error`: `nv_inference_request_failure` has the reasons; invalid requests are a fault of the client. "
-        "`resource_exhausted`: raise `capacity` or `num_executors`, or add servers. `not_found`: a client asks for a "
-        "model that is not there.",
+        "`resource_exhausted`: raise `capacity` or `num_executors`, or add servers. `late`: refused because the answer "
+        "would have come after the deadline; add servers, or raise `latency_target_ms`. `not_found`: a client asks for "
+        "a model that is not there.",
     ),
     of_models(
         "inference_batches_total",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from toutates.engine.counters import BUCKETS, BatchCounters, CacheCounters, VersionCounters, WorkerCounters, size_bucket
 from toutates.engine.model_metrics import ModelSeries
-from toutates.engine.statistics import Occupancy
+from toutates.engine.statistics import Forecast, Occupancy
 from toutates.models.table import ServedVersion
 from toutates.observe.metrics.families import Labels
 
@@ -93,6 +93,7 @@ class VersionSnapshot:
         tags: further labels of Triton's metrics, from ``metric_tags`` of the model's configuration, sorted.
         own_metrics: what the model's code counts by itself.
         cache: requests that were looked up in the response cache; None of a version without.
+        forecast: of its runs; None of a version without a latency target.
     """
 
     model: str
@@ -105,6 +106,7 @@ class VersionSnapshot:
     tags: tuple[tuple[str, str], ...] = ()
     own_metrics: tuple[ModelSeries, ...] = ()
     cache: CacheCounters | None = None
+    forecast: Forecast | None = None
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -130,6 +132,7 @@ def read_version(version: ServedVersion) -> VersionSnapshot:
         tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
         read.own_metrics,
         read.cache,
+        read.forecast,
     )
 
 

@@ -1,0 +1,247 @@
+"""The batches of a version with a latency target, and which requests would be late.
+
+Whether a request makes its deadline is known when it comes, by the work in front of it and by what runs take
+(``profile``):
+
+- It joins the batch that is open, if that is then done before the first of its requests is late. A batch whose first
+  request could not wait for more rows takes no more of them, however large it may be.
+- Else it begins a batch. While work waits that batch must have time to become large enough to pay: a run of a few rows
+  takes nearly as long as one of many, and a server that spends its time on small runs answers less of what it is asked.
+- Else it is refused, and nothing is done for it.
+
+Batches are in the order of their deadlines without anybody's sorting them, because all requests of a version have the
+same target. A client's own deadline decides whether its request is refused, and nothing else: it neither brings the
+request forward nor bounds the batch that it is in. So nobody gains time by asking for an answer in a millisecond.
+
+A model on which nothing runs does not refuse for long: after four times the target a request is let in, whatever the
+profile says, so that it is learned anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from toutates.engine.batch_queue import BatchQueue
+from toutates.engine.budget import Budget
+from toutates.engine.deadlines.profile import Profile
+from toutates.engine.lane import Batch, Lane
+from toutates.system.errors import BeyondTarget, WouldBeLate
+
+__all__ = ["DeadlineQueue", "Expected"]
+
+#: An eighth of the target is left for what comes before and after: the request is read, the answer is written.
+_AROUND_SHIFT: Final = 3
+#: After four times the target without a run, a request is let in to see what one takes.
+_FORGET_SHIFT: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class Expected:
+    """What is expected of a batch.
+
+    Attributes:
+        first_ns: when it is to be done, for the first of its requests not to be late; monotonic nanoseconds.
+        last_ns: when the last of its requests is late.
+        work_ns: what its run is to be given.
+        began_ns, ends_ns: when an executor got it, and when it is to be done; 0 before.
+        ran: whether it has been computed.
+    """
+
+    first_ns: int
+    last_ns: int
+    work_ns: int = 0
+    began_ns: int = 0
+    ends_ns: int = 0
+    ran: bool = False
+
+
+class DeadlineQueue(BatchQueue):
+    """A ``BatchQueue`` that knows what its batches will take. Guarded by the SuperTensor's lock.
+
+    Args:
+        open_batches, budget, delay_ns, enough_rows, clock_ns: as of ``BatchQueue``.
+        name: the model's, for errors.
+        target_ns: how long a request may take, from when it comes.
+        executors: how many there are.
+
+    Attributes:
+        target_ns: as given.
+        profile: of all runs of the version, for shapes of rows that have not run.
+    """
+
+    def __init__(
+        self,
+        open_batches: dict[Lane, Batch],
+        budget: Budget,
+        *,
+        name: str,
+        target_ns: int,
+        executors: int,
+        delay_ns: int = 0,
+        enough_rows: int = 1,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(open_batches, budget, delay_ns=delay_ns, enough_rows=enough_rows, clock_ns=clock_ns)
+        self.target_ns = target_ns
+        self.profile = Profile()
+        self._name = name
+        self._executors = executors
+        self._bound_ns = target_ns - (target_ns >> _AROUND_SHIFT)
+        self._profiles: MutableMapping[Lane, Profile] = WeakKeyDictionary()
+        self._expected: dict[Batch, Expected] = {}
+        #: what the runs of all batches that wait are to be given
+        self._waiting_ns = 0
+        self._ran_ns = 0
+
+    def profile_of(self, lane: Lane) -> Profile:
+        """What runs of a lane take; of one that has not run, what those of the version take."""
+        return self._profiles.get(lane, self.profile)
+
+    def expected(self, batch: Batch) -> Expected:
+        """What is expected of a batch that is under way."""
+        return self._expected[batch]
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def admit(self, lane: Lane, rows: int, is_wanted: Callable[[int], bool]) -> None:
+        """Let in a request that is about to reserve its rows, or refuse it. May seal the lane's open batch.
+
+        Args:
+            lane: of its rows.
+            rows: how many.
+            is_wanted: whether somebody still waits for the answer at a time, monotonic nanoseconds.
+
+        Raises:
+            WouldBeLate: it would be late.
+        """
+        now_ns = self._clock_ns()
+        profile = self.profile_of(lane)
+        if len(self.running) < self._executors:
+            free_ns = now_ns
+        else:
+            # There are as many as executors.
+            free_ns = max(now_ns, min([self._expected[batch].ends_ns for batch in self.running]))
+        batch = self.open.get(lane)
+        seals = False
+        if batch is not None:
+            own = self._expected[batch]
+            starts_ns = max(free_ns + (self._waiting_ns - own.work_ns) // self._executors, batch.due_ns)
+            if batch.rows + rows <= batch.room:
+                done_ns = starts_ns + profile.time_ns(batch.rows + rows)
+                if done_ns <= own.first_ns or not own.work_ns:
+                    self._check_caller(now_ns, done_ns, starts_ns, is_wanted)
+                    return
+                seals = True
+            starts_ns += own.work_ns // self._executors
+        else:
+            starts_ns = free_ns + self._waiting_ns // self._executors
+        starts_ns = max(starts_ns, now_ns + self._delay_ns)
+        self._check_new(lane, profile, rows, now_ns, starts_ns, is_wanted)
+        if seals and batch is not None:
+            self.seal(batch)
+
+    def _check_new(
+        self, lane: Lane, profile: Profile, rows: int, now_ns: int, starts_ns: int, is_wanted: Callable[[int], bool]
+    ) -> None:
+        """Check that a request that begins a batch makes its deadline.
+
+        Raises:
+            WouldBeLate: it does not.
+        """
+        waits = starts_ns - self._delay_ns > now_ns
+        forgets_ns = 0 if waits else self._ran_ns + (self.target_ns << _FORGET_SHIFT) - now_ns
+        if not waits and forgets_ns <= 0:
+            self._check_caller(now_ns, starts_ns, starts_ns, is_wanted)
+            return
+        batches = ceil(rows / lane.batch_rows)
+        alone_ns = batches * profile.time_ns(ceil(rows / max(batches, 1)))
+        paying = max(rows, profile.least_rows(lane.batch_rows, self._bound_ns >> 1)) if waits else rows
+        paying_ns = alone_ns if paying == rows else profile.time_ns(paying)
+        late_ns = starts_ns + paying_ns - now_ns - self._bound_ns
+        if late_ns > 0:
+            retry_ns = late_ns if waits else forgets_ns
+            error = BeyondTarget(
+                f"model '{self._name}' has a latency target of {_ms(self.target_ns)} ms, and this request would take "
+                f"{_ms(starts_ns + paying_ns - now_ns)} ms, {_ms(starts_ns - now_ns)} of them for what is in front of "
+                f"it; try again in {_ms(retry_ns)} ms"
+            )
+            error.retry_s = retry_ns / 1e9
+            raise error
+        self._check_caller(now_ns, starts_ns + alone_ns, starts_ns, is_wanted)
+
+    def _check_caller(self, now_ns: int, done_ns: int, starts_ns: int, is_wanted: Callable[[int], bool]) -> None:
+        """Check that a request's caller still waits when it is done.
+
+        Raises:
+            WouldBeLate: the caller's deadline is before.
+        """
+        if not is_wanted(done_ns):
+            error = WouldBeLate(
+                f"model '{self._name}': this request would take {_ms(done_ns - now_ns)} ms, "
+                f"{_ms(starts_ns - now_ns)} of them for what is in front of it, and its deadline is before"
+            )
+            error.retry_s = (starts_ns - now_ns) / 1e9
+            raise error
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def add_open(self, batch: Batch) -> None:
+        """See ``BatchQueue``."""
+        super().add_open(batch)
+        now_ns = self._clock_ns()
+        self._expected[batch] = Expected(now_ns + self._bound_ns, now_ns + self.target_ns)
+
+    def note_rows(self, batch: Batch) -> None:
+        """Rows of one more request have been reserved in a batch that is open, or was until now."""
+        expected = self._expected[batch]
+        expected.last_ns = self._clock_ns() + self.target_ns
+        work_ns = self.profile_of(batch.lane).time_ns(batch.rows)
+        self._waiting_ns += work_ns - expected.work_ns
+        expected.work_ns = work_ns
+
+    def next(self, *, seal_busy: bool) -> Batch | None:
+        """See ``BatchQueue``."""
+        batch = super().next(seal_busy=seal_busy)
+        if batch is not None:
+            expected = self._expected[batch]
+            self._waiting_ns -= expected.work_ns
+            expected.began_ns = self._clock_ns()
+            expected.ends_ns = expected.began_ns + expected.work_ns
+        return batch
+
+    def ended(self, batch: Batch) -> None:
+        """An executor is done with a batch, which has its rows still."""
+        expected = self._expected.pop(batch)
+        if not expected.ran:
+            return
+        self._ran_ns = self._clock_ns()
+        lane = batch.lane
+        profile = self._profiles.get(lane)
+        if profile is None:
+            profile = self._profiles[lane] = Profile()
+        took_ns = self._ran_ns - expected.began_ns
+        profile.note(batch.rows, took_ns)
+        self.profile.note(batch.rows, took_ns)
+
+    def is_too_late(self, batch: Batch) -> bool:
+        """Whether all requests of a batch that is about to run are late, or will be and others wait."""
+        expected = self._expected[batch]
+        now_ns = self._clock_ns()
+        if self.sealed or self.open:
+            now_ns += self.profile_of(batch.lane).mean_ns(batch.rows)
+        return now_ns > expected.last_ns
+
+    def clear(self) -> None:
+        """See ``BatchQueue``."""
+        super().clear()
+        self._expected.clear()
+        self._waiting_ns = 0
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.3g}" if ns < 1e9 else f"{ns / 1e6:.0f}"
