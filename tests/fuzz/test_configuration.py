@@ -21,6 +21,7 @@ SETTINGS = st.builds(
     capacity_bytes=st.none() | st.integers(1, 2**50),
     max_queue_size=st.integers(0, 2**32 - 1),
     num_executors=st.integers(1, 2**10),
+    latency_target_ms=st.just(0.0) | st.floats(0.01, 3_600_000.0),
     allocator=st.sampled_from(("cpu", "cuda_pinned")),
     input_shapes=SHAPES,
     output_shapes=SHAPES,

@@ -269,7 +269,7 @@ def test_overload_leaves_the_goodput_near_its_peak_and_little_load_is_answered(
     goodput = {}
     for load in (0.5, 3.0):
         model = Model(fixed_ms, row_ms)
-        count = min(20_000, int(peak * load * 600))
+        count = min(8_000, int(peak * load * 400))
         gaps = [rng.expovariate(peak * load / MS / burst) if at % burst == 0 else 0.0 for at in range(count)]
         in_time, answered = model.offer(gaps)
         assert in_time >= 0.99 * answered

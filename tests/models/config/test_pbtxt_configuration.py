@@ -129,6 +129,7 @@ def test_parameters_and_optimization_become_options_of_the_session() -> None:
         "session.use_device_allocator_for_initializers": "1",
         "toutates.capacity": "5",
         "toutates.capacity_bytes": "600",
+        "toutates.latency_target_ms": "12.5",
         "toutates.profiling.file_prefix": "/tmp/p",
     }
     parameters = "".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}\n' for k, v in values.items())
@@ -136,7 +137,7 @@ def test_parameters_and_optimization_become_options_of_the_session() -> None:
     assert configuration.warning == ""
     settings = configuration.settings
     assert settings.session == SessionSettings(4, 2, "parallel", "off", False, False, "cpu:0", True)
-    assert (settings.capacity, settings.capacity_bytes) == (5, 600)
+    assert (settings.capacity, settings.capacity_bytes, settings.latency_target_ms) == (5, 600, 12.5)
     assert settings.profiling == ProfilingSettings("/tmp/p")
     options = executor_session_options(SessionOptions(), settings, 0, model="m", source=SOURCE)
     assert (options.intra_threads, options.inter_threads, options.parallel, options.graph_level) == (4, 2, True, "off")

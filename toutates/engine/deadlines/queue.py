@@ -121,11 +121,11 @@ class DeadlineQueue(BatchQueue):
         """
         now_ns = self._clock_ns()
         profile = self.profile_of(lane)
-        if len(self.running) < self._executors:
-            free_ns = now_ns
-        else:
-            # There are as many as executors.
-            free_ns = max(now_ns, min([self._expected[batch].ends_ns for batch in self.running]))
+        free_ns = now_ns
+        if len(self.running) >= self._executors:
+            ends_ns = min([self._expected[batch].ends_ns for batch in self.running])
+            # Who is late by so much is expected to be late by as much again.
+            free_ns += abs(ends_ns - now_ns)
         batch = self.open.get(lane)
         seals = False
         if batch is not None:
@@ -140,8 +140,7 @@ class DeadlineQueue(BatchQueue):
             starts_ns += own.work_ns // self._executors
         else:
             starts_ns = free_ns + self._waiting_ns // self._executors
-        starts_ns = max(starts_ns, now_ns + self._delay_ns)
-        self._check_new(lane, profile, rows, now_ns, starts_ns, is_wanted)
+        self._check_new(lane, profile, rows, now_ns, max(starts_ns, now_ns + self._delay_ns), is_wanted)
         if seals and batch is not None:
             self.seal(batch)
 

@@ -232,6 +232,8 @@ def _own_parameters(settings: ModelSettings) -> dict[str, str]:
     parameters = {"toutates.capacity": str(settings.capacity), "toutates.allocator": settings.allocator}
     if settings.capacity_bytes is not None:
         parameters["toutates.capacity_bytes"] = str(settings.capacity_bytes)
+    if settings.latency_target_ms:
+        parameters["toutates.latency_target_ms"] = f"{settings.latency_target_ms:g}"
     if settings.ragged is not None:
         parameters["toutates.max_batch_elements"] = str(settings.ragged.max_batch_elements)
     if settings.profiling is not None:

@@ -38,6 +38,7 @@ __all__ = [
     "MAX_DELAY_US",
     "MAX_EXECUTORS",
     "MAX_TARGET_MS",
+    "MIN_TARGET_MS",
     "MODEL_FILENAME",
     "ONNX_BACKENDS",
     "Allocator",
@@ -76,6 +77,7 @@ MAX_EXECUTORS: Final = 2**10
 _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
 MAX_DELAY_US: Final = 60_000_000
+MIN_TARGET_MS: Final = 0.01
 #: An hour. What may take longer has no use for a target.
 MAX_TARGET_MS: Final = 3_600_000
 #: Rows that may be under way where nothing bounds them.
@@ -342,6 +344,10 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         response_cache=bool(section.optional_flag("response_cache")),
         latency_target_ms=section.optional_number("latency_target_ms", MAX_TARGET_MS, 20) or 0.0,
     )
+    if 0 < settings.latency_target_ms < MIN_TARGET_MS:
+        section.refuse(
+            "latency_target_ms", f"is below {MIN_TARGET_MS}", settings.latency_target_ms, "write such as 20, or 0 for none"
+        )
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:
             section.refuse(

@@ -17,6 +17,7 @@ from toutates.models.config.settings import (
     MAX_CAPACITY,
     MAX_CAPACITY_BYTES,
     MAX_TARGET_MS,
+    MIN_TARGET_MS,
     Allocator,
     ModelSettings,
     ProfilingSettings,
@@ -112,7 +113,7 @@ class _Parameters:
             capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
             allocator=self.read("toutates.allocator", _ALLOCATORS.get, settings.allocator, "cpu or cuda_pinned"),
             latency_target_ms=self.read(
-                "toutates.latency_target_ms", _milliseconds, 0.0, f"a number of milliseconds up to {MAX_TARGET_MS}"
+                "toutates.latency_target_ms", _milliseconds, 0.0, f"milliseconds, from {MIN_TARGET_MS} to {MAX_TARGET_MS}"
             ),
         )
 
@@ -212,7 +213,7 @@ def _number(text: str) -> int | None:
 
 def _milliseconds(text: str) -> float | None:
     value = float(text) if _DECIMAL.fullmatch(text) else None
-    return value if value is not None and value <= MAX_TARGET_MS else None
+    return value if value is not None and (not value or MIN_TARGET_MS <= value <= MAX_TARGET_MS) else None
 
 
 def _boolean(text: str) -> bool | None:

@@ -1,0 +1,116 @@
+"""A model with a latency target: who would be late is told at once, over gRPC and REST, and is counted."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.e2e.control import client_of
+from tests.e2e.held import Runs, running_held
+from tests.e2e.http import peer_of, post
+from tests.e2e.models import CONFIG, add_model, heavy_model
+from tests.e2e.process import ServerProcess, run
+from tests.e2e.support import triton
+from tests.waiting import wait_until
+
+TARGET_MS: Final = 100
+BODY: Final = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
+    root = tmp_path_factory.mktemp("target")
+    target = f"latency_target_ms: {TARGET_MS}\n"
+    # Its runs are not so quick that a worker would do them itself, and be held as well.
+    add_model(root / "models", "m", heavy_model(2), config=CONFIG.format(8, 128) + target)
+    with running_held(root / "models", root, ["--metrics-addr", "127.0.0.1:0"], model="m") as (process, runs):
+        yield process, runs
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+def inputs() -> list[Any]:
+    tensor = triton.InferInput("INPUT", [1, 64], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 64), 0.5, np.float32))
+    return [tensor]
+
+
+def metrics(server: ServerProcess) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics") as answer:
+        return str(answer.read().decode())
+
+
+def test_who_would_be_late_is_refused_at_once_and_what_waited_too_long_is_not_run(
+    held: tuple[ServerProcess, Runs],
+) -> None:
+    server, runs = held
+    answers: SimpleQueue[tuple[str, str]] = SimpleQueue()
+
+    def note(result: Any, error: Any) -> None:
+        answers.put((error.status() or "", error.message()) if error is not None else ("", ""))
+
+    with client_of(server) as client:
+        client.infer("m", inputs())  # whose run tells what runs take
+        begun = runs.begun
+        with runs.held():
+            client.async_infer("m", inputs(), note)
+            runs.wait_begun(begun + 1)
+            # The longer the run is over its time, the longer others would wait.
+            refused: list[tuple[str, str]] = []
+
+            def is_refused() -> bool:
+                client.async_infer("m", inputs(), note)
+                while not answers.empty():
+                    refused.append(answers.get())
+                return bool(refused)
+
+            wait_until(is_refused)
+            code, text = refused[0]
+            assert code == "StatusCode.UNAVAILABLE"
+            assert text.startswith(f"model 'm' has a latency target of {TARGET_MS} ms, and this request would take ")
+            with peer_of(server.port) as peer:
+                answer = peer.ask(post("/v2/models/m/infer", BODY))
+            assert answer.status == 503
+            assert int(answer.fields["retry-after"]) >= 1
+            assert answer.document["error"].startswith("model 'm' has a latency target")
+    page = metrics(server)
+    assert 'toutates_latency_target_seconds{model="m",version="1"} 0.1' in page
+    assert 'toutates_run_fixed_seconds{model="m",version="1"}' in page
+
+
+def test_a_timeout_that_the_model_cannot_keep_is_refused_with_the_callers_status(
+    held: tuple[ServerProcess, Runs],
+) -> None:
+    server, _ = held
+    with client_of(server) as client:
+        # While nobody else asks, a request is let in now and then, whatever its deadline.
+        def is_refused() -> bool:
+            status, text = outcome(client)
+            return status == "StatusCode.DEADLINE_EXCEEDED" and "its deadline is before" in text
+
+        wait_until(is_refused)
+        assert "its deadline is before" not in outcome(client, 3_600_000_000)[1]
+
+
+def outcome(client: Any, timeout_us: int = 1) -> tuple[str, str]:
+    """Status and text that a request with a timeout of its own comes to; of an answer both are empty."""
+    try:
+        client.infer("m", inputs(), timeout=timeout_us)
+    except triton.InferenceServerException as error:
+        return error.status(), error.message()
+    return "", ""
+
+
+def test_check_says_which_models_cannot_have_a_target(tmp_path: Path) -> None:
+    config = CONFIG.format(8, 4) + "latency_target_ms: 10\nmax_queue_delay_us: 6000\n"
+    add_model(tmp_path, "m", heavy_model(1), config=config)
+    checked = run("check", str(tmp_path))
+    assert checked.returncode == 1
+    assert "latency_target_ms: batches wait 6000 us for more rows, which is more than half" in checked.stdout
