@@ -345,9 +345,8 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         latency_target_ms=section.optional_number("latency_target_ms", MAX_TARGET_MS, 20) or 0.0,
     )
     if 0 < settings.latency_target_ms < MIN_TARGET_MS:
-        section.refuse(
-            "latency_target_ms", f"is below {MIN_TARGET_MS}", settings.latency_target_ms, "write such as 20, or 0 for none"
-        )
+        remedy = "write such as 20, or 0 for none"
+        section.refuse("latency_target_ms", f"is below {MIN_TARGET_MS}", settings.latency_target_ms, remedy)
     for size in settings.preferred_batch_sizes:
         if size > settings.batch_size:
             section.refuse(

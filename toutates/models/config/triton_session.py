@@ -56,6 +56,7 @@ _OWN: Final = (
 )
 _ALLOCATORS: Final[Mapping[str, Allocator]] = MappingProxyType({"cpu": "cpu", "cuda_pinned": "cuda_pinned"})
 _NUMBERS: Final = "a whole number"
+_MILLISECONDS: Final = f"a number of milliseconds from {MIN_TARGET_MS} to {MAX_TARGET_MS}"
 
 T = TypeVar("T")
 
@@ -112,9 +113,7 @@ class _Parameters:
             capacity=min(max(capacity, 1), MAX_CAPACITY),
             capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
             allocator=self.read("toutates.allocator", _ALLOCATORS.get, settings.allocator, "cpu or cuda_pinned"),
-            latency_target_ms=self.read(
-                "toutates.latency_target_ms", _milliseconds, 0.0, f"milliseconds, from {MIN_TARGET_MS} to {MAX_TARGET_MS}"
-            ),
+            latency_target_ms=self.read("toutates.latency_target_ms", _milliseconds, 0.0, _MILLISECONDS),
         )
 
 
