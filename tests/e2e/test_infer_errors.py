@@ -22,6 +22,7 @@ from tests.e2e.support import (
     request,
     statistics_of,
 )
+from tests.waiting import PATIENCE_S
 
 NO_ID = "[request id: <id_unknown>] "
 INVALID = "INVALID_ARGUMENT"
@@ -732,7 +733,7 @@ def test_garbage_in_place_of_a_message_is_an_internal_error(channel: Any, data: 
 def test_an_id_that_is_not_utf_8_is_an_internal_error_by_every_way(channel: Any) -> None:
     for model in (good(), texts(bytes_tensor(b"a", b"b", b"c", b"d"))):
         data = model.SerializeToString()
-        call_twice = [channel.unary_unary(INFER)(data + b"\x1a\x01i", timeout=10) for _ in range(2)]
+        call_twice = [channel.unary_unary(INFER)(data + b"\x1a\x01i", timeout=PATIENCE_S) for _ in range(2)]
         assert pb.ModelInferResponse.FromString(call_twice[1]).id == "i"
         assert refused(channel, data + b"\x1a\x01\xff")[0] == "INTERNAL"
     assert_answers(channel)
@@ -746,7 +747,7 @@ def test_unknown_fields_and_fields_in_any_order_are_as_good(channel: Any) -> Non
     rest = message.SerializeToString()
     for data in (raws + rest, rest + raws, rest + b"\xfa\x3e\x02ab" + raws, rest + raws + b"\x98\x06\x01"):
         for _ in range(2):
-            response = pb.ModelInferResponse.FromString(channel.unary_unary(INFER)(data, timeout=10))
+            response = pb.ModelInferResponse.FromString(channel.unary_unary(INFER)(data, timeout=PATIENCE_S))
             assert response.id == "i"
             np.testing.assert_array_equal(outputs_of(response)["OUTPUT0"], 2 * values)
 
@@ -762,7 +763,7 @@ def test_refusals_do_not_touch_the_statistics(channel: Any) -> None:
 def test_a_hundred_thousand_inputs_are_refused_in_no_time(channel: Any) -> None:
     message = request("addsub", *[Tensor(f"I{at}", "INT32", [], None) for at in range(100_000)])
     for _ in range(2):
-        status, text = refused(channel, message, timeout=5)
+        status, text = refused(channel, message, timeout=PATIENCE_S)
         assert (status, text[:38]) == (INVALID, "the request has more than 16384 fields")
         message.raw_input_contents.extend([b""] * 100_000)
 
@@ -771,12 +772,12 @@ def test_a_few_thousand_inputs_are_refused_in_no_time_and_counted(channel: Any) 
     message = request("addsub", *[Tensor(f"I{at}", "INT32", [], None) for at in range(3_000)])
     message.inputs[0].contents.SetInParent()
     message.raw_input_contents.append(b"")
-    assert refused(channel, message, timeout=5)[0] == INVALID
+    assert refused(channel, message, timeout=PATIENCE_S)[0] == INVALID
     del message.inputs[0].contents.int_contents[:]
     message.inputs[0].ClearField("contents")
     del message.raw_input_contents[:]
     message.raw_input_contents.extend([b""] * 3_000)
-    status, text = refused(channel, message, timeout=5)
+    status, text = refused(channel, message, timeout=PATIENCE_S)
     assert status == INVALID
     assert text.startswith(NO_ID + "expected 2 inputs but got 3000 inputs for model 'addsub'.")
 
@@ -796,7 +797,7 @@ def test_a_poisoned_row_fails_its_own_request_only(server: ServerProcess) -> Non
         return data
 
     with channel_to(server.address) as one, channel_to(server.address) as two:
-        futures = [(one, two)[at % 2].unary_unary(INFER).future(body(at), timeout=20) for at in range(120)]
+        futures = [(one, two)[at % 2].unary_unary(INFER).future(body(at), timeout=PATIENCE_S) for at in range(120)]
         for at, future in enumerate(futures):
             if at % 10 == 3:
                 error = future.exception()

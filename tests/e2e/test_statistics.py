@@ -80,13 +80,13 @@ def test_statistics_begin_at_zero_and_count_by_version(channel: Any) -> None:
         assert statistics.inference_stats.success.count == statistics.inference_stats.fail.count == 0
         assert not statistics.batch_stats
         assert not statistics.memory_usage
-    before_ms = time.time_ns() // 1_000_000
+    before_ns = time.time_ns()
     for rows in (1, 3, 3, 100):
         infer(channel, versioned(rows, "2"))
-    after_ms = time.time_ns() // 1_000_000
+    after_ns = time.time_ns()
     assert statistics_of(channel, "versions", "1").inference_count == 0
     statistics = statistics_of(channel, "versions", "2")
-    assert before_ms <= statistics.last_inference <= after_ms
+    assert before_ns // 1_000_000 <= statistics.last_inference <= after_ns // 1_000_000
     assert statistics.inference_count == 107
     assert statistics.execution_count == 5  # 100 rows take two batches of 64
     durations = statistics.inference_stats
@@ -94,7 +94,7 @@ def test_statistics_begin_at_zero_and_count_by_version(channel: Any) -> None:
     assert durations.compute_input.count == durations.compute_infer.count == durations.compute_output.count == 4
     assert durations.fail.count == durations.cache_hit.count == durations.cache_miss.count == 0
     parts = (durations.queue, durations.compute_input, durations.compute_infer, durations.compute_output)
-    assert 0 < sum(part.ns for part in parts) <= durations.success.ns < 5_000_000_000
+    assert 0 < sum(part.ns for part in parts) <= durations.success.ns < after_ns - before_ns
     sizes = [(batch.batch_size, batch.compute_infer.count) for batch in statistics.batch_stats]
     assert sizes == [(1, 1), (3, 2), (36, 1), (64, 1)]
     for batch in statistics.batch_stats:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.free_threading import assert_ran_without_gil
+from tests.e2e.held import Runs
 from tests.e2e.process import PYTHON, ServerProcess, environment, running
 from tests.e2e.support import (
     INFER,
@@ -23,6 +24,7 @@ from tests.e2e.support import (
     Tensor,
     call,
     channel_to,
+    grpc,
     infer,
     pb,
     refused,
@@ -32,6 +34,7 @@ from tests.e2e.support import (
 from tests.e2e.wire import client_of, framed
 from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting, wait_until
 from tests.ports import dead_port
+from tests.waiting import DEADLINES_S
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e47{:02x}"
 PARENT: Final = "00f067aa0ba902b7"
@@ -59,12 +62,21 @@ def parent(number: int, flags: str = "01") -> tuple[str, str]:
 
 @contextmanager
 def tracing(
-    repository: Path, folder: Path, *flags: str, models: str = "mlp,slow,versions"
+    repository: Path,
+    folder: Path,
+    *flags: str,
+    models: str = "mlp,slow,versions",
+    module: Sequence[str] = ("toutates",),
 ) -> Iterator[tuple[ServerProcess, Collector]]:
-    """A server that sends its traces to a collector, both for the block."""
+    """A server that sends its traces to a collector, both for the block; ``module`` as ``running`` has it."""
     with (
         collecting() as collector,
-        running(repository, folder, ["--load-models", models, "--trace-endpoint", collector.url, *flags]) as server,
+        running(
+            repository,
+            folder,
+            ["--load-models", models, "--trace-endpoint", collector.url, *flags],
+            module=module,
+        ) as server,
     ):
         yield server, collector
         if server.process.poll() is None:
@@ -164,16 +176,28 @@ def test_malformed_traceparent_is_ignored_and_the_rate_decides(repository: Path,
 
 
 def test_requests_that_fail_are_traced_with_their_status(repository: Path, tmp_path: Path) -> None:
-    with tracing(repository, tmp_path) as (server, collector):
+    runs = Runs(tmp_path / "runs")
+    module = ("tests.e2e.held", str(runs.path), "slow")
+    with tracing(repository, tmp_path, module=module) as (server, collector):
         with channel_to(server.address) as channel:
             text = refused(channel, request("nobody"), metadata=[parent(1)])[1]
             refused(channel, mlp(1, model_version="9"), metadata=[parent(2)])
-            slow = request("slow", Tensor.of("INPUT", "INT64", [[600]]))
-            assert refused(channel, slow, metadata=[parent(3)], timeout=0.2)[0] == "DEADLINE_EXCEEDED"
-        wait_until(lambda: len(collector.servers()) >= 3, "no spans came")
+            slow = request("slow", Tensor.of("INPUT", "INT64", [[1]])).SerializeToString()
+            for number, deadline_s in enumerate(DEADLINES_S, start=3):
+                with runs.held():
+                    call_ = channel.unary_unary(INFER).future(slow, metadata=[parent(number)], timeout=deadline_s)
+                    wait_until(lambda: runs.begun > 0 or bool(call_.done()), "nothing happened")  # noqa: B023
+                    passed_s = (
+                        time.monotonic() + 1.1 * deadline_s
+                    )  # by the server's clock too, and rounded as gRPC does
+                    assert call_.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                    wait_until(lambda: time.monotonic() > passed_s, "the clock stands still")  # noqa: B023
+                if runs.begun:
+                    break
+        wait_until(lambda: len(collector.servers()) >= number, "no spans came")
         assert server.stop() == 0
         spans = {span.trace_id.hex(): span for span in collector.servers()}
-    unknown, late = spans[TRACE.format(1)], spans[TRACE.format(3)]
+    unknown, late = spans[TRACE.format(1)], spans[TRACE.format(number)]
     assert attributes_of(unknown)["rpc.grpc.status_code"] == 5
     assert attributes_of(unknown)["error.message"] == text
     assert unknown.status.code == 0  # the caller's mistake, not the server's

@@ -117,7 +117,7 @@ def test_requests_beside_a_message_that_is_reset_in_the_middle_are_answered() ->
 
 def test_memory_of_large_messages_goes_back_once_no_more_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_memory, "IDLE_NS", HOUR_NS)
-    with running(Limits(handshake_timeout_s=0.2)) as server, BlockingClient(server.port) as client:
+    with running(Limits(keepalive_time_s=0.2)) as server, BlockingClient(server.port) as client:
         for _ in range(3):
             assert client.unary(CONTENT[:1_000_000]).messages == [CONTENT[:1_000_000]]
         assert server.call(lambda: server.service.shared.pool.kept_bytes) >= 1_000_000
