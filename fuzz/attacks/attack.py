@@ -47,6 +47,9 @@ class Attack:
     def prepare(self) -> None:
         """Make what is sent, where that takes long. It is not counted as the attack's cost."""
 
+    def tidy(self, host: str, port: int) -> None:
+        """Take back what stays in the server, or on the machine, when the attacker's connections have ended."""
+
     def times_stopped(self, answers: Mapping[str, int], endings: Mapping[str, int]) -> int:
         """How many connections or calls ended as ``stops`` says."""
         return sum(

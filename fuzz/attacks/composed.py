@@ -9,9 +9,20 @@ from typing import ClassVar, Final
 
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
-from fuzz.attacks.wire import Code, Kind, field, frame, framed, greeting, infer_message, request_block, unary
+from fuzz.attacks.wire import (
+    END_HEADERS,
+    Code,
+    Kind,
+    field,
+    frame,
+    framed,
+    greeting,
+    infer_message,
+    request_block,
+    unary,
+)
 
-__all__ = ["EnsembleFailures", "EnsembleFan", "EnsembleReloads", "PythonBulk"]
+__all__ = ["EndlessEnsemble", "EnsembleFailures", "EnsembleFan", "EnsembleReloads", "PythonBulk"]
 
 _BLOCK: Final = request_block()
 
@@ -93,6 +104,30 @@ class EnsembleReloads(Attack):
                 sent += 101
                 await peer.send(b"".join(calls), 101)
                 await _answered(peer, sent)
+
+
+class EndlessEnsemble(Attack):
+    """Streams to an ensemble whose member sends without end, and nobody reads; some are reset, and begin anew."""
+
+    name = "endless-ensemble"
+    summary = "6 streams to an ensemble whose decoupled member sends 64 KiB without end, without a window for it"
+    limit = "a stream begins nothing while a MiB of its answers waits; the member waits when it sends, at 16 MiB; "
+    limit += "`--limit stall_timeout` (60 s)"
+    stops = ("closed", "reset", "GOAWAY")
+    connections: ClassVar = 2
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting(stream_window=0))
+        block = request_block("/inference.GRPCInferenceService/ModelStreamInfer")
+        body = framed(infer_message("endless_flow", [1], struct.pack("<q", 16_384), "INT64"))
+        for stream_id in range(1, 13, 2):
+            await peer.send(
+                frame(Kind.HEADERS, END_HEADERS, stream_id, block) + frame(Kind.DATA, 0, stream_id, body), 1
+            )
+        for stream_id in (1, 5):
+            await peer.pause(0.1)
+            await peer.send(_reset(stream_id))
+        await peer.wait_over()
 
 
 class PythonBulk(Attack):

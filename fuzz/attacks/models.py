@@ -21,6 +21,7 @@ def build_repository(root: Path) -> None:
     - victim: OUTPUT = INPUT + 10, INT32 [n, 4].
     - shapes: OUTPUT = -INPUT, FP32 [n, m].
     - strings: OUTPUT = INPUT, BYTES [n, m].
+    - cached: OUTPUT = -INPUT, FP32 [n, m], with the response cache.
     - generator: OUTPUT = INPUT[0] zeros, FP32.
     - sums: OUTPUT = the sum of the INPUTs of a sequence, FP32 [n, 4]; 16 sequences at once, which may rest for 0.2 s.
     """
@@ -36,6 +37,12 @@ def build_repository(root: Path) -> None:
         [helper.make_node("Neg", ["INPUT"], ["OUTPUT"])],
         _tensors(TensorProto.FLOAT, ["n", "m"], TensorProto.FLOAT, ["n", "m"]),
     )
+    _write(
+        root / "cached",
+        [helper.make_node("Neg", ["INPUT"], ["OUTPUT"])],
+        _tensors(TensorProto.FLOAT, ["n", "m"], TensorProto.FLOAT, ["n", "m"]),
+    )
+    (root / "cached" / "config.pbtxt").write_text(_CACHED)
     _write(
         root / "strings",
         [helper.make_node("Identity", ["INPUT"], ["OUTPUT"])],
@@ -57,6 +64,13 @@ def build_repository(root: Path) -> None:
     (root / "sums" / "1" / "config.yaml").write_text(_SUMS)
 
 
+_CACHED = """
+max_batch_size: 8
+input { name: "INPUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1 ] }
+dynamic_batching { }
+response_cache { enable: true }
+"""
 _SUMS = """
 backend: supertensor
 batch_size: 16
@@ -102,12 +116,65 @@ class TritonPythonModel:
 """
 
 
+_SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "INPUT")
+            time.sleep(0.02)
+            if int(tensor.as_numpy()[0]) % 2:
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("odd")))
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", tensor.as_numpy())]))
+        return responses
+"""
+_ENDLESS = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.threads = []
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            size = int(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0])
+            self.threads = [thread for thread in self.threads if thread.is_alive()]
+            self.threads.append(threading.Thread(target=self.send, args=(sender, size)))
+            self.threads[-1].start()
+
+    def send(self, sender, size):
+        array = np.zeros((1, size), np.float32)
+        while not sender.is_cancelled():
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", array)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+_ENDLESS_FLOW = """
+backend: ensemble
+batching: false
+inputs: {INPUT: {datatype: INT64, shape: [1]}}
+outputs: {OUTPUT: {datatype: FP32, shape: [1, -1]}}
+steps:
+  - {model: endless, inputs: {INPUT: INPUT}, outputs: {OUTPUT: sent}}
+  - {model: shapes, inputs: {INPUT: sent}, outputs: {OUTPUT: OUTPUT}}
+"""
+
+
 def build_composed(root: Path) -> None:
-    """Write models that are made of those of ``build_repository``, and one in Python.
+    """Write models that are made of those of ``build_repository``, and some in Python.
 
     - fan: INPUT[0] zeros, six times at once, of which OUTPUT has the sum of the first elements.
     - flow: OUTPUT = -[10, 20, 30][INPUT], INT64 to FP32 [n, 1]; fails for another INPUT in its second of three steps.
     - bulk: in Python: OUTPUT = INPUT[0] zeros, FP32; or it takes -INPUT[0] milliseconds.
+    - cached_slow: in Python, with the response cache: OUTPUT = INPUT, INT64, after 20 ms; fails where that is odd.
+    - endless: in Python, decoupled: OUTPUT = INPUT[0] zeros, FP32 [1, m], again and again until its caller leaves.
+    - endless_flow: what endless sends, through another model.
     """
     names = "abcdef"
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["m"]) for name in names]
@@ -137,12 +204,19 @@ def build_composed(root: Path) -> None:
         [table],
     )
     _configure(root / "flow", _FLOW)
-    (root / "bulk" / "1").mkdir(parents=True)
-    (root / "bulk" / "1" / "model.py").write_text(_BULK)
-    (root / "bulk" / "config.pbtxt").write_text(
+    _write_python(root / "bulk", _BULK, "TYPE_FP32", "-1")
+    _write_python(root / "cached_slow", _SLOW, "TYPE_INT64", "1", "response_cache { enable: true }")
+    _write_python(root / "endless", _ENDLESS, "TYPE_FP32", "1, -1", "model_transaction_policy { decoupled: true }")
+    _configure(root / "endless_flow", _ENDLESS_FLOW)
+
+
+def _write_python(folder: Path, code: str, output_type: str, output_dims: str, further: str = "") -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(code)
+    (folder / "config.pbtxt").write_text(
         'backend: "python"\n'
         'input [ { name: "INPUT" data_type: TYPE_INT64 dims: [ 1 ] } ]\n'
-        'output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+        f'output [ {{ name: "OUTPUT" data_type: {output_type} dims: [ {output_dims} ] }} ]\n{further}\n'
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from fuzz.attacks import (
     bombs,
+    cache_floods,
     composed,
     control_floods,
     dear_answers,
@@ -20,6 +21,7 @@ from fuzz.attacks import (
     rest_contents,
     rest_floods,
     rest_peers,
+    shared_regions,
     slow_peers,
     stream_floods,
 )
@@ -87,6 +89,16 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     composed.EnsembleFailures,
     composed.EnsembleReloads,
     composed.PythonBulk,
+    composed.EndlessEnsemble,
+    cache_floods.CacheFill,
+    cache_floods.CacheBits,
+    cache_floods.CacheHuge,
+    cache_floods.CacheWaiters,
+    shared_regions.RegionsToTheLimit,
+    shared_regions.RegionNames,
+    shared_regions.RegionStorm,
+    shared_regions.ShrinkingRegions,
+    shared_regions.RegionBulk,
     floods_of_connections.HoldConnections,
     floods_of_connections.ConnectionChurn,
     floods_of_connections.PortScan,

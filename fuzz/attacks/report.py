@@ -22,12 +22,15 @@ from tests.e2e.process import FRESH, PYTHON, running
 
 __all__ = ["BEGIN", "END", "FLAGS", "HEAD", "PAGE", "row", "write_report", "write_table"]
 
-#: Timers are shortened, so that what they end is seen to end; all other limits are the defaults.
+#: Timers are shortened, so that what they end is seen to end; what is off by default and can be attacked is on; all
+#: other limits are the defaults.
 FLAGS: Final = (
     *("--handshake-timeout", "2"),
     *("--stall-timeout", "2"),
     *("--keepalive-time", "1"),
     *("--keepalive-timeout", "1"),
+    *("--response-cache-byte-size", "16777216"),
+    "--allow-client-shm",
 )
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "security.md"

@@ -141,7 +141,10 @@ def run_and_print(attack: Attack, host: str, port: int, seconds: float, pause_s:
     attack.prepare()
     runner = _Runner(attack, host, port, pause_s)
     started, cpu = time.monotonic(), _cpu_seconds()
-    trio.run(runner.run, seconds)
+    try:
+        trio.run(runner.run, seconds)
+    finally:
+        attack.tidy(host, port)
     tally = runner.tally
     report = Report(
         seconds=time.monotonic() - started,

@@ -31,12 +31,14 @@ __all__ = [
 ]
 
 #: Timers are shortened, so that an attack of a second meets them; all other limits are the defaults but one, which
-#: would take gigabytes to meet.
+#: would take gigabytes to meet. What is off by default and can be attacked is on.
 FLAGS: Final = (
     *("--handshake-timeout", "0.5"),
     *("--stall-timeout", "0.5"),
     *("--max-connection-buffered-bytes", "33554432"),
     *("--metrics-addr", "127.0.0.1:0"),
+    *("--response-cache-byte-size", "16777216"),
+    "--allow-client-shm",
 )
 SECONDS: Final = 0.6
 #: What 99 of 100 honest requests may take while an attacker, the tests' own clients and whatever else runs here share
