@@ -48,7 +48,11 @@ _SLOW: Final = (
     "rest-announced-lengths",
 )
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
-_DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
+#: Outputs of many MiB in shared memory are written by the worker.
+_DEAR: Final = {
+    *("gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"),
+    *("region-bulk", "shrinking-regions"),
+}
 #: What these make the server keep is bounded: spare batches by 256 MiB per model, ONNX Runtime's arena by all answers
 #: that wait at once, and what allocators keep by the messages of both connections.
 _KEPT_MIB: Final = {
@@ -65,6 +69,10 @@ _KEPT_MIB: Final = {
     "rest-deaf-streams": 256.0,
     "python-bulk": 256.0,
     "ensemble-fan": 384.0,
+    "cache-huge": 256.0,
+    "endless-ensemble": 256.0,
+    "shrinking-regions": 256.0,
+    "region-bulk": 768.0,
 }
 #: Of all of them together.
 _KEPT_BY_SLOW_MIB: Final = 256.0

@@ -19,6 +19,7 @@ CASES = {
     "infer_request": 5_000,
     "rest_request": 1_500,
     "text_request": 500,
+    "region_requests": 150,
     "stream_messages": 500,
     "configuration": 100,
 }
