@@ -43,13 +43,28 @@ __all__ = ["check", "make_case"]
 MOST_REGIONS = 3
 MOST_BYTES = 100_000
 OBJECT_BYTES = 65_536
-NAMES = ("a", "a", "b", "c", "d", "", "a b", "é", "n" * 512, "n" * 513, "nul\0", "/a")
+NAMES = (*"aaaaaabbb", "c", "d", "", "a b", "é", "n" * 512, "n" * 513, "nul\0", "/a")
 KEYS = (
-    *("one", "/one", "two", "//two", "one", "two"),
+    *("one", "/one", "two", "//two") * 6,
     *("link", "folder", "fifo", "sem.one", "none", "", "/", "..", ".", "../secret", "/etc/passwd", "folder/x"),
     *("one\0", "x" * 255, "x" * 256, "k" * 513, "é", "triton_python_backend_shm_region_x"),
 )
-NUMBERS = (0, 0, 0, 1, 4, 4_096, 4_096, 4_097, 8_192, 65_536, 65_537, 60_000, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+NUMBERS = (
+    *(0, 4_096) * 5,
+    1,
+    4,
+    4_095,
+    4_097,
+    8_192,
+    65_536,
+    65_537,
+    60_000,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 ODD = ("null", "true", '"4"', "-1", "1.5", "18446744073709551616", "[]", "1e3", "01")
 SIZES = (0, 1, 4_096, OBJECT_BYTES, OBJECT_BYTES, 100_000)
 STEPS = "rguspt"
