@@ -43,8 +43,8 @@ __all__ = ["check", "make_case"]
 MOST_REGIONS = 3
 MOST_BYTES = 100_000
 OBJECT_BYTES = 65_536
-NAMES = (*"aaaaaabbb", "c", "d", "", "a b", "é", "n" * 512, "n" * 513, "nul\0", "/a")
-KEYS = (
+NAMES: tuple[str, ...] = (*"aaaaaabbb", "c", "d", "", "a b", "é", "n" * 512, "n" * 513, "nul\0", "/a")
+KEYS: tuple[str, ...] = (
     *("one", "/one", "two", "//two") * 6,
     *("link", "folder", "fifo", "sem.one", "none", "", "/", "..", ".", "../secret", "/etc/passwd", "folder/x"),
     *("one\0", "x" * 255, "x" * 256, "k" * 513, "é", "triton_python_backend_shm_region_x"),
@@ -179,7 +179,7 @@ def _check(case: bytes, folder: Path) -> None:
                 if len(what) == 2:
                     os.truncate(folder / ("one", "two")[what[0] % 2], SIZES[what[1] % len(SIZES)])
             elif step == "p":
-                _use(tables[0], what, folder)
+                _use(tables, what, folder)
             else:
                 outcomes = [_outcome(call) for call in _calls(step, what, tables)]
                 assert outcomes[1:] == outcomes[:-1], f"{outcomes} over gRPC and REST"
@@ -249,8 +249,9 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return type(error), str(error)
 
 
-def _use(table: Regions, what: bytes, folder: Path) -> None:
-    """A tensor that is in a region: read, and written."""
+def _use(tables: list[Regions], what: bytes, folder: Path) -> None:
+    """A tensor that is in a region: read, and written. Then the region goes, of both tables."""
+    table, other = tables
     try:
         tensor = ModelInferRequest.InferInputTensor.FromString(what)
     except DecodeError:
@@ -270,7 +271,8 @@ def _use(table: Regions, what: bytes, folder: Path) -> None:
         _read(table, place, folder)
         _write(table, place, folder)
     finally:
-        table.unregister(region.kind, region.name)
+        for one in (table, other):
+            one.unregister(region.kind, region.name)
         assert table._regions[place.region] is region, "gone while it is in use"
         table.release([place, place])
         assert place.region not in table._regions
