@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak test-backends test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench clean
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -155,6 +155,21 @@ $(VENV)/.bench: $(VENV)/.dev
 
 bench: $(VENV)/.bench  ## Cost per request beside other servers (needs h2load; ARGS=--quick for a short one)
 	$(BIN)/python -m bench $(if $(PYTHON314T),--python314t '$(PYTHON314T)') $(ARGS)
+
+# --- releasing --------------------------------------------------------------------------------------------------
+
+$(VENV)/.dist: $(VENV)/.dev
+	$(PIP) -e '.[dist]'
+	@touch $@
+
+dist: $(VENV)/.dist  ## Build wheel, sdist and bill of materials into dist/; the version is that of the last tag
+	$(BIN)/python release/make_dist.py
+
+# The Pythons to install the wheel with; those that are not here are left out.
+PYTHONS = python3.11 python3.12 python3.13 python3.14 $(or $(PYTHON314T),python3.14t)
+
+test-dist: dist  ## Install the wheel with every Python of PYTHONS, and serve from each
+	TOUTATES_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -m dist tests/packaging --numprocesses 2 $(ARGS)
 
 # --- the rest ---------------------------------------------------------------------------------------------------
 
