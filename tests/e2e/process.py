@@ -43,8 +43,11 @@ def environment() -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of ``toutates`` with these arguments; a server is without its HTTP side unless they say so."""
-    is_server = arguments[:1] not in (("check",), ("config",), ("probe",))
+    """The command line of ``toutates`` with these arguments.
+
+    A server is without its HTTP side unless they say so, but for one that begins with ``serve``.
+    """
+    is_server = arguments[:1] not in (("check",), ("config",), ("probe",), ("serve",))
     return [PYTHON, "-m", "toutates", *(NO_HTTP if is_server else ()), *arguments]
 
 
@@ -122,7 +125,7 @@ class ServerProcess:
 
 @contextmanager
 def running(
-    repository: Path | str,
+    repository: Path | str | None,
     folder: Path,
     flags: Sequence[str] = (),
     start: Sequence[str] = (),
@@ -133,7 +136,7 @@ def running(
     """A server that has become ready, and ends with the block if it has not ended by then.
 
     Args:
-        repository: the models: a directory or an s3:// URL.
+        repository: the models: a directory or an s3:// URL; None where ``module`` names them.
         folder: an empty one, for its log.
         flags: beside the repository and the address. There is no HTTP side unless they say so.
         start: what a new interpreter is told to run, such as FRESH; none forks the server (``forking``).
@@ -141,7 +144,8 @@ def running(
         module: what runs in a forked server, and arguments that come before the flags.
     """
     log_path = folder / "log"
-    arguments = ["--model-repository", str(repository), "--grpc-addr", f"127.0.0.1:{port}", *NO_HTTP, *flags]
+    models = [] if repository is None else ["--model-repository", str(repository)]
+    arguments = [*models, "--grpc-addr", f"127.0.0.1:{port}", *NO_HTTP, *flags]
     process: subprocess.Popen[bytes] | Forked
     with log_path.open("wb") as log:
         if start:

@@ -27,7 +27,7 @@ from toutates.models.repository import ModelFolder, VersionFolder, say_passed_ov
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import FileSpecification, S3Specification
 from toutates.server.kinds import kinds_of_models
 from toutates.server.options import DEFAULT_CACHE_SIZE, Options
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
@@ -71,6 +71,7 @@ def check(options: Options, *, assume_gpu: bool = False) -> Report:
     if not assume_gpu:
         providers = choose_providers(options.execution_providers, options.tensorrt, offered)
     [root] = options.model_repositories
+    assert not isinstance(root, FileSpecification)  # which `toutates serve` alone makes
     return check_repository(
         root,
         options.custom_op_libraries,

@@ -18,9 +18,10 @@ from pathlib import Path
 from toutates.command.flags import FLAGS, REFUSED
 from toutates.command.options import make_options, repositories
 from toutates.command.parser import COMMANDS, SERVERS, Parser, add_flags, server_parser
+from toutates.command.parsers import check_parser, config_parser, import_parser, probe_parser
+from toutates.command.serving import defaults_of_path, serving_path
 from toutates.command.settings import Settings, read_settings, settings_of, table, text_of
 from toutates.command.triton_translation import PROGRAM
-from toutates.command.values import positive, seconds
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options
 from toutates.system.address import parse_address
 from toutates.system.errors import ConfigurationError, ModelLoadError, RepositoryError, ToutatesError
@@ -133,27 +134,7 @@ def _probe(arguments: list[str]) -> int:
     from toutates.command.probe import Tls, probe
     from toutates.server.certificates import client_context
 
-    parser = Parser(
-        prog="toutates probe",
-        description="Ask a gRPC server for its health (grpc.health.v1). Exit codes: 0 it is serving, 1 it is not "
-        "serving or does not answer, 2 the command line cannot be used.",
-    )
-    parser.add_argument("address", metavar="ADDR", help="HOST:PORT, such as 127.0.0.1:8001")
-    parser.add_argument(
-        "--timeout", type=seconds, default=3.0, metavar="SECONDS", help="give up after so many seconds (default: 3)"
-    )
-    parser.add_argument("--tls", action="store_true", help="use TLS; each of the other --tls flags implies it")
-    parser.add_argument(
-        "--tls-ca",
-        metavar="FILE",
-        help="trust these authorities, or this certificate of the server (PEM; default: the system's authorities)",
-    )
-    parser.add_argument(
-        "--tls-server-name", metavar="NAME", help="name in the server's certificate (default: the host of ADDR)"
-    )
-    parser.add_argument("--tls-cert", metavar="FILE", help="show this certificate to the server (PEM; default: none)")
-    parser.add_argument("--tls-key", metavar="FILE", help="use this private key of --tls-cert (PEM, not encrypted)")
-    parsed = parser.parse_args(arguments)
+    parsed = probe_parser().parse_args(arguments)
     address = parse_address(parsed.address, "ADDR")
     ca, cert, key = (None if name is None else Path(name) for name in (parsed.tls_ca, parsed.tls_cert, parsed.tls_key))
     if (cert is None) is not (key is None):
@@ -170,24 +151,7 @@ def _probe(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="toutates check",
-        description="Read every model and configuration of a repository, and print a line for each reason why a "
-        "server on this machine would refuse to serve it. Models are loaded on the CPU. Exit codes: 0 no errors, 1 "
-        "errors, 2 the command line cannot be used or REPOSITORY is not a repository.",
-    )
-    parser.add_argument(
-        "repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX"
-    )
-    add_flags(parser, [FLAGS["execution-providers"], FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
-    parser.add_argument(
-        "--assume-gpu",
-        action="store_true",
-        help="assume that the server has the GPUs that models ask for",
-    )
-    add_flags(parser, [FLAGS["s3-endpoint"], FLAGS["s3-region"], FLAGS["model-cache-dir"]])
-    parser.add_argument("--strict", action="store_true", help="exit with 1 also if there are only warnings")
-    parsed = parser.parse_args(arguments)
+    parsed = check_parser().parse_args(arguments)
     settings = settings_of(parsed)
     options = Options(
         repositories(settings, (parsed.repository,), "REPOSITORY"),
@@ -215,31 +179,7 @@ def _check(arguments: list[str]) -> int:
 
 
 def _config(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="toutates config",
-        description="Print the complete configuration that a model is served with, from its files and its graph. Exit "
-        "codes: 0 clean end, 1 the model cannot be served, 2 the command line cannot be used. 'toutates config show' "
-        "prints the settings of the server instead.",
-    )
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="folder of VERSION/model.onnx")
-    parser.add_argument(
-        "--version",
-        type=positive,
-        metavar="N",
-        help="print this version (default: the newest that is served)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=["yaml", "pbtxt", "both"],
-        default="both",
-        metavar="FORMAT",
-        help="print yaml, pbtxt or both (default: both)",
-    )
-    parser.add_argument(
-        "--graph", action="store_true", help="print the graph of an ensemble as a picture (SVG) instead"
-    )
-    add_flags(parser, [FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
-    parsed = parser.parse_args(arguments)
+    parsed = config_parser().parse_args(arguments)
     model_dir = Path(parsed.model_dir)
     settings = settings_of(parsed)
     libraries = settings["custom-op-libraries"] or ()
@@ -263,60 +203,18 @@ def _config(arguments: list[str]) -> int:
 
 
 def _config_show(arguments: list[str]) -> int:
-    settings = _settings(arguments, "toutates config show")
+    settings, path = _settings(arguments, "toutates config show")
     print(table(settings))
-    make_options(settings)  # raises where settings do not go together
+    options = make_options(settings)  # raises where settings do not go together
+    if path:
+        serving_path(options, path)
     for warning in settings.warnings:
         print(f"toutates: warning: {warning}", file=sys.stderr)
     return EXIT_OK
 
 
 def _import(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="toutates import",
-        description="Make a model of a folder of sentence-transformers, or of an archive of TorchServe: a folder of a "
-        "model repository. The ONNX graph of a folder is written from config.json and the safetensors weights, without "
-        "PyTorch; the handler of an archive runs as a Python model. Nothing of either is run, and nothing is "
-        "installed. Exit codes: 0 clean end, 1 it cannot be imported, 2 the command line cannot be used.",
-    )
-    parser.add_argument(
-        "path",
-        metavar="PATH",
-        help="a folder with config.json and model.safetensors; or a .mar, a .tar.gz, or a folder with the same content",
-    )
-    parser.add_argument(
-        "--output", "--out", default="models", metavar="REPOSITORY", help="the model repository (default: models)"
-    )
-    parser.add_argument(
-        "--model-name", default="", metavar="NAME", help="name of the model (default: the folder's or the manifest's)"
-    )
-    archives = parser.add_argument_group("archives of TorchServe")
-    archives.add_argument(
-        "--handler",
-        default="",
-        metavar="HANDLER",
-        help="FILE.py or FILE.py:FUNCTION of the archive (default: the manifest's)",
-    )
-    folders = parser.add_argument_group("folders of sentence-transformers and transformers")
-    folders.add_argument(
-        "--model-version", type=positive, default=None, metavar="N", help="number of the version (default: 1)"
-    )
-    folders.add_argument(
-        "--int8",
-        action="store_true",
-        help="quantize the weights to 8 bits, measure on sample texts what that loses, and print it",
-    )
-    folders.add_argument(
-        "--with-optimum", action="store_true", help="convert by optimum, which needs PyTorch, whatever the architecture"
-    )
-    folders.add_argument(
-        "--ignore-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="a key of config.json that changes nothing of what the model computes",
-    )
-    parsed = parser.parse_args(arguments)
+    parsed = import_parser().parse_args(arguments)
     try:
         return _import_folder(parsed) if _is_folder(parsed) else _import_archive(parsed)
     except ConfigurationError as error:
@@ -374,16 +272,27 @@ def _import_folder(parsed: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _settings(arguments: Sequence[str], prog: str = "toutates") -> Settings:
+def _settings(arguments: Sequence[str], prog: str = "toutates") -> tuple[Settings, str]:
+    """The settings of a server; and PATH of ``serve``, "" without one, which takes the place of --model-repository."""
     program = arguments[0] if arguments and arguments[0] in SERVERS else ""
-    flags = server_parser(prog).parse_args(arguments[1:] if program else arguments)
+    takes_path = program == SERVERS[0]
+    parser = server_parser(f"{prog} {program}" if takes_path else prog, takes_path=takes_path)
+    flags = parser.parse_args(arguments[1:] if program else arguments)
+    path: str = (flags.path or "") if takes_path else ""
     if any(getattr(flags, name.replace("-", "_")) is not None for name in REFUSED):
         raise ConfigurationError(
             "kernel polling threads belong to io_uring, which this server does not use",
             key="--sqpoll-enabled",
             remedy="leave the --sqpoll flags out",
         )
-    return read_settings(flags, os.environ, program)
+    if not path:
+        return read_settings(flags, os.environ, program), ""
+    if flags.model_repository is not None:
+        raise ConfigurationError(
+            "is the same as PATH", key="--model-repository", remedy="leave one of them out; a repository may be PATH"
+        )
+    flags.model_repository = [path]
+    return read_settings(flags, os.environ, program, defaults_of_path(path)), path
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
@@ -395,4 +304,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
     Raises:
         ConfigurationError: a setting is unknown, or its value cannot be used.
     """
-    return make_options(_settings(arguments))
+    settings, path = _settings(arguments)
+    options = make_options(settings)
+    return serving_path(options, path) if path else options

@@ -61,9 +61,11 @@ class Parser(argparse.ArgumentParser):
             if near:
                 return f"did you mean '{near[0]}'? See '{self.prog} --help'"
         if self.commands and not names[0].startswith("-"):
+            if self.prog != "toutates":
+                return f"there is one PATH; see '{self.prog} --help'"
             return (
-                f"name a repository by --model-repository; the commands are {', '.join(self.commands)}, "
-                f"see '{self.prog} --help'"
+                f"serve a model by 'toutates serve {names[0]}', or name a repository by --model-repository; "
+                f"the commands are {', '.join(self.commands)}, see '{self.prog} --help'"
             )
         return f"see '{self.prog} --help'"
 
@@ -87,11 +89,17 @@ class _HelpLimits(argparse.Action):
         parser.exit()
 
 
-def server_parser(prog: str = "toutates") -> Parser:
-    """The parser of all flags of the server."""
+def server_parser(prog: str = "toutates", *, takes_path: bool = False) -> Parser:
+    """The parser of all flags of the server.
+
+    Args:
+        prog: the command.
+        takes_path: whether it is ``serve``, which may be told one model by its path.
+    """
     parser = Parser(
         prog,
-        usage="toutates [serve] --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
+        usage="toutates serve PATH [--name NAME] [options]\n"
+        "       toutates [serve] --model-repository DIR [options]\n       toutates probe ADDR [options]\n"
         "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]\n"
         "       toutates config show [options]\n       toutates import PATH [options]",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
@@ -105,6 +113,20 @@ def server_parser(prog: str = "toutates") -> Parser:
         "failure, 2 a setting, the repository or the installation cannot be used.",
     )
     parser.commands = (SERVERS[0], *COMMANDS)
+    if takes_path:
+        parser.add_argument(
+            "path",
+            metavar="PATH",
+            nargs="?",
+            help="serve the model in this file or folder, or s3://BUCKET/KEY.onnx, or every model of a repository",
+        )
+        parser.add_argument(
+            "--name",
+            dest="model_name",
+            action="append",
+            metavar="NAME",
+            help="serve the model of PATH by this name (default: that of the file or folder)",
+        )
     parser.add_argument("--version", action="version", version=f"toutates {package_version()}")
     parser.add_argument("--help-limits", action=_HelpLimits, nargs=0, help="show the names of --limit and exit")
     for title, flags in GROUPS.items():

@@ -121,13 +121,19 @@ class Settings:
         return given.error(error.problem, error.value, error.remedy)
 
 
-def read_settings(flags: argparse.Namespace, environment: Mapping[str, str], program: str = "") -> Settings:
+def read_settings(
+    flags: argparse.Namespace,
+    environment: Mapping[str, str],
+    program: str = "",
+    own_defaults: Mapping[str, str] = {},
+) -> Settings:
     """Read the settings that flags, environment variables and the file of ``--config`` give.
 
     Args:
         flags: the parsed command line.
         environment: the variables.
         program: the command, which may have defaults of its own.
+        own_defaults: such of this call, by setting.
 
     Raises:
         ConfigurationError: values cannot be used; with a line for each.
@@ -135,9 +141,8 @@ def read_settings(flags: argparse.Namespace, environment: Mapping[str, str], pro
     problems: list[ConfigurationError] = []
     warnings: list[str] = []
     given = _gathered(flags, environment, problems, warnings)
-    defaults = {
-        name: _Given((text,), program, "default of") for name, text in defaults_of(program, _found(flags)).items()
-    }
+    of_program = {**defaults_of(program, _found(flags)), **own_defaults}
+    defaults = {name: _Given((text,), program, "default of") for name, text in of_program.items()}
     port = environment.get(PROXY_PORT, "")
     if _PORT.fullmatch(port):  # of anything else it is not known that it is meant for this server
         defaults["http-addr"] = _Given((f"0.0.0.0:{port}",), PROXY_PORT, "environment")

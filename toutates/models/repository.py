@@ -13,6 +13,8 @@ or of one model alone, as version 1, with its configuration beside it:
 
     <root>/model.onnx
 
+A file of a graph may be a model too, whatever lies beside it (``file_model``).
+
 Only what makes the whole repository unusable is raised. What is wrong with one model or version is noted on it, so that
 the others are served and the repository index can show the reason. Links to directories are followed, because
 deployments swap repositories by them; hidden entries are passed over, because Kubernetes and editors leave them.
@@ -33,7 +35,7 @@ from unicodedata import category
 from toutates.models.config.misplaced import graphs, near_directory, right_path_for_file, wrong_root
 from toutates.models.config.other_kinds import kind_among_files
 from toutates.models.config.pbtxt import PBTXT_NAME
-from toutates.models.config.settings import MODEL_FILENAME
+from toutates.models.config.settings import CONFIG_NAME, MODEL_FILENAME
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
 from toutates.models.text_folder import is_text_folder
 from toutates.system.errors import ConfigurationError
@@ -44,6 +46,7 @@ __all__ = [
     "RESERVED",
     "ModelFolder",
     "VersionFolder",
+    "file_model",
     "found_instead",
     "has_control_characters",
     "is_version",
@@ -82,6 +85,7 @@ class VersionFolder:
         triton: what the model's config.pbtxt says; None without one.
         fingerprint: changes with any file of the version; empty where it was not computed.
         is_lone: whether its directory is the model's as well.
+        is_file: whether it is the graph's file alone, and what else lies in the directory is not the model's.
     """
 
     number: int
@@ -91,6 +95,7 @@ class VersionFolder:
     triton: TritonConfiguration | None = None
     fingerprint: str = ""
     is_lone: bool = False
+    is_file: bool = False
 
     @property
     def model_dir(self) -> Path:
@@ -273,6 +278,26 @@ def lone_model(root: Path, name: str, override: TritonConfiguration | None = Non
     return ModelFolder(name, root, (version_folder(root, filename, triton, is_lone=True),), warnings, is_lone=True)
 
 
+def file_model(path: Path, name: str, override: TritonConfiguration | None = None) -> ModelFolder:
+    """Look at a model that is the file of a graph, of any name; what is wrong with it is noted.
+
+    The directory may be anybody's: only of a ``model.onnx`` the configuration that lies beside it is the model's.
+
+    Args:
+        path: the file.
+        name: of the model.
+        override: holds in place of a config.pbtxt.
+    """
+    root = path.parent
+    is_configured = any(os.path.isfile(root / own) for own in (CONFIG_NAME, PBTXT_NAME))
+    if path.name == MODEL_FILENAME and is_configured:
+        return lone_model(root, name, override)
+    problem = _graph_problem(path)
+    return ModelFolder(
+        name, root, (VersionFolder(1, root, path, problem, override, is_lone=True, is_file=True),), is_lone=True
+    )
+
+
 def _is_text_model(path: Path) -> bool:
     """Whether a model's directory is itself the folder of a text model, as users have it on disk."""
     return is_text_folder(_names_in(path))
@@ -336,18 +361,24 @@ def version_folder(
     model_path = path / filename
     if os.path.isdir(model_path):  # which takes what cannot be looked at for no directory
         model_path /= MODEL_FILENAME
+    return VersionFolder(number, path, model_path, _graph_problem(model_path, filename), triton, is_lone=is_lone)
+
+
+def _graph_problem(path: Path, filename: str = "") -> str:
+    """Why a graph's file cannot be read; "" if nothing stands against it.
+
+    Args:
+        path: of the file.
+        filename: what the configuration calls it; "" where its directory says nothing of what was meant.
+    """
     try:
-        regular = stat.S_ISREG(model_path.stat().st_mode)
+        regular = stat.S_ISREG(path.stat().st_mode)
     except PermissionError as exc:
-        problem = f"cannot read '{model_path}': {exc.strerror}; make it readable for the server's user"
-        return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
+        return f"cannot read '{path}': {exc.strerror}; make it readable for the server's user"
     except OSError as exc:
-        problem = (
-            f"unable to find '{model_path}': {exc.strerror}{found_instead(_names_in(model_path.parent), filename)}"
-        )
-        return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
-    problem = "" if regular else f"'{model_path}' is not a regular file"
-    return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
+        instead = found_instead(_names_in(path.parent), filename) if filename else ""
+        return f"unable to find '{path}': {exc.strerror}{instead}"
+    return "" if regular else f"'{path}' is not a regular file"
 
 
 def found_instead(names: Collection[str], filename: str = MODEL_FILENAME) -> str:

@@ -10,7 +10,15 @@ from typing import Protocol
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.repository import ModelFolder, is_version
 
-__all__ = ["Progress", "Recalled", "Repository", "RepositoryStatistics", "fingerprint_of", "version_fingerprints"]
+__all__ = [
+    "Progress",
+    "Recalled",
+    "Repository",
+    "RepositoryStatistics",
+    "belongs_to_graph",
+    "fingerprint_of",
+    "version_fingerprints",
+]
 
 #: Called, in any thread, with the bytes of a model that have been fetched, and with the bytes that it has in all.
 Progress = Callable[[int, int], None]
@@ -131,6 +139,16 @@ class Repository(Protocol):
     def stop(self) -> None:
         """Make every call under way end soon, with RepositoryError, and later ones at once."""
         ...
+
+
+def belongs_to_graph(name: str, graph: str) -> bool:
+    """Whether a file beside a graph is the graph itself, or has weights of it by what exporters call them.
+
+    Args:
+        name: of the file: for model.onnx such as model.onnx_data, model.onnx.data or model.data.
+        graph: the graph's.
+    """
+    return name.startswith(graph) or name == graph.rpartition(".")[0] + ".data"
 
 
 def fingerprint_of(lines: Iterable[str]) -> str:

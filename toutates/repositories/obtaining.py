@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toutates.models.config.triton_configuration import TritonConfiguration
-from toutates.models.repository import ModelFolder, VersionFolder, lone_model, scan_model
+from toutates.models.repository import ModelFolder, VersionFolder, file_model, lone_model, scan_model
 from toutates.repositories.interface import Progress, Repository
 
 __all__ = ["as_found", "obtain"]
@@ -52,7 +52,12 @@ def as_found(fetched: ModelFolder, override: TritonConfiguration | None = None) 
     Returns:
         What ``scan_model`` has found, with these. What is wrong is said of the place where the operator finds it.
     """
-    found = lone_model(fetched.path, fetched.name, override) if fetched.is_lone else scan_model(fetched.path, override)
+    if fetched.is_lone and fetched.versions[0].is_file:
+        found = file_model(fetched.versions[0].model_path, fetched.name, override)
+    elif fetched.is_lone:
+        found = lone_model(fetched.path, fetched.name, override)
+    else:
+        found = scan_model(fetched.path, override)
     known = {version.number: version for version in fetched.versions}
     # What was fetched may yet have its graph under the name that the configuration gives it.
     versions = {n: version for n, version in known.items() if version.problem and not version.path.exists()}

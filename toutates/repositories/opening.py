@@ -8,8 +8,9 @@ from pathlib import Path
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
+from toutates.repositories.local.file import FileRepository
 from toutates.repositories.local.repository import LocalRepository
-from toutates.repositories.specification import Specification
+from toutates.repositories.specification import FileSpecification, Specification
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
@@ -34,6 +35,9 @@ def open_repositories(
     for one in specifications:
         if isinstance(one, Path):
             repositories.append(LocalRepository(one, lone_name=lone_name))
+            continue
+        if isinstance(one, FileSpecification):
+            repositories.append(FileRepository(one.path, one.model_name))
             continue
         from toutates.repositories.cache.model_cache import ModelCache, default_cache_root
         from toutates.repositories.s3.repository import S3Repository

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["S3Specification", "Specification", "read_specifications"]
+__all__ = ["FileSpecification", "S3Specification", "Specification", "read_specifications"]
 
 _REPOSITORY: Final = "--model-repository"
 _BUCKET: Final = "--s3-bucket"
@@ -31,6 +31,8 @@ class S3Specification:
         endpoint: an http or https URL; "" for AWS, or what boto3 is configured to use.
         region: "" for what boto3 is configured to use.
         flag: that asked for it, for messages.
+        file: the object below the prefix that is the graph of the only model; "" where all is a repository.
+        model_name: of that model.
     """
 
     bucket: str
@@ -38,17 +40,35 @@ class S3Specification:
     endpoint: str = ""
     region: str = ""
     flag: str = field(default=_BUCKET, compare=False)
+    file: str = ""
+    model_name: str = ""
 
     @property
     def url(self) -> str:
         """What the operator calls it."""
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+        return f"s3://{self.bucket}/{self.prefix}{self.file}".rstrip("/")
 
     def __str__(self) -> str:
         return self.url
 
 
-Specification = Path | S3Specification
+@dataclass(frozen=True, slots=True)
+class FileSpecification:
+    """A file of a graph, as a repository with one model.
+
+    Attributes:
+        path: the file.
+        model_name: of the model.
+    """
+
+    path: Path
+    model_name: str
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Specification = Path | FileSpecification | S3Specification
 
 
 def read_specifications(

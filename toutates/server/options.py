@@ -104,6 +104,7 @@ class Options:
         log_level: levels of the log, see ``toutates.system.logs.levels``.
         log_format: "text", "ISO8601" for text with times in UTC, or "json".
         access_log_rate: share of inference requests that get a line in the log, from 0 to 1.
+        shows_client: whether code that asks for the first model is printed once it is served.
         warnings: sentences for the log about flags that have no effect.
     """
 
@@ -154,6 +155,7 @@ class Options:
     log_level: str = "info"
     log_format: LogFormat = "text"
     access_log_rate: float = 0.0
+    shows_client: bool = False
     warnings: tuple[str, ...] = ()
 
     @property

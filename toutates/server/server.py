@@ -47,6 +47,7 @@ from toutates.observe.view import ServerView
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.model_control import ModelControl
 from toutates.server.certificates import ServerCertificate
+from toutates.server.client_lines import client_lines, client_records
 from toutates.server.kinds import kinds_of_models
 from toutates.server.listeners import Listeners, open_listeners
 from toutates.server.loading import FirstLoad
@@ -282,7 +283,9 @@ class Server:
                 unready_reason = readiness.begin()
                 if member is None:
                     self._announce(unready_reason)
+                    self._show_client(manager)
                 else:
+                    self._show_client(manager)
                     self._announce_management()
                     member.tell_serving()
                     readiness.changed()  # what the parent has said since the workers were made
@@ -347,6 +350,17 @@ class Server:
             f"NOT ready: {unready_reason}" if unready_reason else "ready",
             extra={"port": self.address[1], "workers": workers},
         )
+
+    def _show_client(self, manager: ModelManager) -> None:
+        """Print how to ask for the first model, where the operator has named one by its path."""
+        models = [model for model in manager.table.models.values() if model.served()]
+        if not (self._options.shows_client and models):
+            return
+        assert self.address is not None
+        addresses = (self.address, self.rest_address or self.address)
+        what = (models[0].name, models[0].served()[-1].signature, *addresses)
+        tls = self._options.tls is not None
+        self._logs.show(client_lines(*what, tls=tls), client_records(*what, tls=tls))
 
     def _warn_of_gil(self) -> None:
         problem = gil_problem()

@@ -17,6 +17,7 @@ from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import VersionFolder, version_folder
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.errors import ConfigurationError
 
 __all__ = ["VersionConfiguration", "completed", "load_configuration"]
 
@@ -64,6 +65,8 @@ def load_configuration(
     triton = folder.triton
     if overridden and triton is not None:
         return _from_triton(folder, triton, backends)
+    if folder.is_file:  # named, so that no kind claims it by what lies beside
+        return VersionConfiguration(folder, ModelSettings(backend=ONNX_BACKENDS[0]), folder.model_path)
     source = folder.path / CONFIG_NAME
     own = load_settings(folder.path, backends, most_problems=most_problems)
     if own is not None:
@@ -87,6 +90,16 @@ def load_configuration(
 def _from_triton(folder: VersionFolder, triton: TritonConfiguration, backends: Sequence[str]) -> VersionConfiguration:
     """The configuration that a config.pbtxt, or a message in its place, gives a version."""
     refuse_unknown_backend(triton.given, backends, triton.source)
+    if folder.is_file:  # the only one of its directory that is the model's
+        if triton.settings.backend not in ("", *ONNX_BACKENDS):
+            raise ConfigurationError(
+                "is not for a model that is a file",
+                source=triton.source,
+                key="backend",
+                value=triton.settings.backend,
+                remedy=f"leave it out, or write {ONNX_BACKENDS[1]}",
+            )
+        return VersionConfiguration(folder, triton.settings, triton.source, triton.declared, triton.given)
     located = version_folder(folder.path, triton.settings.model_filename, triton, is_lone=folder.is_lone)
     return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
 

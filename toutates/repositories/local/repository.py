@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from toutates.repositories.interface import (
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.limit import Told
 
-__all__ = ["LocalRepository"]
+__all__ = ["LocalRepository", "file_line", "with_fingerprints"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,7 @@ class LocalRepository:
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``. Graphs that lie in no model's directory are said in the log, once."""
         try:
-            folders = scan(self._root, only, asked_by=self._asked_by, lone_name=self._lone_name)
-            found = [_with_fingerprints(folder) for folder in folders]
+            found = self._scan(only)
         except ToutatesError:
             self._statistics = replace(self._statistics, answers=False)
             raise
@@ -61,6 +60,10 @@ class LocalRepository:
             for problem in self._told.news("loose graphs", loose_graphs(self._root)):
                 logger.warning("%s", problem)
         return found
+
+    def _scan(self, only: Collection[str] | None) -> list[ModelFolder]:
+        folders = scan(self._root, only, asked_by=self._asked_by, lone_name=self._lone_name)
+        return [_described(folder) for folder in folders]
 
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
         """See ``Repository.recall``: what cannot be read now is not here."""
@@ -93,25 +96,48 @@ class LocalRepository:
         """See ``Repository.stop``."""
 
 
-def _with_fingerprints(folder: ModelFolder) -> ModelFolder:
+def _described(folder: ModelFolder) -> ModelFolder:
     if folder.passed_over:  # it may hold any number of files, and none of them matters
         return replace(folder, source=str(folder.path))
-    lines = sorted(_entries(folder.path, "", set()))
+    return with_fingerprints(folder, sorted(_entries(folder.path, "", set())), source=folder.source or str(folder.path))
+
+
+def with_fingerprints(folder: ModelFolder, lines: Sequence[tuple[str, str]], source: str) -> ModelFolder:
+    """A model with the fingerprints of its files.
+
+    Args:
+        folder: the model.
+        lines: of each file, as ``version_fingerprints`` wants them.
+        source: where the operator finds it.
+    """
     own = version_fingerprints(lines, [version.number for version in folder.versions])
     versions = [replace(version, fingerprint=own[version.number]) for version in folder.versions]
     return replace(
-        folder,
-        versions=tuple(versions),
-        fingerprint=fingerprint_of(line for _, line in lines),
-        source=folder.source or str(folder.path),
+        folder, versions=tuple(versions), fingerprint=fingerprint_of(line for _, line in lines), source=source
     )
+
+
+def file_line(path: Path, name: str) -> str:
+    """A line that changes when a file does.
+
+    A file that is written over keeps its inode and changes its time or size; one that is put in its place has another
+    inode.
+
+    Args:
+        path: of the file.
+        name: its path in the model.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        return f"{name}\0cannot be read: {error.errno}"
+    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
 
 
 def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """Every file and directory: its path in the model, and a line that changes when the file does.
 
-    Links are followed, since deployments swap models by them, but never in a circle. A file that is written over keeps
-    its inode and changes its time or size; one that is put in its place has another inode.
+    Links are followed, since deployments swap models by them, but never in a circle.
     """
     try:
         status = directory.stat()
@@ -131,10 +157,4 @@ def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterat
         if os.path.isdir(path):
             yield from _entries(path, f"{start}{name}/", above | {identity})
             continue
-        try:
-            status = path.stat()
-        except OSError as error:
-            yield f"{start}{name}", f"{start}{name}\0cannot be read: {error.errno}"
-        else:
-            line = f"{start}{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
-            yield f"{start}{name}", line
+        yield f"{start}{name}", file_line(path, f"{start}{name}")

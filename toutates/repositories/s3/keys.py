@@ -23,10 +23,10 @@ from toutates.models.repository import (
     not_a_model_name,
 )
 from toutates.models.text_folder import is_text_folder
-from toutates.repositories.interface import fingerprint_of, version_fingerprints
+from toutates.repositories.interface import belongs_to_graph, fingerprint_of, version_fingerprints
 from toutates.system.logs.limit import few
 
-__all__ = ["ModelFiles", "S3Object", "models_among"]
+__all__ = ["ModelFiles", "S3Object", "file_among", "models_among"]
 
 _MAX_NAME: Final = 255  # bytes of one name in most file systems
 _MAX_PATH: Final = 2_048  # bytes; keys are 1024 at most, but not those of every implementation
@@ -195,6 +195,26 @@ def models_among(objects: Iterable[S3Object], url: str, prefix: str) -> tuple[di
         if inside and not _is_hidden(inside.partition("/")[0]):
             _add(model, inside, found)
     return dict(sorted(models.items())), odd
+
+
+def file_among(objects: Iterable[S3Object], url: str, prefix: str, graph: str, name: str) -> dict[str, ModelFiles]:
+    """The model whose graph is an object, by its name, as version 1; nothing if there is no such object.
+
+    Args:
+        objects: those whose keys begin as the graph's.
+        url: of the graph.
+        prefix: of the graph's key and of its weights'; "" or ending in a slash.
+        graph: the rest of the key.
+        name: of the model.
+    """
+    model = ModelFiles(name, url, directories={"1"})
+    for found in objects:
+        own = found.key[len(prefix) :]
+        if own == graph:
+            model.files[f"1/{MODEL_FILENAME}"] = found
+        elif belongs_to_graph(own, graph) and "/" not in own and not _oddity(own):
+            model.files[f"1/{own}"] = found
+    return {name: model} if f"1/{MODEL_FILENAME}" in model.files else {}
 
 
 def _add(model: ModelFiles, inside: str, found: S3Object) -> None:

@@ -16,7 +16,7 @@ from toutates.repositories.interface import Progress, Recalled, RepositoryStatis
 from toutates.repositories.obtaining import as_found
 from toutates.repositories.s3.client import ObjectChanged, S3Client
 from toutates.repositories.s3.download import THREADS, Downloads
-from toutates.repositories.s3.keys import ModelFiles, S3Object, models_among
+from toutates.repositories.s3.keys import ModelFiles, S3Object, file_among, models_among
 from toutates.repositories.s3.listings import KeptListing, Listings
 from toutates.repositories.s3.misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.specification import S3Specification
@@ -48,6 +48,8 @@ class S3Repository:
         self._asked_by = specification.flag
         self._bucket_url = f"s3://{specification.bucket}"
         self._prefix = specification.prefix
+        #: the graph and the name of the only model, where the repository is one file
+        self._file, self._model = specification.file, specification.model_name
         self._cache = cache
         self._client = S3Client(specification, THREADS, cache.stopping)
         self._place = f"s3://{specification.bucket} at {self._client.endpoint}"
@@ -73,7 +75,12 @@ class S3Repository:
                 self._answers = False
                 raise
         models = self._models_in([found for objects in listed.values() for found in objects], only)
-        problem, _, remedy = wrong_prefix(models, self.name).partition("; ") if only is None else ("", "", "")
+        if only is None and not self._file:
+            problem, _, remedy = wrong_prefix(models, self.name).partition("; ")
+        elif self._file and self._model not in models and (only is None or self._model in only):
+            problem, remedy = "there is no such object", "correct the path"
+        else:
+            problem = remedy = ""
         if problem:
             self._answers = False
             raise ConfigurationError(problem, key=self._asked_by, value=self.name, remedy=remedy)
@@ -103,11 +110,14 @@ class S3Repository:
 
     def _prefixes(self, only: Collection[str] | None) -> list[str]:
         """What the keys begin with of everything, or of each of the models wanted."""
+        if self._file:
+            stem, dot, _ = self._file.rpartition(".")
+            return [self._prefix + (stem + dot or self._file)]
         return [self._prefix] if only is None else [f"{self._prefix}{name}/" for name in sorted(only)]
 
     def _models_in(self, objects: Iterable[S3Object], only: Collection[str] | None) -> Mapping[str, ModelFiles]:
         """The models that these objects make up. ``fetch`` uses them from now on."""
-        models, odd = models_among(objects, self.name, self._prefix)
+        models, odd = self._models_among(objects)
         if only is not None:
             # A name with a slash in it would have been looked for in another model.
             models = {name: files for name, files in models.items() if name in only}
@@ -116,6 +126,11 @@ class S3Repository:
                 logger.warning("%s", problem)
         self._seen = models if only is None else {**self._seen, **models}
         return models
+
+    def _models_among(self, objects: Iterable[S3Object]) -> tuple[dict[str, ModelFiles], list[str]]:
+        if self._file:
+            return file_among(objects, self.name, self._prefix, self._file, self._model), []
+        return models_among(objects, self.name, self._prefix)
 
     def advice(self) -> str:
         """See ``Repository.advice``."""
@@ -180,7 +195,8 @@ class S3Repository:
         Raises:
             RepositoryError: it is gone; and as ``scan``.
         """
-        listed, _ = models_among(self._client.objects(f"{self._prefix}{folder.name}/"), self.name, self._prefix)
+        [prefix] = self._prefixes([folder.name])
+        listed, _ = self._models_among(self._client.objects(prefix))
         if folder.name not in listed:
             raise RepositoryError(f"model '{folder.name}' is no longer in '{self.name}'")
         return listed[folder.name]
