@@ -70,13 +70,16 @@ def test_a_file_is_served_with_lines_to_copy_and_reloaded_when_it_is_replaced(tm
 
 
 def test_the_lines_are_right_for_strings_pictures_and_several_inputs(tmp_path: Path) -> None:
-    names = [("text", TensorProto.STRING, ["n", 1]), ("image", TensorProto.FLOAT, ["n", 3, "h", "w"])]
+    names: list[tuple[str, int, list[str | int | None]]] = [
+        ("text", TensorProto.STRING, ["n", 1]),
+        ("image", TensorProto.FLOAT, ["n", 3, "h", "w"]),
+    ]
     names += [("it's", TensorProto.BOOL, ["n", 2]), ("half", TensorProto.FLOAT16, ["n", 2])]
     graph = helper.make_graph(
         [helper.make_node("Identity", [name], [f"of {name}"]) for name, _, _ in names],
         "identities",
         [helper.make_tensor_value_info(*one) for one in names],
-        [helper.make_tensor_value_info(f"of {name}", *rest) for name, *rest in names],
+        [helper.make_tensor_value_info(f"of {name}", datatype, shape) for name, datatype, shape in names],
     )
     path = tmp_path / "it's.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
