@@ -21,16 +21,23 @@ from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system import errors
+from toutates.system.errors import ByError
 from toutates.system.logs.control import LogControl
 from toutates.system.logs.levels import parse_levels
 
-__all__ = ["REQUEST_ERRORS", "plane_of", "put", "serving"]
+__all__ = ["assert_has_every_error", "plane_of", "put", "serving"]
 
-#: Every error that any part of the server may answer with. What one API alone knows has a status there, and one that
-#: only the server's own code tells from its base has the base's.
+#: Every error that any part of the server may answer with. What one API alone knows has a status there.
 REQUEST_ERRORS: Final = {
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)
-} - {errors.RequestError, errors.Rescheduled}
+} - {errors.RequestError}
+
+
+def assert_has_every_error(statuses: ByError[Any]) -> None:
+    """An error may be left out whose base has the same status."""
+    assert set(statuses) <= REQUEST_ERRORS
+    for kind in REQUEST_ERRORS:
+        assert statuses[kind], kind
 
 
 def put(root: Path, name: str, version: int = 1, content: bytes = DOUBLE) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import trio
 
+from tests.ports import dead_port
 from toutates.command.probe import probe
 from toutates.h2grpc import Call, Limits, Method, Status, method_table
 from toutates.net import GrpcService, Worker
@@ -98,9 +99,9 @@ def test_an_error_of_the_service_is_shown() -> None:
 
 
 def test_a_dead_port_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = address_of(listener)
-    assert probe(address, 10) == (False, f"{address}: Connection refused")
+    with dead_port() as port:
+        address = Address("127.0.0.1", port)
+        assert probe(address, 10) == (False, f"{address}: Connection refused")
 
 
 def test_a_host_that_does_not_exist_is_said_so() -> None:

@@ -102,11 +102,13 @@ def test_no_request_fails_because_of_a_reload(tmp_path: Path, workers: int) -> N
         hammer = Hammer(process.address, 6)
         with hammer.at_work():
             for number in range(1, RELOADS + 1):
+                wait_until(lambda last=number - 1: hammer.answers[last] or hammer.problems)  # type: ignore[misc]
                 put(root, number)
                 client.load_model("m")
                 # The answer of a request that is sent from now on is the new version's.
                 assert infer_once(process.address) == number
                 assert client.is_server_ready()
+            wait_until(lambda: hammer.answers[RELOADS] or hammer.problems)
         assert hammer.problems == []
         assert set(hammer.answers) == set(range(RELOADS + 1))
         assert process.stop() == 0

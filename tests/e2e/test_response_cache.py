@@ -203,11 +203,13 @@ def test_a_model_that_is_loaded_again_begins_anew(client: Any) -> None:
 def test_its_metrics(server: ServerProcess, client: Any) -> None:
     for _ in range(2):
         ask(client, "double", -1)
-    found = metrics(server)
     labels = '{model="double",version="1"}'
-    hits, misses = looked_up(client, "double")
-    assert found[f"nv_cache_num_hits_per_model{labels}"] == hits > 0
-    assert found[f"nv_cache_num_misses_per_model{labels}"] == misses > 0
+    names = [f"nv_cache_num_{what}_per_model{labels}" for what in ("hits", "misses")]
+    # A request is counted just after its answer, and a page of metrics holds for a while.
+    wait_until(
+        lambda: (seen := looked_up(client, "double")) == tuple(map(metrics(server).get, names)) and min(seen) > 0
+    )
+    found = metrics(server)
     assert not any(name.startswith("nv_cache") and 'model="plain"' in name for name in found)
     assert 0 < found["nv_cache_util"] < 1
     assert found["nv_cache_num_lookups"] == found["nv_cache_num_hits"] + found["nv_cache_num_misses"]

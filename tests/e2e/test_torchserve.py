@@ -151,8 +151,8 @@ def test_the_management_api_has_its_changes_made_in_all_processes(repository: Pa
     with running(models, tmp_path, (*flags, "--metrics-addr", "127.0.0.1:0")) as process:
 
         def statuses(path: str) -> set[int]:
-            """Of connections to both processes, but for one time in a thousand."""
-            return {requests.post(predictions(process, path), b"abc", timeout=30).status_code for _ in range(10)}
+            """Of connections to both processes, but for one time in half a million."""
+            return {requests.post(predictions(process, path), b"abc", timeout=30).status_code for _ in range(20)}
 
         asked = "/models?url=lengths-1.0.mar&initial_workers=1&synchronous=true"
         assert ask(process, "POST", asked).status_code == 200

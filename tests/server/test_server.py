@@ -358,10 +358,14 @@ def test_a_directory_that_never_appears_is_waited_for_and_then_refused(
     assert f"the model repository '{store}' is not there yet: waiting for it, 0 s at most" in caplog.messages
 
 
-def test_a_signal_ends_the_wait_for_a_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signal_ends_the_wait_for_a_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_LATE_S", 3_600.0)
+
     async def main() -> None:
         server = Server(options_of(tmp_path / "models", exit_on_error=True))
-        with trio.fail_after(8):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.run)
                 await trio.to_thread.run_sync(wait_until, lambda: "is not there yet" in caplog.text)

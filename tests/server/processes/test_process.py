@@ -99,7 +99,7 @@ async def talking() -> AsyncIterator[tuple[Watched, Member]]:
 
 def test_a_process_that_does_not_answer_is_named_and_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "REPORT_S", 0.001)
-    monkeypatch.setattr(process_module, "SILENT_S", 0.05)
+    monkeypatch.setattr(process_module, "SILENT_S", 0.3)
 
     async def main() -> None:
         async with talking() as (watched, member):

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from toutates.system.logs import setup as logs_setup
 from toutates.system.logs.recent import KEPT, MAX_CHARACTERS
 from toutates.system.logs.rendering import LogFormat
@@ -133,11 +134,14 @@ def test_a_pipe_that_nobody_reads_holds_up_neither_the_work_nor_for_long_the_end
 ) -> None:
     monkeypatch.setattr("toutates.system.logs.setup.CLOSE_S", 0.2)
     reader, writer = os.pipe()
+    others = threading.enumerate()
     with start_logs("info", "text", fd=writer) as logs:
         for number in range(2_000):
             # Loggers of their own, so that not the limit on repeats is what is tested.
             logging.getLogger(f"toutates.models.n{number % 500}").info("x" * 8_000)
         assert logs.lost > 0
+    # Until then it uses the descriptor.
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "log" and one not in others])
     os.close(writer)
     os.close(reader)
 

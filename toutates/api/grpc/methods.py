@@ -66,7 +66,7 @@ def build_methods(
         "ModelStatistics": (
             awaited(pb.ModelStatisticsRequest, plane.statistics_of_all)
             if plane.asks_others
-            else kept(pb.ModelStatisticsRequest, plane.model_statistics, _name_and_version, changes=True)
+            else kept(pb.ModelStatisticsRequest, plane.model_statistics, _name_and_version, versions_of=_versions_of)
         ),
         "RepositoryIndex": (
             awaited(pb.RepositoryIndexRequest, plane.repository_index_on_request)
@@ -118,6 +118,10 @@ def _name_and_version(
     request: pb.ModelMetadataRequest | pb.ModelConfigRequest | pb.ModelStatisticsRequest,
 ) -> Hashable:
     return request.name, request.version
+
+
+def _versions_of(response: pb.ModelStatisticsResponse) -> int:
+    return len(response.model_stats)
 
 
 def _repository_and_ready(request: pb.RepositoryIndexRequest) -> Hashable:

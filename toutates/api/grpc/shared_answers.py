@@ -19,11 +19,11 @@ from toutates.protocol.parsing import parse
 
 __all__ = ["shared_answers"]
 
-#: Statistics that take more CPU time than this in a round are kept for COST_SHARE times as long as they took, and for
-#: LONGEST_NS at most. So they cost a worker a tenth of its time, however often they are asked for. Those of one model
-#: take less, so a caller who asks for them after an inference finds the inference in them. Only CPU time counts: time
-#: in which the thread waits for a core would make statistics old.
-CHEAP_NS: Final = 1_000_000
+#: Statistics of more versions than this in a round are kept for COST_SHARE times as long as they took, and for
+#: LONGEST_NS at most. So they cost a worker a tenth of its time, however often they are asked for. A model has fewer
+#: versions, so a caller who asks for its statistics after an inference finds the inference in them, however slow the
+#: machine is. Only CPU time counts: time in which the thread waits for a core would make statistics old.
+FEW_VERSIONS: Final = 16
 COST_SHARE: Final = 10
 LONGEST_NS: Final = 100_000_000
 #: Most answers that are kept per kind of request, and most bytes of them. Their requests are kept as well.
@@ -38,7 +38,7 @@ Request = TypeVar("Request", bound=Message)
 class _Answers:
     """Serialized answers of one RPC: by the bytes of a request, and by what it asks for."""
 
-    __slots__ = ("by_bytes", "by_meaning", "made_ns", "size", "spent_ns", "table")
+    __slots__ = ("by_bytes", "by_meaning", "made_ns", "size", "spent_ns", "table", "versions")
 
     def __init__(self) -> None:
         self.by_bytes: dict[bytes, bytes] = {}
@@ -47,10 +47,11 @@ class _Answers:
         self.table: Any = None
         self.made_ns = 0
         self.spent_ns = 0
+        self.versions = 0
 
     def are_old(self, now_ns: int) -> bool:
         """Whether statistics have to be made anew."""
-        if self.spent_ns < CHEAP_NS:
+        if self.versions <= FEW_VERSIONS:
             return now_ns != self.made_ns
         return now_ns - self.made_ns >= min(COST_SHARE * self.spent_ns, LONGEST_NS)
 
@@ -66,6 +67,7 @@ class _Answers:
         self.table = table
         self.made_ns = now_ns
         self.spent_ns = 0
+        self.versions = 0
 
 
 def shared_answers(
@@ -75,7 +77,7 @@ def shared_answers(
     worker: Worker,
     get_table: Callable[[], object],
     *,
-    changes: bool = False,
+    versions_of: Callable[[Any], int] | None = None,
 ) -> UnaryHandler:
     """A handler like that of ``unary``, which keeps the responses of ``answer``.
 
@@ -86,14 +88,14 @@ def shared_answers(
         meaning: the fields of a request that the answer depends on. A request may have any other bytes beside them.
         worker: the worker whose handler it is.
         get_table: returns the model table as it is now; answers are made anew when it is another one.
-        changes: whether answers depend on what models do, and not only on the table. They are then made anew in each
-            round, or as COST_SHARE says.
+        versions_of: for answers that depend on what models do, and not only on the table: of how many versions a
+            response tells. They are made anew in each round, or as COST_SHARE says.
     """
     answers = _Answers()
 
     def handle(call: Call) -> None:
         table, now_ns = get_table(), worker.now_ns
-        if table is not answers.table or (changes and answers.are_old(now_ns)):
+        if table is not answers.table or (versions_of is not None and answers.are_old(now_ns)):
             answers.forget(table, now_ns)
         message = call.message
         response = answers.by_bytes.get(message)
@@ -109,8 +111,11 @@ def shared_answers(
         response = answers.by_meaning.get(key)
         if response is None:
             began_ns = time.thread_time_ns()
-            response = answer(request).SerializeToString()
+            made = answer(request)
+            response = made.SerializeToString()
             answers.spent_ns += time.thread_time_ns() - began_ns
+            if versions_of is not None:
+                answers.versions += versions_of(made)
             if len(answers.by_meaning) >= MAX_ANSWERS or answers.size + len(response) > MAX_BYTES:
                 answers.clear()
             answers.by_meaning[key] = response
