@@ -62,6 +62,7 @@ class Flag:
         bare: the text of the value if the flag is given without one; None if it needs one.
         shown: makes a text without secrets of the value's text.
         old: of a limit, the former flag that sets it too.
+        words: what the value may be, where it is one of a few words; shells complete them.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Flag:
     bare: str | None = None
     shown: Callable[[str], str] = _same
     old: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def default_text(self) -> str:
@@ -127,6 +129,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "change models never (none), when their files change (poll), or by RPC (explicit)",
             "none",
             lambda text: choice(*CONTROL_MODES)(text.lower()),
+            words=tuple(CONTROL_MODES),
         ),
         Flag(
             "repository-poll-secs",
@@ -294,6 +297,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "compress responses for clients that accept it: none, gzip or deflate",
             "none",
             choice("none", "gzip", "deflate"),
+            words=("none", "gzip", "deflate"),
         ),
         Flag("server-id", "NAME", "report this name in ServerMetadata", "triton"),
         Flag(
@@ -395,6 +399,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "LEVEL",
             "record traces (TIMESTAMPS, or TENSORS, which is the same) or none (OFF); repeatable",
             read=choice(*LEVEL_NAMES),
+            words=tuple(LEVEL_NAMES),
             unset="TIMESTAMPS with another trace flag, else OFF",
             repeatable=True,
         ),
@@ -442,6 +447,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "write the log as text, as text with times in UTC (ISO8601), or as json, an object per line",
             "text",
             choice("text", "ISO8601", "json", also={"default": "text"}),
+            words=("text", "ISO8601", "json"),
         ),
         Flag(
             "access-log-rate",

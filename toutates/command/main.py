@@ -1,6 +1,7 @@
 """The command line: ``toutates`` serves, as ``toutates serve`` and ``tritonserver`` do; ``toutates probe`` checks a
 server's health, ``toutates check`` a repository, ``toutates config`` shows what a model's configuration comes to, and
-``toutates import`` makes a model of a folder of sentence-transformers or of an archive of TorchServe.
+``toutates import`` makes a model of a folder of sentence-transformers or of an archive of TorchServe, ``toutates init``
+writes a repository to begin with, and ``toutates completion`` a script for a shell.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +20,14 @@ from pathlib import Path
 from toutates.command.flags import FLAGS, REFUSED
 from toutates.command.options import make_options, repositories
 from toutates.command.parser import COMMANDS, SERVERS, Parser, add_flags, server_parser
-from toutates.command.parsers import check_parser, config_parser, import_parser, probe_parser
+from toutates.command.parsers import (
+    check_parser,
+    completion_parser,
+    config_parser,
+    import_parser,
+    init_parser,
+    probe_parser,
+)
 from toutates.command.serving import defaults_of_path, serving_path
 from toutates.command.settings import Settings, read_settings, settings_of, table, text_of
 from toutates.command.triton_translation import PROGRAM
@@ -44,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _config_show(arguments[2:]) if arguments[1:2] == ["show"] else _config(arguments[1:])
         if arguments[:1] == ["import"]:
             return _import(arguments[1:])
+        if arguments[:1] == ["init"]:
+            return _init(arguments[1:])
+        if arguments[:1] == ["completion"]:
+            return _completion(arguments[1:])
         return _serve(parse_options(arguments))
     except ConfigurationError as error:
         _print_error(error, as_json=arguments[:1] not in ([name] for name in COMMANDS) and _wants_json(arguments))
@@ -269,6 +282,28 @@ def _import_folder(parsed: argparse.Namespace) -> int:
         read_folder(imported.path)
     except (ConfigurationError, ModelLoadError) as error:
         print(f"note: it cannot be served as it is: {error}")
+    return EXIT_OK
+
+
+def _init(arguments: list[str]) -> int:
+    from toutates.command.init import init_repository
+
+    parsed = init_parser().parse_args(arguments)
+    try:
+        place = init_repository(Path(parsed.folder), parsed.name)
+    except ConfigurationError as error:
+        _print_error(error)
+        return EXIT_FAILURE
+    print(f"model '{parsed.name}' version 1: {place / '1'}")
+    print("Put a graph of your own in the place of its model.onnx; config.yaml beside it says what can be set.")
+    print(f"Serve it: toutates serve {shlex.quote(parsed.folder)}")
+    return EXIT_OK
+
+
+def _completion(arguments: list[str]) -> int:
+    from toutates.command.completion import script
+
+    print(script(completion_parser().parse_args(arguments).shell), end="")
     return EXIT_OK
 
 

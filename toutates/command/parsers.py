@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
 from toutates.command.flags import FLAGS
 from toutates.command.parser import Parser, add_flags
-from toutates.command.values import positive, seconds
+from toutates.command.values import model_name, positive, seconds
 
-__all__ = ["check_parser", "config_parser", "import_parser", "probe_parser"]
+__all__ = [
+    "PARSERS",
+    "check_parser",
+    "completion_parser",
+    "config_parser",
+    "import_parser",
+    "init_parser",
+    "probe_parser",
+]
+
+#: Shells that there are completions for.
+SHELLS: Final = ("bash", "zsh", "fish")
 
 
 def probe_parser() -> Parser:
@@ -132,3 +147,42 @@ def import_parser() -> Parser:
         help="a key of config.json that changes nothing of what the model computes",
     )
     return parser
+
+
+def init_parser() -> Parser:
+    """The parser of ``toutates init``."""
+    parser = Parser(
+        prog="toutates init",
+        description="Write a model repository to begin with: an example model, and its configuration with a comment "
+        "for each key. What is there is never overwritten. Exit codes: 0 clean end, 1 it cannot be written, 2 the "
+        "command line cannot be used.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="the repository, which is made if it is not there")
+    parser.add_argument(
+        "--name", type=model_name, default="example", metavar="NAME", help="name of the model (default: example)"
+    )
+    return parser
+
+
+def completion_parser() -> Parser:
+    """The parser of ``toutates completion``."""
+    parser = Parser(
+        prog="toutates completion",
+        description="Print a script that completes commands and flags of toutates in a shell. For this session: "
+        "'source <(toutates completion bash)', the same for zsh, and 'toutates completion fish | source'.",
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+    return parser
+
+
+#: By command.
+PARSERS: Final[Mapping[str, Callable[[], Parser]]] = MappingProxyType(
+    {
+        "probe": probe_parser,
+        "check": check_parser,
+        "config": config_parser,
+        "import": import_parser,
+        "init": init_parser,
+        "completion": completion_parser,
+    }
+)
