@@ -142,7 +142,15 @@ def sequence_servable(
 
 def instance_settings(settings: ModelSettings) -> ModelSettings:
     """The settings of one instance: it has one executor, and never more than a batch and those that are tried again."""
-    return replace(settings, num_executors=1, capacity=2, max_queue_delay_us=0, max_queue_size=0, capacity_bytes=None)
+    return replace(
+        settings,
+        num_executors=1,
+        capacity=2,
+        max_queue_delay_us=0,
+        max_queue_size=0,
+        preferred_batch_sizes=(),
+        capacity_bytes=None,
+    )
 
 
 def _control(model: str, own: ControlSettings, spec: TensorSpec, at: int, source: Path) -> Control:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import trio
+
 from toutates.engine.counters import ExecutorCounters, VersionCounters
 from toutates.engine.deadlines.backend import InTime
 from toutates.engine.deadlines.port import DeadlinePort
@@ -18,7 +20,11 @@ from toutates.engine.open_request import Responses
 from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
+from toutates.engine.policies.keeper import keep_time, tell_dropped
+from toutates.engine.policies.port import PolicyPort, RaggedPolicyPort
+from toutates.engine.policies.queue import PolicyQueue
 from toutates.engine.ragged.port import RaggedPort
+from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.servable import Backend, Consumer, Host, Port
 from toutates.engine.statistics import VersionStatistics
 from toutates.engine.submitter import Submitter
@@ -89,6 +95,10 @@ class BatchedServable:
         padding = self.supertensor.padding
         if isinstance(self.supertensor, DeadlineSuperTensor):
             return DeadlinePort(self.supertensor, consumer)
+        if isinstance(self.supertensor.queue, PolicyQueue):
+            if isinstance(padding, Ragged):
+                return RaggedPolicyPort(self.supertensor, padding, consumer)
+            return PolicyPort(self.supertensor, consumer)
         if padding is None:
             return Submitter(self.supertensor, consumer)
         kind = PaddedPort if isinstance(padding, Padding) else RaggedPort
@@ -129,7 +139,15 @@ class BatchedServable:
 
     async def run(self, host: Host) -> None:
         """See ``Servable``."""
-        await self._threads.run(host)
+        queue = self.supertensor.queue
+        if not isinstance(queue, PolicyQueue):
+            await self._threads.run(host)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_time, self.supertensor, queue)
+            await self._threads.run(host)
+            nursery.cancel_scope.cancel()
+        tell_dropped(self.supertensor, queue.dropped)
 
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""

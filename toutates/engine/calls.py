@@ -30,7 +30,7 @@ from toutates.protocol.input_checks import check_batch, check_input, check_names
 from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, TooLate, WouldBeLate
+from toutates.system.errors import ExecutionFailed, Overloaded, QueueTimeout, RequestError, TooLate, WouldBeLate
 
 __all__ = ["THREAD", "Calls", "Fitting", "ModelCall", "Outcome"]
 
@@ -434,7 +434,7 @@ class Calls:
                 counters.cancel += failed
                 return
             counters.fail += failed
-            if isinstance(outcome.error, TooLate):
+            if isinstance(outcome.error, TooLate | QueueTimeout):
                 counters.rejected += failed
             elif isinstance(outcome.error, ExecutionFailed):
                 counters.broken += failed

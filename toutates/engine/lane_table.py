@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from toutates.engine.lane import Allocate, Batch, GatheredLane, Lane, PackedLane, Pin, RowShapes
 from toutates.protocol.signature import Signature
 
-__all__ = ["LaneTable"]
+__all__ = ["LaneTable", "is_packed"]
 
 #: Lanes that are kept. Beyond it the least recently used one is forgotten, with its spare batches.
 MAX_LANES: Final = 256
@@ -82,8 +82,7 @@ class LaneTable:
         return lane
 
     def _make(self, row_shapes: RowShapes) -> Lane:
-        inputs = self._signature.inputs
-        if not row_shapes or any(not inputs[index].datatype.size or 0 in shape for index, shape in row_shapes):
+        if not is_packed(self._signature, row_shapes):
             return GatheredLane(self._signature, row_shapes, self._batch_size)
         lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin, self._allocate, lends=self._lends)
         if self._row_share_bytes is not None:
@@ -161,3 +160,9 @@ class LaneTable:
         for lane in self._kept.values():
             while self.spare_bytes + memory_bytes > MAX_SPARE_BYTES and lane.spare:
                 self.take_spare(lane)
+
+
+def is_packed(signature: Signature, row_shapes: RowShapes) -> bool:
+    """Whether rows of these shapes are given as bytes: there are some, and each element takes as many."""
+    inputs = signature.inputs
+    return bool(row_shapes) and all(inputs[index].datatype.size and 0 not in shape for index, shape in row_shapes)

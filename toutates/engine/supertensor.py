@@ -28,11 +28,13 @@ from typing import Final
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import YAML_KEYS, Bounds, Budget, Keys
 from toutates.engine.dispatcher import Dispatcher, ExecutorHandle, InlineRun
-from toutates.engine.lane import Allocate, Batch, Lane, LaneState, PackedLane, Pin, RowShapes
+from toutates.engine.lane import MAX_BATCH_BYTES, Allocate, Batch, Lane, LaneState, PackedLane, Pin, RowShapes
 from toutates.engine.lane_table import LaneTable
 from toutates.engine.padded.lanes import PaddedLanes
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
+from toutates.engine.policies.queue import PolicyLanes, PolicyQueue
+from toutates.engine.policies.rules import BatchingRules
 from toutates.engine.ragged.lanes import RaggedLanes
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.result import BatchResult
@@ -72,6 +74,8 @@ class SuperTensor:
         keeps_whole: whether the rows of a request are all in one batch, as decoupled models have to have them.
         grows: whether a batch has room for few rows at first, and for more when they come.
         make_queue: makes the queue of a version with ``padding``, of what a ``PaddedQueue`` takes.
+        rules: of a version with priorities, queue policies or preferred sizes, whose ports are those of
+            ``engine.policies``, and which are given no ``delay_ns`` and no ``max_queue_size``. None for others.
 
     Attributes:
         lock: guards the parts.
@@ -101,6 +105,7 @@ class SuperTensor:
         keeps_whole: bool = False,
         grows: bool = True,
         make_queue: Callable[..., PaddedQueue] = PaddedQueue,
+        rules: BatchingRules | None = None,
     ) -> None:
         self.name = name
         self.keeps_whole = keeps_whole
@@ -116,7 +121,17 @@ class SuperTensor:
         row_share_bytes = None if delay_ns or not grows else self.budget.share_bytes
         self.lanes: LaneTable
         self.queue: BatchQueue
-        if padding is None:
+        self.ports: list[Consumer] = []
+        if rules is not None:
+            most_size = MAX_BATCH_BYTES
+            if isinstance(padding, Ragged):
+                self.lanes = RaggedLanes(signature, batch_size, padding)
+                most_size = padding.most_elements
+            else:
+                self.lanes = PolicyLanes(signature, batch_size)
+            self.queue = PolicyQueue(open_batches, self.budget, self.lanes, rules, signature, self.ports, most_size)
+            delay_ns = rules.delay_ns
+        elif padding is None:
             self.lanes = LaneTable(
                 signature, batch_size, row_share_bytes=row_share_bytes, pin=pin, allocate=allocate, lends=lends
             )
@@ -128,7 +143,6 @@ class SuperTensor:
                 self.lanes = PaddedLanes(signature, batch_size, padding)
             self.queue = make_queue(open_batches, self.budget, self.lanes, delay_ns=delay_ns, enough_rows=enough_rows)
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
-        self.ports: list[Consumer] = []
         #: what a lane's runs must take less than, for workers to have batches of their own
         self._own_batch_ns = 0 if delay_ns or max_queue_size else quick_ns
         self._opened = 0
@@ -413,8 +427,12 @@ class SuperTensor:
                 for batch in self.queue.waiting():
                     batch.busy = 0
             # What was not ready before: such batches, and those that waited for more rows.
-            self.executors.dispatch(inline=False)
-            self._dismiss_executors()
+            self.dispatch()
+
+    def dispatch(self) -> None:
+        """Give idle executors what can run by now, and end them if nothing is left. Call with the lock held."""
+        self.executors.dispatch(inline=False)
+        self._dismiss_executors()
 
     def _dismiss_executors(self) -> None:
         if self.queue.finished:

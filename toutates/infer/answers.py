@@ -17,7 +17,7 @@ from toutates.infer.plan import Plan
 from toutates.protocol.datatypes import encode_bytes_tensor
 from toutates.protocol.infer_response import WireTensor, classify, write_response
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError, TooLate
+from toutates.system.errors import ExecutionFailed, InvalidRequest, QueueTimeout, RequestError, TooLate
 
 __all__ = ["Answers", "RequestContext", "SequenceContext", "is_wanted", "wire_output"]
 
@@ -205,7 +205,7 @@ class Answers:
         counters = self._counters
         counters.fail += 1
         counters.fail_ns += time.monotonic_ns() - arrival
-        if isinstance(error, TooLate):
+        if isinstance(error, TooLate | QueueTimeout):
             counters.rejected += 1
         elif isinstance(error, ExecutionFailed):
             counters.broken += 1

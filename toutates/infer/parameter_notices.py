@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import Lock
 from typing import Final
 
@@ -33,16 +33,17 @@ class ParameterNotices:
         #: logged names, by model; each set is replaced as a whole, under the lock
         self._said: dict[str, frozenset[str]] = {}
 
-    def note(self, model: str, parameters: Mapping[str, InferParameter]) -> None:
+    def note(self, model: str, parameters: Mapping[str, InferParameter], effective: Collection[str] = ()) -> None:
         """Log a warning for each parameter that has no effect, unless it was logged before.
 
         Args:
             model: name of a model of the model table.
             parameters: the parameters of a valid request.
+            effective: names of those that have an effect.
         """
         if len(self._said.get(model, ())) >= MAX_NAMES:
             return
-        for name, reason in parameters_without_effect(parameters):
+        for name, reason in parameters_without_effect(parameters, effective):
             if self._is_new(model, name):
                 text = "requests for model '%s' have the parameter '%s', which has no effect: %s"
                 logger.warning(text, model, shown(name), reason, extra={"model": model})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from toutates.infer.regions import Place
@@ -58,12 +58,16 @@ def parameter_values(parameters: Mapping[str, InferParameter]) -> dict[str, bool
     }
 
 
-def parameters_without_effect(parameters: Mapping[str, InferParameter]) -> Iterator[tuple[str, str]]:
+def parameters_without_effect(
+    parameters: Mapping[str, InferParameter], effective: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
     """Find parameters of a valid request that have no effect: the name of each, and why it has none.
 
-    Values that ask for nothing, such as a priority of 0, are left out.
+    Values that ask for nothing, such as a priority of 0, are left out, and so are those of names in ``effective``.
     """
     for key, parameter in parameters.items():
+        if key in effective:
+            continue
         value = getattr(parameter, parameter.WhichOneof(_KIND) or "", None)
         if key == "triton_enable_empty_final_response" or (key in _WITHOUT_EFFECT and not value):
             continue
@@ -74,9 +78,10 @@ _WITHOUT_EFFECT: Final = {
     "sequence_id": "the model has no sequences",
     "sequence_start": "the model has no sequences",
     "sequence_end": "the model has no sequences",
-    "priority": "all requests have one priority",
+    "priority": "the model's configuration has no priorities",
     "response_cache": "the model's configuration says whether answers are kept; only false has an effect",
-    "timeout": "requests do not time out in the queue; send a deadline (tritonclient: client_timeout)",
+    "timeout": "the model's configuration does not allow it (allow_timeout_override); send a deadline (tritonclient: "
+    "client_timeout)",
 }
 
 

@@ -29,6 +29,7 @@ from toutates.infer.shared_path import SharedPath
 from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.infer.structure import check_structure
 from toutates.infer.validation import ValidatedRequest, validate
+from toutates.models.config.queues import acts_on
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -320,7 +321,7 @@ class InferService:
             raw_sizes = [len(raw) for raw in read.raws]
             validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
             if request.parameters and not version.reads_parameters:
-                self._notices.note(version.model, request.parameters)
+                self._notices.note(version.model, request.parameters, acts_on(version.config))
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)
             shared = self._shared(version, validated)

@@ -13,6 +13,7 @@
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
         ├── Unavailable         the server does not answer this now: it exits, or its mode forbids it
+        │   └── QueueTimeout    the request has waited for longer than its model's configuration allows
         ├── Overloaded          the model has as many rows under way as it may have; try again later
         │   └── QueueFull       as many requests wait for the model as its configuration allows
         ├── TooLate             the answer would come after the caller's deadline
@@ -51,6 +52,7 @@ __all__ = [
     "Overloaded",
     "PartlyLoaded",
     "QueueFull",
+    "QueueTimeout",
     "RepositoryError",
     "RequestError",
     "TooLate",
@@ -138,6 +140,10 @@ class ModelNotReady(RequestError):
 
 class Unavailable(RequestError):
     """The server does not answer such requests now: it is exiting, or it runs in a mode that forbids them."""
+
+
+class QueueTimeout(Unavailable):
+    """The request has waited for longer than the configuration of its model, or its own ``timeout``, allows."""
 
 
 class Overloaded(RequestError):

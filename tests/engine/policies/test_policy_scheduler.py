@@ -38,7 +38,7 @@ class Model:
         )
 
     def add(self, name: str, rows: int = 1, key: Any = "", **said: int) -> None:
-        assert self.scheduler.has_room(said.get("priority", 0))
+        assert not self.scheduler.bound_met(said.get("priority", 0))
         self.scheduler.add(name, rows, key, self.now_ns, **said)
 
     def look(self) -> None:
@@ -298,15 +298,15 @@ def test_a_full_level_takes_no_more_and_others_do() -> None:
     rules = BatchingRules(8, (), 0, 3, 3, rules.default_policy, MappingProxyType(policies))
     model = Model(rules, free=0)
     model.add("one", priority=1)
-    assert not model.scheduler.has_room(1)
+    assert model.scheduler.bound_met(1) == 1
     model.add("two")
     model.add("three", priority=3)
-    assert not model.scheduler.has_room(0)
-    assert not model.scheduler.has_room(9)
-    assert model.scheduler.has_room(2)
+    assert model.scheduler.bound_met(0)
+    assert model.scheduler.bound_met(9)
+    assert not model.scheduler.bound_met(2)
     model.free = 1
     model.look()
-    assert all(model.scheduler.has_room(priority) for priority in range(4))
+    assert not any(model.scheduler.bound_met(priority) for priority in range(4))
 
 
 def test_delayed_requests_count_for_the_size_of_their_queue() -> None:
@@ -314,7 +314,7 @@ def test_delayed_requests_count_for_the_size_of_their_queue() -> None:
     model = Model(BatchingRules(1, default_policy=policy), free=0)
     model.come((0, 1), (0, 1))
     model.until(2)
-    assert not model.scheduler.has_room(0)
+    assert model.scheduler.bound_met(0)
 
 
 # --- callers that leave ----------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_whatever_comes_each_request_leaves_once_and_batches_keep_the_rules(seed
     for at in range(300):
         model.until(model.now_ns / S + rng.choice((0, 0, 0.3)))
         priority = rng.randrange(5)
-        if model.scheduler.has_room(priority):
+        if not model.scheduler.bound_met(priority):
             name = str(at)
             given[name] = rng.randrange(1, 9)
             model.add(name, given[name], rng.choice("aab"), priority=priority, timeout_us=rng.choice((0, 500_000)))

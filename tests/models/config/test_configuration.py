@@ -77,7 +77,12 @@ def test_settings_are_completed_with_what_the_graph_has_said() -> None:
 
 def test_settings_of_batches_mean_nothing_to_a_model_that_is_not_batched() -> None:
     whole = completed(GIVEN, Signature(INPUTS[:1], (SCALAR,), batched=False))
-    assert (whole.batch_size, whole.batching, whole.max_queue_delay_us, whole.preserve_ordering) == (1, False, 0, False)
+    assert (whole.batch_size, whole.batching, whole.max_queue_delay_us, whole.preferred_batch_sizes) == (
+        1,
+        False,
+        0,
+        (),
+    )
     assert whole.preferred_batch_sizes == ()
     assert dict(whole.input_shapes) == {"x": (1, 2)}
     assert dict(whole.output_wire_shapes) == {}  # of a scalar, which is [1] to clients anyhow

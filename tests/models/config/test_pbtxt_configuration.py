@@ -355,7 +355,6 @@ def test_all_problems_are_told_at_once() -> None:
 def test_fields_that_are_passed_over_are_named_in_one_warning() -> None:
     warning = read(
         "model_metrics { metric_control { metric_identifier { family: 'a' } } } "
-        "dynamic_batching { priority_levels: 2 default_priority_level: 1 } "
         "parameters { key: 'other' value { string_value: '1' } } "
         "output { name: 'y' data_type: TYPE_FP32 dims: 1 label_filename: 'labels.txt' } "
         "metric_tags { key: 'region' value: 'eu' } "
@@ -364,8 +363,6 @@ def test_fields_that_are_passed_over_are_named_in_one_warning() -> None:
     assert warning.startswith(f"'{SOURCE}': ")
     for path in (
         "model_metrics",
-        "dynamic_batching.priority_levels",
-        "dynamic_batching.default_priority_level",
         "parameters['other']",
     ):
         assert path in warning

@@ -12,6 +12,7 @@ from toutates.engine.cache.servable import CachingServable
 from toutates.engine.calls import Calls
 from toutates.engine.lane import RowShapes
 from toutates.engine.servable import Content
+from toutates.models.config.queues import keeps_requests_apart
 from toutates.models.table import Need, ServedVersion
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.input_checks import check_batch, check_names
@@ -162,7 +163,7 @@ class Binding:
         for step in self.steps:
             step.note_batched(batched)
         sizes = [member.config.max_batch_size for member in of_step]
-        queued = [member.config.dynamic_batching.default_queue_policy.max_queue_size for member in of_step]
+        queued = [keeps_requests_apart(member.config) for member in of_step]
         # Answers are kept by request.
         cached = any(isinstance(member.servable, CachingServable) for member in of_step)
         joinable = graph.signature.batched and not levels.sources and not any(queued) and not cached

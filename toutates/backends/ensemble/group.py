@@ -27,9 +27,17 @@ from toutates.engine.servable import Consumer, Content, RequestAbout, view_of
 from toutates.protocol.datatypes import Datatype
 from toutates.protocol.signature import TensorSpec
 from toutates.protocol.strings import EncodedStrings, StringRows
-from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, RequestError, TooLate
+from toutates.system.errors import (
+    ExecutionFailed,
+    InvalidRequest,
+    ModelNotReady,
+    QueueTimeout,
+    RequestError,
+    TooLate,
+    Unavailable,
+)
 
-__all__ = ["ABANDONED", "INTERNAL_ERROR", "Group", "outputs_of_step", "requests_of"]
+__all__ = ["ABANDONED", "INTERNAL_ERROR", "Group", "error_of_step", "outputs_of_step", "requests_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -220,8 +228,8 @@ class Group:
             except Exception:
                 logger.exception("the outputs of ensemble '%s' could not be read", self._state.graph.model)
                 error = INTERNAL_ERROR
-        if error is not None and not isinstance(error, TooLate):
-            error = type(error)(f"in ensemble '{self._state.graph.model}', {error}")
+        if error is not None:
+            error = error_of_step(self._state.graph.model, error)
         # Before the delivery: who has heard the outcome must find the rows free again.
         answered = self._requests if error is None else ()
         self._state.leave(self._binding, self._rows, self._held_bytes, answered, timing)
@@ -309,6 +317,15 @@ class Group:
             group._started = done
             group._timings = list(self._timings)
             group.advance()
+
+
+def error_of_step(ensemble: str, error: RequestError) -> RequestError:
+    """What a client of an ensemble is told of the error of a step."""
+    if isinstance(error, TooLate):
+        return error
+    # It was the member's queue in which the request has waited for too long.
+    kind = Unavailable if isinstance(error, QueueTimeout) else type(error)
+    return kind(f"in ensemble '{ensemble}', {error}")
 
 
 def requests_of(pending: Sequence[PendingRequest]) -> Sequence[tuple[int, int]]:

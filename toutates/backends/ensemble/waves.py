@@ -28,13 +28,13 @@ from functools import partial
 from typing import ClassVar, Final
 
 from toutates.backends.ensemble.binding import Binding, BoundStep, Value
-from toutates.backends.ensemble.group import ABANDONED, INTERNAL_ERROR, Group, outputs_of_step
+from toutates.backends.ensemble.group import ABANDONED, INTERNAL_ERROR, Group, error_of_step, outputs_of_step
 from toutates.backends.ensemble.state import EnsembleState
 from toutates.engine.calls import THREAD, ModelCall, Outcome
 from toutates.engine.response_counters import Kind
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, StepTiming, Timing
 from toutates.engine.servable import Consumer
-from toutates.system.errors import RequestError, TooLate
+from toutates.system.errors import RequestError
 
 __all__ = ["MAX_WAVES", "Waves"]
 
@@ -483,8 +483,7 @@ class Waves:
         is_last = not self._running
         self._open.clear()
         self._begun.clear()
-        if not isinstance(error, TooLate):
-            error = type(error)(f"in ensemble '{self.state.graph.model}', {error}")
+        error = error_of_step(self.state.graph.model, error)
 
         def fail() -> None:
             if is_last:

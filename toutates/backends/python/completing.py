@@ -13,6 +13,7 @@ from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.declared import DeclaredTensor
 from toutates.models.config.describe import BackendName
 from toutates.models.config.other_kinds import PYTORCH_RUNTIME
+from toutates.models.config.queues import fill_policies
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.models.config.triton_sequences import sequence_message
@@ -63,7 +64,11 @@ def start_config(model: str, configuration: VersionConfiguration) -> ModelConfig
         if settings.sequences is not None:
             config.sequence_batching.CopyFrom(sequence_message(settings.sequences))
         else:
-            config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+            batching = config.dynamic_batching
+            batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+            batching.preferred_batch_size.extend(settings.preferred_batch_sizes)
+            batching.preserve_ordering = settings.preserve_ordering
+            fill_policies(batching, settings.policies, settings.max_queue_size)
         for key, value in settings.parameters.items():
             config.parameters[key].string_value = value
         if settings.num_executors > 1:

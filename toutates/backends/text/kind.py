@@ -332,6 +332,11 @@ def _check_settings(configuration: VersionConfiguration) -> list[str]:
         problems.add(key, "is not for text models: what runs of texts take depends on their lengths", None, "remove it")
     if settings.profiling is not None:
         problems.add("profiling", "is for ONNX models only", None, "remove it")
+    if settings.policies.are_set:
+        remedy = "remove priority_levels, priority_queues and timeouts of the queue"
+        problems.add("priority_levels", "texts have no priorities, and no timeouts in the queue", None, remedy)
+    if settings.preserve_ordering:
+        problems.add("preserve_ordering", "vectors are answered as they are there", None, "remove it")
     problems.raise_all()
     if settings.warmup:
         passed.append("warm-up samples (text models are warmed up with texts of their own)")

@@ -23,7 +23,6 @@ from toutates.engine.padded.padding import Padding
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.ragged.waiting import RowsInOrder
 from toutates.engine.result import PendingRequest, Split
-from toutates.engine.servable import Buffer
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 
@@ -83,7 +82,7 @@ class Entry:
         port: number of the port.
         context: the request's.
         rows: how many.
-        contents: bytes of each input, by position in the form's row shapes.
+        contents: bytes of each input, by position in the form's row shapes; arrays where rows are as they came.
         part: which part of a split request they are; None for all of it.
         held_bytes: that are counted for them.
         arrived_ns: when they came, monotonic nanoseconds; only where batches wait for more rows.
@@ -93,7 +92,7 @@ class Entry:
     port: int
     context: Any
     rows: int
-    contents: Sequence[Buffer]
+    contents: Sequence[Any]
     part: tuple[Split, int] | None = None
     held_bytes: int = 0
     arrived_ns: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toutates.engine.lane import Piece
+from toutates.engine.lane import Lane, Piece
 from toutates.engine.padded.lanes import Entry, Form, PaddedWay
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
@@ -15,7 +15,7 @@ from toutates.engine.servable import Buffer, Consumer, Content, view_of
 from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import InvalidRequest
 
-__all__ = ["PaddedPort", "PooledPort"]
+__all__ = ["EntryPort", "PaddedPort", "PooledPort"]
 
 
 class PooledPort:
@@ -63,7 +63,47 @@ class PooledPort:
         self._supertensor.deliver(port, result)
 
 
-class PaddedPort(PooledPort):
+class EntryPort(PooledPort):
+    """A port whose rows wait as entries of a queue.
+
+    Args:
+        supertensor, consumer: see ``PooledPort``.
+    """
+
+    def __init__(self, supertensor: SuperTensor, consumer: Consumer) -> None:
+        super().__init__(supertensor, consumer)
+        queue = supertensor.queue
+        assert isinstance(queue, PaddedQueue)
+        self._queue = queue
+        self._port = supertensor.connect(consumer)
+        self._parameters = consumer.parameters
+        self._finish_here = consumer.finish_here
+
+    def _enter(self, form: Lane, rows: int, held_bytes: int, entries: Sequence[Entry]) -> None:
+        """Have the rows of one request wait.
+
+        Args:
+            form: of the rows.
+            rows: of all entries.
+            held_bytes: that are counted for them.
+            entries: of the request.
+        """
+        supertensor = self._supertensor
+        with supertensor.lock:
+            supertensor.let_in(form, rows, held_bytes)
+            if supertensor.budget.bounds.waiting:
+                supertensor.budget.waiting += 1
+            for entry in entries:
+                self._queue.add(form, entry)
+
+    def _deliver(self, port: int, result: BatchResult) -> None:
+        if port == self._port:
+            self._finish_here(result)
+        else:
+            super()._deliver(port, result)
+
+
+class PaddedPort(EntryPort):
     """See ``engine.servable.Port``.
 
     Args:
@@ -74,11 +114,6 @@ class PaddedPort(PooledPort):
     def __init__(self, supertensor: SuperTensor, padding: Padding | Ragged, consumer: Consumer) -> None:
         super().__init__(supertensor, consumer)
         self._padding = padding
-        queue = supertensor.queue
-        assert isinstance(queue, PaddedQueue)
-        self._queue = queue
-        self._port = supertensor.connect(consumer)
-        self._finish_here = consumer.finish_here
         #: what was added since the last commit
         self._rows = 0
         self._elements = 0
@@ -120,12 +155,7 @@ class PaddedPort(PooledPort):
             raise InvalidRequest(f"the batch dimension for model '{supertensor.name}' is 0; send 1 row or more")
         row_held = sum(way.row_bytes) + way.padded_bytes
         entries = self._entries(way, rows, context, contents, row_held)
-        with supertensor.lock:
-            supertensor.let_in(way.form, rows, rows * row_held)
-            if supertensor.budget.bounds.waiting:
-                supertensor.budget.waiting += 1
-            for entry in entries:
-                self._queue.add(way.form, entry)
+        self._enter(way.form, rows, rows * row_held, entries)
         self._rows += rows
         self._elements += rows * way.padded_length
         self._note_added()
@@ -158,9 +188,3 @@ class PaddedPort(PooledPort):
         """See ``Port``."""
         self._rows = self._elements = 0
         super().commit(inline=inline)
-
-    def _deliver(self, port: int, result: BatchResult) -> None:
-        if port == self._port:
-            self._finish_here(result)
-        else:
-            super()._deliver(port, result)

@@ -9,7 +9,7 @@ from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import Budget
 from toutates.engine.lane import Batch, Lane
 from toutates.engine.lane_table import LaneTable
-from toutates.engine.padded.lanes import Entry, Form, PaddedBatch, Pool, RowPool
+from toutates.engine.padded.lanes import Entry, PaddedBatch, Pool, RowPool
 
 __all__ = ["PaddedQueue"]
 
@@ -35,7 +35,7 @@ class PaddedQueue(BatchQueue):
         super().__init__(open_batches, budget, delay_ns=delay_ns, enough_rows=enough_rows, clock_ns=clock_ns)
         self._lanes = lanes
 
-    def add(self, form: Form, entry: Entry) -> None:
+    def add(self, form: Lane, entry: Entry) -> None:
         """Have rows of a form wait that are counted."""
         if self._delay_ns:
             entry.arrived_ns = self._clock_ns()

@@ -122,12 +122,12 @@ class PolicyScheduler(Generic[T]):
 
     # --- requests in -------------------------------------------------------------------------------------------------
 
-    def has_room(self, priority: int) -> bool:
-        """Whether one more request may wait that says ``priority``."""
+    def bound_met(self, priority: int) -> int:
+        """The bound that keeps out one more request that says ``priority``; 0 if there is room."""
         number = self._rules.level_of(priority)
         most = self._rules.policy_of(number).max_size
         level = self._levels.get(number)
-        return not most or level is None or level.count < most
+        return most if level is not None and level.count >= most else 0
 
     def add(
         self, own: T, rows: int, key: Any, now_ns: int, *, priority: int = 0, timeout_us: int = 0, size: int = 0

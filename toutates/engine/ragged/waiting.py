@@ -7,12 +7,17 @@ from typing import Final, Generic, TypeVar
 
 from toutates.engine.lengths import Buckets, Chosen
 
-__all__ = ["RowsInOrder"]
+__all__ = ["RowsInOrder", "size_of"]
 
 T = TypeVar("T")
 
 #: The size of a batch is rounded up to one of these, to remember how long such runs take.
 _SIZES: Final = Buckets()
+
+
+def size_of(elements: int) -> int:
+    """The size that the lane of a batch with so many elements has."""
+    return _SIZES.of(max(1, elements))
 
 
 class RowsInOrder(Generic[T]):
@@ -67,4 +72,4 @@ class RowsInOrder(Generic[T]):
             rows += more_rows
             elements += more_elements
         self.rows -= rows
-        return Chosen(_SIZES.of(max(1, elements)), entries, rows, elements)
+        return Chosen(size_of(elements), entries, rows, elements)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import trio
 
+from toutates.engine.alarm import Alarm
 from toutates.engine.calls import Calls, ModelCall, Outcome
 from toutates.engine.counters import VersionCounters
 from toutates.engine.lane import RowShapes
@@ -39,6 +40,7 @@ from toutates.system.errors import (
     InvalidRequest,
     ModelNotReady,
     Overloaded,
+    QueueTimeout,
     RequestError,
     Rescheduled,
     TooLate,
@@ -465,7 +467,7 @@ class SequenceServable:
             ]
             self._sleeps_until_ns = min(again)
         if failed:
-            _deliver(failed, _failure(Unavailable("timeout of the corresponding sequence has been expired")))
+            _deliver(failed, _failure(QueueTimeout("timeout of the corresponding sequence has been expired")))
         given_up = bool(idle)
         del idle  # see ``add``
         if (
@@ -552,17 +554,9 @@ class SequenceServable:
 
     async def _keep_time(self) -> None:
         """Look after what is due, and close the instances once there is nothing left for them to run."""
-        token = trio.lowlevel.current_trio_token()
-        send, receive = trio.open_memory_channel[None](1)
-
-        def note() -> None:
-            try:
-                send.send_nowait(None)
-            except trio.WouldBlock:
-                pass  # it is about to look
-
+        alarm = Alarm()
         with self._lock:
-            self._wake = partial(token.run_sync_soon, note)
+            self._wake = alarm.ring
         try:
             while True:
                 until_ns = self._sweep()
@@ -575,8 +569,7 @@ class SequenceServable:
                         instance.close(workers_ended=workers_ended)
                     if workers_ended:
                         return
-                with trio.move_on_after(max(0, until_ns - time.monotonic_ns()) / 1e9):
-                    await receive.receive()
+                await alarm.wait(until_ns)
         finally:
             with self._lock:
                 self._wake = None

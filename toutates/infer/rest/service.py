@@ -23,6 +23,7 @@ from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall
 from toutates.infer.rest.plan import RestPlan
 from toutates.infer.service import InferService
 from toutates.infer.validation import validate
+from toutates.models.config.queues import acts_on
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
@@ -259,7 +260,7 @@ class RestInferService(InferService):
             sizes = [len(content) for content in given]
             validated = validate(message, sizes, version.signature, version.model, self._regions.check)
             if message.parameters and not version.reads_parameters:
-                self._notices.note(version.model, message.parameters)
+                self._notices.note(version.model, message.parameters, acts_on(version.config))
             asked: Asked = call.head.purpose
             shared = self._shared(version, validated)
             port = self._port(version, shared)

@@ -133,7 +133,6 @@ def completed(settings: ModelSettings, signature: Signature, backend: BackendNam
         batching=batched,
         max_queue_delay_us=settings.max_queue_delay_us if batched else 0,
         preferred_batch_sizes=() if not batched or preferred == (settings.batch_size,) else preferred,
-        preserve_ordering=settings.preserve_ordering and batched,
         input_shapes=graph_shapes(signature.inputs),
         output_shapes=graph_shapes(signature.outputs),
         input_wire_shapes=wire_shapes(signature.inputs),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from toutates.models.config.queues import fill_policies
 from toutates.models.config.settings import (
     MODEL_FILENAME,
     ModelSettings,
@@ -29,7 +30,6 @@ from toutates.protocol.model_config_pb2 import (
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
-    ModelQueuePolicy,
     ModelTensorReshape,
     ModelVersionPolicy,
     ModelWarmup,
@@ -312,12 +312,10 @@ def _dynamic_batching(signature: Signature, settings: ModelSettings) -> ModelDyn
     """None, which leaves the field out, where requests are never put together and their queue is not bounded."""
     if settings.sequences is not None:
         return None
-    policy = ModelQueuePolicy(max_queue_size=settings.max_queue_size) if settings.max_queue_size else None
+    batching = ModelDynamicBatching(preserve_ordering=settings.preserve_ordering)
+    fill_policies(batching, settings.policies, settings.max_queue_size)
     if not signature.batched or settings.batch_size == 1:
-        return ModelDynamicBatching(default_queue_policy=policy) if policy is not None else None
-    return ModelDynamicBatching(
-        preferred_batch_size=settings.preferred_batch_sizes or [settings.batch_size],
-        max_queue_delay_microseconds=settings.max_queue_delay_us,
-        preserve_ordering=settings.preserve_ordering,
-        default_queue_policy=policy,
-    )
+        return batching if batching.ListFields() else None
+    batching.preferred_batch_size.extend(settings.preferred_batch_sizes or [settings.batch_size])
+    batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+    return batching

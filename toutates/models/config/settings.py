@@ -20,6 +20,7 @@ from typing import Final, Literal, cast
 from toutates.models.config.ensemble_yaml import ENSEMBLE, read_ensemble
 from toutates.models.config.padding import PaddingSettings, read_padding
 from toutates.models.config.problems import MAX_PROBLEMS, Problems
+from toutates.models.config.queues import MAX_QUEUE_SIZE, NO_POLICIES, PolicySettings, read_policies
 from toutates.models.config.ragged import RaggedSettings, read_ragged
 from toutates.models.config.sequences import SequenceSettings, read_sequences
 from toutates.models.config.yaml_reader import read_mapping
@@ -72,7 +73,6 @@ ACCELERATORS: Final = ("tensorrt", "cuda")
 MAX_BATCH_SIZE: Final = 2**20
 MAX_CAPACITY: Final = 2**16
 MAX_CAPACITY_BYTES: Final = 2**50
-MAX_QUEUE_SIZE: Final = 2**32 - 1  # Triton's field has 32 bits
 MAX_EXECUTORS: Final = 2**10
 _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
@@ -193,7 +193,8 @@ class ModelSettings:
         max_queue_delay_us: how long a batch that is smaller than any preferred size may wait for more rows, from when
             its oldest request came; 0 for not at all.
         preferred_batch_sizes: sizes at which a batch does not wait; () for ``batch_size`` alone.
-        preserve_ordering: Triton's word, kept for ModelConfig. Calls of ModelInfer have no order among each other.
+        preserve_ordering: whether answers leave in the order in which their requests came.
+        policies: priorities, and how long requests wait.
         input_wire_shapes: shapes by input name as clients see them, where that is not as the graph has them; the batch
             dimension included as -1. See ``TensorSpec.reshape``.
         output_wire_shapes: the same for outputs.
@@ -230,6 +231,7 @@ class ModelSettings:
     max_queue_delay_us: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
     preserve_ordering: bool = False
+    policies: PolicySettings = NO_POLICIES
     input_wire_shapes: Shapes = field(default_factory=_no_shapes)
     output_wire_shapes: Shapes = field(default_factory=_no_shapes)
     required_inputs: tuple[str, ...] = ()
@@ -324,6 +326,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         max_queue_delay_us=section.optional_integer("max_queue_delay_us", MAX_DELAY_US, 100, lowest=0) or 0,
         preferred_batch_sizes=section.integers("preferred_batch_sizes", MAX_BATCH_SIZE, "[4, 8]"),
         preserve_ordering=bool(section.optional_flag("preserve_ordering")),
+        policies=read_policies(section, preserve_ordering=section.optional_flag("preserve_ordering") is True),
         input_wire_shapes=section.shapes("input_wire_shapes"),
         output_wire_shapes=section.shapes("output_wire_shapes"),
         required_inputs=section.texts("required_inputs", "[name]"),
@@ -352,6 +355,11 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
             section.refuse(
                 "preferred_batch_sizes", "is above batch_size", size, f"write sizes of at most {settings.batch_size}"
             )
+    if settings.policies.are_set:
+        for key, beside in (("padding", settings.padding), ("sequences", settings.sequences)):
+            if beside is not None:
+                remedy = "remove priority_levels and queue_timeout_us, or this key"
+                section.refuse(key, "stands beside priorities or timeouts of the queue", None, remedy)
     for key, own in (("padding", settings.padding), ("ragged", settings.ragged)):
         if own is not None and settings.backend not in ONNX_BACKENDS:
             section.refuse(key, "is for ONNX models only", None, "remove it")

@@ -21,6 +21,7 @@ from toutates.models.config.declared import Declared
 from toutates.models.config.other_kinds import PYTORCH_RUNTIME, backend_of_platform
 from toutates.models.config.pbtxt import PBTXT_NAME, read_pbtxt
 from toutates.models.config.problems import Problems
+from toutates.models.config.queues import triton_policies, waiting_requests
 from toutates.models.config.settings import (
     DEFAULT_ROWS,
     MAX_BATCH_SIZE,
@@ -282,15 +283,15 @@ class _Reader:
             # The greatest alone is what there is without the field.
             preferred_batch_sizes=() if preferred == (batch_size,) else preferred,
             preserve_ordering=batching.preserve_ordering,
+            policies=triton_policies(config, self._model, self._problems),
         )
 
     def _with_queue(self, settings: ModelSettings) -> ModelSettings:
         """Where the queue is bounded, by requests, there is room for the rows of all of them beside those that run."""
         queue_size = self._config.dynamic_batching.default_queue_policy.max_queue_size
-        if not queue_size:
-            return settings
-        capacity = min(max(settings.capacity, queue_size + settings.num_executors), MAX_CAPACITY)
-        return replace(settings, capacity=capacity, max_queue_size=queue_size)
+        waiting = waiting_requests(settings.policies, queue_size)
+        capacity = min(max(settings.capacity, waiting + settings.num_executors), MAX_CAPACITY) if waiting else 0
+        return replace(settings, capacity=capacity or settings.capacity, max_queue_size=queue_size)
 
     def _with_instances(self, settings: ModelSettings) -> ModelSettings:
         devices: list[str] = []

@@ -24,8 +24,8 @@ __all__ = ["NULL", "Null", "YamlValue", "read_mapping", "read_nodes", "shown_val
 
 _MAX_FILE_BYTES: Final = 2**16  # a hundred times what a real file holds; PyYAML takes half a second for the worst one
 
-# 18 digits stay within 64 bits, and far below the length at which int() itself refuses to work.
-_DECIMAL: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+# 20 digits hold every number of 64 bits, and stay far below the length at which int() itself refuses to work.
+_DECIMAL: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,19})")
 _FRACTION: Final = re.compile(r"[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?")
 _BOOLEANS: Final = {"yes": True, "no": False, "true": True, "false": False, "on": True, "off": False}
 _ESCAPE: Final = re.compile(rb"\\U([0-9a-fA-F]{8})")

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from toutates.models.config.padding import PaddingSettings
+from toutates.models.config.queues import PolicySettings, policies_as_yaml
 from toutates.models.config.ragged import RaggedSettings
 from toutates.models.config.sequences import SequenceSettings
 from toutates.models.config.settings import (
@@ -38,6 +39,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("max_queue_delay_us", settings.max_queue_delay_us),
         _line("preferred_batch_sizes", list(settings.preferred_batch_sizes), "batch_size alone"),
         _line("preserve_ordering", settings.preserve_ordering),
+        *_policies(settings.policies),
         _line("input_shapes", _shapes(settings.input_shapes), "from the graph"),
         _line("output_shapes", _shapes(settings.output_shapes), "from the graph"),
         _line("input_wire_shapes", _shapes(settings.input_wire_shapes), "as the graph's"),
@@ -76,6 +78,13 @@ def _line(key: str, value: Any, nothing: str = "") -> str:
     flow = None if isinstance(value, list | dict) else False
     text = yaml.safe_dump({key: value}, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return str(text).rstrip("\n")
+
+
+def _policies(policies: PolicySettings) -> list[str]:
+    values = policies_as_yaml(policies)
+    if not values:
+        return ["# priority_levels: requests have no priorities", "# queue_timeout_us: requests wait for any time"]
+    return [_line(key, value) for key, value in values.items()]
 
 
 def _shapes(shapes: Shapes) -> dict[str, list[int]]:
