@@ -10,6 +10,7 @@ import queue
 import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -48,14 +49,36 @@ def execute(self, requests):
     return answers
 """
 
+#: Answers, or fails for negative numbers, once there is a file of the number; then it makes another one.
+TURNS: Final = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        number = int(input_of(request)[0, 0])
+        while not os.path.exists(f"FOLDER/{number}"):
+            time.sleep(0.002)
+        array = answer(request, input_of(request))
+        answers.append(array if number > 0 else pb_utils.InferenceResponse([], pb_utils.TritonError("no")))
+        open(f"FOLDER/done{number}", "w").close()
+    return answers
+"""
+
 
 @pytest.fixture(scope="module")
-def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("turns")
+
+
+@pytest.fixture(scope="module")
+def queues(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
     root = tmp_path_factory.mktemp("repository")
     add_graph(root, "gate", DOUBLE_LENGTHS, config="max_batch_size: 8")
     chain = [step("gate", "x=IN", "y=OUT")]
     add_ensemble(root, "chain", pbtxt(["IN FP32 [-1]"], ["OUT FP32 [-1]"], chain, batch=1))
     add_model(root, "caller", CALLER, dims="[ -1 ]", head="import json\n" + HEAD, more="dynamic_batching {}")
+    ordered = "dynamic_batching { preserve_ordering: true } instance_group { count: 3 kind: KIND_CPU }"
+    turns = TURNS.replace("FOLDER", str(folder))
+    add_model(root, "turns", turns, rows=1, more=ordered, isolation="thread")
     flags = [*EXPLICIT, "--load-model", "*", "--http-addr", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0"]
     with running_held(root, tmp_path_factory.mktemp("server"), flags, model="gate") as (process, runs):
         yield process, runs
@@ -362,3 +385,20 @@ def test_a_model_with_a_queue_is_unloaded_once_its_requests_are_answered(
     wait_pending(server, 1)
     load(client)
     assert waiting.answer().tolist() == [[10] * 4]
+
+
+def test_answers_leave_in_the_order_of_their_requests(client: Any, folder: Path) -> None:
+    def let(number: int) -> None:
+        """Let one run end, and see it ended."""
+        (folder / str(number)).touch()
+        wait_until((folder / f"done{number}").exists)
+
+    (first, failing, third) = sent = [Sent(client, number, model="turns") for number in (1, -2, 3)]
+    let(3)
+    let(-2)
+    client.is_server_live()
+    assert not any(one.is_done for one in sent)
+    let(1)
+    assert first.answer().tolist() == [[1] * 4]
+    assert failing.failure()[1].endswith("no")
+    assert third.answer().tolist() == [[3] * 4]

@@ -22,7 +22,7 @@ STATE = "the model has no sequences"
     ("given", "said"),
     [
         (parameters(timeout={"int64_param": 5}), {"timeout": "send a deadline (tritonclient: client_timeout)"}),
-        (parameters(priority={"uint64_param": 1}), {"priority": "all requests have one priority"}),
+        (parameters(priority={"uint64_param": 1}), {"priority": "the model's configuration has no priorities"}),
         (
             parameters(sequence_id={"string_param": "a"}, sequence_start={"bool_param": True}),
             {"sequence_id": STATE, "sequence_start": STATE},

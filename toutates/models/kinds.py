@@ -18,6 +18,7 @@ from toutates.models.config.configuration import VersionConfiguration, load_conf
 from toutates.models.deadlines import check_latency_target
 from toutates.models.inspection import InspectedVersion
 from toutates.models.names import FoundNames
+from toutates.models.ordering import with_order
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.system.errors import ModelLoadError
@@ -99,6 +100,8 @@ def load_version(
         served = _kind_of(kinds, configuration).load(model, configuration)
         if cache is not None and configuration.settings.response_cache:
             served = with_cache(served, cache)
+        if configuration.settings.preserve_ordering:
+            served = with_order(served, configuration.settings)
         return replace(served, load_ns=time.monotonic_ns() - began_ns)
 
 

@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from toutates.backends.ensemble.graph import Graph, Step
 from toutates.backends.ensemble.levels import Levels
-from toutates.engine.cache.servable import CachingServable
+from toutates.engine.around import AroundServable
 from toutates.engine.calls import Calls
 from toutates.engine.lane import RowShapes
 from toutates.engine.servable import Content
@@ -164,9 +164,9 @@ class Binding:
             step.note_batched(batched)
         sizes = [member.config.max_batch_size for member in of_step]
         queued = [keeps_requests_apart(member.config) for member in of_step]
-        # Answers are kept by request.
-        cached = any(isinstance(member.servable, CachingServable) for member in of_step)
-        joinable = graph.signature.batched and not levels.sources and not any(queued) and not cached
+        # Answers are kept, or put in order, by request.
+        by_request = any(isinstance(member.servable, AroundServable) for member in of_step)
+        joinable = graph.signature.batched and not levels.sources and not any(queued) and not by_request
         self.may_join = joinable and all(step.batched for step in self.steps)
         self.most_rows = min(size or 1 for size in sizes)
         readers = [member.takes_parameters for member in members.values()]

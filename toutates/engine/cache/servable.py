@@ -6,20 +6,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from toutates.engine.around import AroundServable
 from toutates.engine.cache.keys import new_version
 from toutates.engine.cache.port import CachedVersion, CachingPort
 from toutates.engine.cache.store import Owner, ResponseCache
-from toutates.engine.counters import VersionCounters
-from toutates.engine.servable import Consumer, Host, Port, Servable
+from toutates.engine.servable import Consumer, Port, Servable
 from toutates.engine.statistics import VersionStatistics
-from toutates.protocol.signature import Signature
 
 __all__ = ["CachingServable"]
 
 logger = logging.getLogger(__name__)
 
 
-class CachingServable:
+class CachingServable(AroundServable):
     """Any servable that gives one answer per request; only its ports are others.
 
     Args:
@@ -32,7 +31,7 @@ class CachingServable:
     def __init__(
         self, servable: Servable, cache: ResponseCache, name: str, reads_parameters: Callable[[], bool]
     ) -> None:
-        self._servable = servable
+        super().__init__(servable)
         self._cache = cache
         self._name = name
         self._owner = Owner(servable.counters.cache)
@@ -40,21 +39,6 @@ class CachingServable:
         self._version = CachedVersion(
             cache, self._owner, new_version(), servable.signature, reads_parameters, self._warn_of_size
         )
-
-    @property
-    def signature(self) -> Signature:
-        """See ``Servable``."""
-        return self._servable.signature
-
-    @property
-    def counters(self) -> VersionCounters:
-        """See ``Servable``."""
-        return self._servable.counters
-
-    @property
-    def ready(self) -> bool:
-        """See ``Servable``."""
-        return self._servable.ready
 
     def port(self, consumer: Consumer) -> Port:
         """See ``Servable``."""
@@ -71,14 +55,6 @@ class CachingServable:
         with self._cache.lock:
             line = f"response cache: {len(self._owner.keys)} answers; {len(self._version.under_way)} awaited"
         return [line, *self._servable.describe(most)]
-
-    async def run(self, host: Host) -> None:
-        """See ``Servable``."""
-        await self._servable.run(host)
-
-    def close(self, *, workers_ended: bool = False) -> None:
-        """See ``Servable``."""
-        self._servable.close(workers_ended=workers_ended)
 
     def free(self) -> None:
         """See ``Servable``. Its answers are forgotten."""

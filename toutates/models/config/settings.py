@@ -360,6 +360,9 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
             if beside is not None:
                 remedy = "remove priority_levels and queue_timeout_us, or this key"
                 section.refuse(key, "stands beside priorities or timeouts of the queue", None, remedy)
+    if settings.preserve_ordering and settings.sequences is not None:
+        problem = "stands beside sequences, whose requests run one after the other"
+        section.refuse("preserve_ordering", problem, None, "remove it, or write it into the section `sequences`")
     for key, own in (("padding", settings.padding), ("ragged", settings.ragged)):
         if own is not None and settings.backend not in ONNX_BACKENDS:
             section.refuse(key, "is for ONNX models only", None, "remove it")
