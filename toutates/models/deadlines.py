@@ -29,7 +29,9 @@ def check_latency_target(model: str, configuration: VersionConfiguration) -> Non
         problem = f"model '{model}' is an ensemble"
         remedy = "write it for the models that it is made of"
     elif settings.policies.are_set:
-        problem = f"model '{model}' has priorities or timeouts of its queue, so that when a request runs is not foreseen"
+        problem = (
+            f"model '{model}' has priorities or timeouts of its queue, so that when a request runs is not foreseen"
+        )
     elif settings.max_queue_delay_us >= target_ms * 500:
         problem = f"batches wait {settings.max_queue_delay_us} us for more rows, which is more than half of the target"
         remedy = "write a shorter max_queue_delay_us, or a greater target"
