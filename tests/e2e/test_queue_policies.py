@@ -305,8 +305,7 @@ def test_a_late_member_of_an_ensemble_is_told_with_its_name(client: Any, server:
 
 
 def test_requests_of_higher_priority_run_first(client: Any, server: ServerProcess, runs: Runs) -> None:
-    levels = {"priority_levels": str(2**64 - 1), "default_priority_level": str(2**32)}
-    load(client, rows=1, **levels)
+    load(client, rows=1, priority_levels=str(2**64 - 1), default_priority_level=str(2**32))
     with runs.held(), http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as rest:
         begun = runs.begun
         running = Sent(client)

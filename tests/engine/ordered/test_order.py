@@ -138,10 +138,12 @@ def test_threads_that_bring_outcomes_at_once_do_not_mix_them_up() -> None:
     order, heard = Order("m", 10_000, 10**9), Heard()
     places = [order.begin(heard.consumer, at, 1) for at in range(2_000)]
     shuffled = random.Random(1).sample(places, len(places))
-    threads = [
-        threading.Thread(target=lambda own: [order.take(outcome(place)) for place in own], args=(shuffled[at::4],))
-        for at in range(4)
-    ]
+
+    def take(own: list[Place]) -> None:
+        for place in own:
+            order.take(outcome(place))
+
+    threads = [threading.Thread(target=take, args=(shuffled[at::4],)) for at in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
