@@ -74,6 +74,14 @@ class _Regions(Attack):
     connections: ClassVar = 2
     object_bytes: ClassVar[int] = 8_388_608
 
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def register(self, stream_id: int, name: str, key: str, offset: int, size: int) -> bytes:
+        """A call that registers a region, which goes at the attack's end."""
+        self._names.add(name)
+        return _register(stream_id, name, key, offset, size)
+
     def key(self, name: str) -> str:
         """Of an object of this process."""
         return f"toutates-{self.name}-{os.getpid()}-{name}"
@@ -92,13 +100,15 @@ class _Regions(Attack):
         """See ``Attack``."""
         for path in _FOLDER.glob(self.key("*")):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        calls = [_unregister(2 * at + 1, name) for at, name in enumerate(sorted(self._names))]
         with contextlib.suppress(OSError), socket.create_connection((host, port), _PATIENCE_S) as sock:
-            sock.sendall(greeting() + _unregister(1, ""))
+            sock.sendall(greeting() + b"".join(calls))
             received = b""
-            while data := sock.recv(65_536):
-                received += data
-                if any(kind == Kind.HEADERS and flags & END_STREAM for kind, flags in _frames(received)):
+            while sum(kind == Kind.HEADERS and flags & END_STREAM for kind, flags in _frames(received)) < len(calls):
+                data = sock.recv(65_536)
+                if not data:
                     return
+                received += data
 
     async def call(self, peer: Peer, calls: list[bytes]) -> None:
         """Send calls, and wait for the answers to all."""
@@ -131,7 +141,7 @@ class RegionsToTheLimit(_Regions):
         for begin in count(1, 2_000):
             ids = iter(range(begin, begin + 2_000, 2))
             name = "n" * 490 + str(id(peer) % 1_000)
-            await self.call(peer, [_register(next(ids), f"{name}{at}", key, 0, 4_096) for at in range(600)])
+            await self.call(peer, [self.register(next(ids), f"{name}{at}", key, 0, 4_096) for at in range(600)])
             await self.call(peer, [_status(next(ids), "") for _ in range(20)])
             await self.call(peer, [_unregister(next(ids), f"{name}{at}") for at in range(0, 300)])
 
@@ -174,8 +184,8 @@ class RegionNames(_Regions):
         places += [(2**64 - 1, 2**64 - 1), (2**63, 2**63), (2**64 - 4_096, 8_192), (0, 2**64 - 1), (2**63, 1)]
         ids = count(1, 2)
         while True:
-            calls = [_register(next(ids), "named", key, 0, 4_096) for key in self._keys()]
-            calls += [_register(next(ids), "placed", self.key("a"), *place) for place in places]
+            calls = [_register(next(ids), "placed", key, 0, 4_096) for key in self._keys()]
+            calls += [self.register(next(ids), "placed", self.key("a"), *place) for place in places]
             calls += [_register(next(ids), name, self.key("a"), 0, 4_096) for name in ("n" * 513, b"\xc3\x28")]
             await self.call(peer, calls)
 
@@ -195,7 +205,7 @@ class RegionStorm(_Regions):
         while True:
             calls = []
             for _ in range(20):
-                calls += [_register(next(ids), name, self.key(name), 0, 65_536) for name in "ab"]
+                calls += [self.register(next(ids), name, self.key(name), 0, 65_536) for name in "ab"]
                 calls += [_infer(next(ids), "a", "b", 4_096) for _ in range(10)]
                 calls += [_unregister(next(ids), name) for name in "ab"]
                 calls.append(_status(next(ids), ""))
@@ -216,7 +226,7 @@ class ShrinkingRegions(_Regions):
         """See ``Attack``."""
         await peer.send(greeting())
         await self.call(
-            peer, [_register(at * 2 + 1, "s" + name, self.key(name), 0, 4_194_304) for at, name in enumerate("ab")]
+            peer, [self.register(at * 2 + 1, "s" + name, self.key(name), 0, 4_194_304) for at, name in enumerate("ab")]
         )
         ids = count(5, 2)
         async with trio.open_nursery() as nursery:
@@ -246,7 +256,10 @@ class RegionBulk(_Regions):
         size = 16_777_216
         await self.call(
             peer,
-            [_register(at * 2 + 1, "l" + name, self.key(name), 0, self.object_bytes) for at, name in enumerate("ab")],
+            [
+                self.register(at * 2 + 1, "l" + name, self.key(name), 0, self.object_bytes)
+                for at, name in enumerate("ab")
+            ],
         )
         ids = count(5, 2)
         while True:

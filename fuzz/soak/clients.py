@@ -23,9 +23,11 @@ from fuzz.attacks.honest import HonestError, RawClient
 from fuzz.attacks.wire import INFER, framed, infer_message
 from fuzz.soak import rest_clients
 from fuzz.soak.account import Entry
+from fuzz.soak.cache_clients import run_cached
 from fuzz.soak.length_clients import run_lengths
 from fuzz.soak.python_clients import run_decoupled, run_python
 from fuzz.soak.questions import Question
+from fuzz.soak.region_clients import run_regions
 from fuzz.soak.round import PATIENCE_S, Round, in_a_process, judge
 from fuzz.soak.sequence_clients import run_sequences
 from fuzz.soak.stream_clients import run_streams
@@ -211,6 +213,8 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "tritonclient, streams": run_streams,
         "Python models, a process of which dies": run_python,
         "decoupled models, one in an ensemble, whose process dies": run_decoupled,
+        "response cache, inputs that differ by a bit": run_cached,
+        "shared memory, regions that go and shrink": run_regions,
         "rows of any length": run_lengths,
         "texts of any length": run_texts,
         "tritonclient, sequences on streams": run_sequences,

@@ -18,6 +18,7 @@ from fuzz.attacks.experiment import AttackProcess
 from fuzz.attacks.models import build_repository
 from fuzz.attacks.registry import ATTACKS
 from fuzz.soak.account import Account, Entry, take_sample
+from fuzz.soak.cache_clients import CACHED
 from fuzz.soak.clients import clients
 from fuzz.soak.length_clients import ENCODER, build_encoder
 from fuzz.soak.python_clients import PYTHON_MODELS, build_python_models
@@ -39,6 +40,8 @@ _FLAGS: Final = (
     *("--stall-timeout", "3"),
     *("--keepalive-time", "5"),
     *("--keepalive-timeout", "10"),
+    *("--response-cache-byte-size", "4194304"),
+    "--allow-client-shm",
 )
 #: Not among the attackers. Two make the server keep memory, up to a bound that they reach in their own time: spare
 #: batches of 256 MiB, and ONNX Runtime's arena as large as all answers that ever waited at once. One needs a process
@@ -183,7 +186,7 @@ def soak(plan: Plan, folder: Path) -> Account:
     build_text_model(models)
     build_sequences(models)
     own = (*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, TEXTS, *SEQUENCES)
-    names = [*own, "victim", "shapes", "generator", "sums"]
+    names = [*own, "victim", "shapes", "generator", "sums", CACHED]
     flags = ["--load-models", ",".join(names), "--processing-cores", str(plan.workers), *_FLAGS]
     with running(models, folder, flags, FRESH) as server:
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)
