@@ -15,8 +15,8 @@ __all__ = ["BOUND_MS", "Curves", "curves", "goodput_section"]
 BOUND_MS = 20.0
 #: Percent of saturation, and the share of what is offered there that is to be answered in time.
 _LIGHT, _LEAST_IN_TIME = 70, 0.99
-#: And for the most that is offered: the share of the best goodput that is to be left.
-_LEAST_OF_PEAK = 0.9
+#: And where three times as much is offered as the server can do, the share of the best goodput that is to be left.
+_HEAVY, _LEAST_OF_PEAK = 300, 0.9
 
 #: Of one server and one kind of arrivals, by the way to serve: percent of saturation, and the figures of its rounds.
 Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, Sequence[GoodputFigure]]]]
@@ -84,11 +84,10 @@ def _verdicts(way: str, by_x: Mapping[int, Sequence[GoodputFigure]]) -> Iterable
         share = _share(by_x[_LIGHT])
         reached = "reached" if share >= _LEAST_IN_TIME else "missed"
         yield f"{way}: {share:.1%} in time at {_LIGHT} % of saturation; {_LEAST_IN_TIME:.0%} is {reached}"
-    if len(by_x) > 1:
-        most = max(by_x)
+    if _HEAVY in by_x:
         peak = max(map(_in_time, by_x.values()))
-        left = _in_time(by_x[most]) / max(peak, 1e-9)
+        left = _in_time(by_x[_HEAVY]) / max(peak, 1e-9)
         reached = "reached" if left >= _LEAST_OF_PEAK else "missed"
-        spread = Spread.of([one.in_time_per_second for one in by_x[most]])
-        told = f"{way}: {left:.1%} of its best goodput at {most} % ({spread} a second)"
+        spread = Spread.of([one.in_time_per_second for one in by_x[_HEAVY]])
+        told = f"{way}: {left:.1%} of its best goodput at {_HEAVY} % ({spread} a second)"
         yield f"{told}; {_LEAST_OF_PEAK:.0%} is {reached}"

@@ -23,7 +23,9 @@ from toutates.bench.outcome import NEVER, UNANSWERED, Record
 __all__ = ["Driver", "Unreachable"]
 
 _CONNECT_SECONDS: Final = 10.0
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 15
+#: Connections that are read from between two looks at what is to be sent.
+_READ_AT_ONCE: Final = 4
 #: Requests that are taken up between two looks at the sockets, so that answers are read while many are to be sent.
 _BURST: Final = 64
 #: The head start that the first request gets.
@@ -262,7 +264,7 @@ class Driver:
         if wait_s > 0:
             # epoll counts in milliseconds, select in microseconds.
             select.select([self._poll], (), (), min(wait_s, 1.0))
-        for fd, events in self._poll.poll(0):
+        for fd, events in self._poll.poll(0, _READ_AT_ONCE):
             link = self._by_fd[fd]
             if events & ~select.EPOLLOUT:
                 self._read(link, take)
