@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 from unittest.mock import patch
 
 import h2.config
@@ -29,10 +30,12 @@ from toutates.h2grpc import (
     ServerConnection,
     StreamOpened,
     direct_receive,
+    foresight,
     messages,
     method_table,
 )
 from toutates.h2grpc.events import InflationDue, LargeRequest
+from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.messages import decompress
 from toutates.h2grpc.shared import Shared
 
@@ -209,6 +212,7 @@ def small_is_large() -> Iterator[None]:
     with (
         patch.multiple(direct_receive, LARGE_MESSAGE_BYTES=1_024, LEAST_MISSING=100, LEAST_FRAME=64, LONG_FRAME=2_000),
         patch.object(messages, "LARGE_MESSAGE_BYTES", 1_024),
+        patch.object(foresight, "LEAST_FRAME", 64),
     ):
         yield
 
@@ -224,6 +228,8 @@ class Server:
     directly: bool = True
     #: what its connection has in common with others; by default with none
     shared: Shared | None = None
+    #: whether the memory of large messages is given back at once, as by handlers that answer at once
+    gives_back: bool = False
 
     def __post_init__(self) -> None:
         self.dirty: list[object] = []
@@ -261,7 +267,11 @@ class Server:
             if isinstance(event, InflationDue):
                 events[at : at + 1] = self.connection.inflated(event.call, _inflate(event))
             elif isinstance(event, LargeRequest):
-                events[at] = event.call
+                events[at] = call = event.call
+                if self.gives_back:
+                    memory = cast(MessageMemory, call.buffer)
+                    call.buffer, call.start, call.end = call.message, 0, call.end - call.start
+                    self.pool.give_back(memory)
         self.events += events
         return events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -63,9 +64,11 @@ def upload(
     return out
 
 
-def outcome(octets: bytes, cuts: list[int], *, directly: bool, handed_in: bool = False) -> tuple[object, bytes]:
+def outcome(
+    octets: bytes, cuts: list[int], *, directly: bool, handed_in: bool = False, gives_back: bool = False
+) -> tuple[object, bytes]:
     """What comes of these bytes, cut so: received directly or not; then put into views, or handed in all the same."""
-    server = Server(LIMITS, directly=not handed_in)
+    server = Server(LIMITS, directly=not handed_in, gives_back=gives_back)
     ends = sorted({cut % (len(octets) + 1) for cut in cuts} | {len(octets)})
     with pytest.MonkeyPatch.context() as patch:
         if not directly:
@@ -95,8 +98,8 @@ PIECES = st.one_of(
 )
 
 
-def session(parts: list[tuple[object, ...]], order: random.Random) -> bytes:
-    """Frames of several requests, mixed with others."""
+def frames_of(parts: list[tuple[object, ...]]) -> list[list[bytes]]:
+    """The frames of each of several requests and others."""
     queues: list[list[bytes]] = []
     stream_id = -1
     for part in parts:
@@ -127,6 +130,17 @@ def session(parts: list[tuple[object, ...]], order: random.Random) -> bytes:
                 "reset": rst_stream(at, CANCEL),
             }
             queues.append([other.get(str(part[0]), frame(99, 0, at, b"what?"))])
+    return queues
+
+
+def in_turn(parts: list[tuple[object, ...]]) -> list[bytes]:
+    """Requests and others, one after the other, behind what opens a connection."""
+    return [OPENING, *map(b"".join, frames_of(parts))]
+
+
+def session(parts: list[tuple[object, ...]], order: random.Random) -> bytes:
+    """Frames of several requests, mixed with others."""
+    queues = frames_of(parts)
     out = [OPENING]
     opened: list[list[bytes]] = []
     while queues or opened:
@@ -160,6 +174,91 @@ def test_direct_and_ordinary_make_the_same_of_the_same_bytes(
     assert outcome(octets, cuts, directly=False) == whole
     assert outcome(octets, cuts, directly=True) == whole
     assert outcome(octets, cuts, directly=True, handed_in=True) == whole
+
+
+SMALL_PIECES = st.one_of(
+    st.builds(
+        lambda size, length, end: ("upload", size, [length], end),
+        st.integers(1_100, 6_000),
+        st.sampled_from([300, 1_000, 1_500, 3_000, 6_100]),
+        st.booleans(),
+    ),
+    st.sampled_from([("ping",), ("credit",), ("reset",), ("padded",), ("small",), ("odd",), ("stream",)]),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 6), SMALL_PIECES), min_size=1, max_size=4),
+    st.lists(st.sampled_from([0, 0, 700, 800, 200, 150, 130, 5]), min_size=24, max_size=24),
+    st.lists(st.integers(0, 10**5), max_size=3),
+)
+def test_requests_that_are_foreseen_make_the_same_as_others(
+    runs: list[tuple[int, tuple[object, ...]]], inner: list[int], cuts: list[int]
+) -> None:
+    """Requests that are alike, and then others, one after the other; reads end with them, or within, or anywhere."""
+    requests = in_turn([part for count, part in runs for _ in range(count)])
+    octets = b"".join(requests)
+    ends = list(accumulate(map(len, requests)))
+    within = [end + count for end, count in zip(ends, [700, 700, 700, *inner], strict=False)]
+    whole = outcome(octets, [], directly=False)
+    assert outcome(octets, [*ends, *within], directly=True, gives_back=True) == whole
+    assert outcome(octets, [*ends, *within, *cuts], directly=True, gives_back=True) == whole
+    assert outcome(octets, [*ends, *within, *cuts], directly=True, handed_in=True, gives_back=True) == whole
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        upload(9, 5_000, [1_500]),
+        upload(9, 5_001, [1_500]),
+        upload(9, 5_000, [4_000]),
+        upload(9, 5_000, [1_500, 1_400]),
+        upload(9, 30_000, [1_500]),
+        [window_update(0, 9), *upload(9, 5_000, [1_500])],
+        [unary(9)],
+        upload(9, 5_000, [1_500], block=block(request("/test.Echo/Unary", ("x-a", "another")))),
+        [*upload(9, 5_000, [1_500])[:3], rst_stream(9), unary(11)],
+        [headers(9, REQUEST_BLOCK), headers(11, REQUEST_BLOCK), data(11, message(CONTENT[:3_000]), END_STREAM)],
+        [headers(9, REQUEST_BLOCK), data(9, message(CONTENT[:5_000])[:4_000]), frame(99, 0, 0, bytes(3_000))],
+        [headers(9, STREAM_BLOCK), data(9, message(CONTENT[:5_000])[:4_000])],
+        [data(7, bytes(4_000))],
+    ],
+)
+def test_a_request_that_is_not_as_foreseen_is_read_all_the_same(third: list[bytes]) -> None:
+    alike = [b"".join(upload(at, 5_000, [1_500])) for at in (1, 3, 5, 7)]
+    last = b"".join(third)
+    octets = OPENING + b"".join(alike) + last + unary(13)
+    whole = outcome(octets, [], directly=False)
+    ends = list(accumulate(map(len, [OPENING, *alike])))
+    # Each of the first three comes in two reads, and the fourth as it was foreseen.
+    ends += [end + 700 for end in ends[:3]]
+    ends.sort()
+    for cut in [*range(0, len(last), 301), *range(1, 210, 13)]:
+        assert outcome(octets, [*ends, ends[-1] + cut], directly=True, gives_back=True) == whole
+
+
+def test_once_two_requests_were_alike_the_next_is_received_by_one_read() -> None:
+    server = Server.opened(LIMITS)
+    server.gives_back = True
+    requests = [b"".join(upload(at, 9_000, [1_800])) for at in (1, 3, 5, 7)]
+    server.receive(requests[0])
+    assert not receives_directly(server)
+    server.receive(requests[1][:1_000])
+    server.receive(requests[1][1_000:])
+    server.receive(requests[2][:1_000])
+    server.receive(requests[2][1_000:])
+    assert receives_directly(server)
+    views = server.connection.views()
+    assert sum(map(len, views)) == len(requests[3])
+    del views
+    server.receive(requests[3])
+    assert [call.message for call in server.events if isinstance(call, Call)] == [
+        CONTENT[at : at + 9_000] for at in (1, 3, 5, 7)
+    ]
+    assert server.pool.lent == 0
+    server.connection.connection_lost()
+    assert not receives_directly(server)
 
 
 @pytest.mark.parametrize("sizes", [[1_000, 1_000, 300, 1_000], [500, 20, 2_000], [2_500, 2_500, 2_200, 1_000]])

@@ -141,6 +141,61 @@ def test_no_more_is_awaited_of_a_message_than_comes(
         assert not server.call(lambda: server.worker.transports.awaiting)
 
 
+def upload(stream_id: int, size: int) -> bytes:
+    """A request, in frames as most clients send them."""
+    octets = message(CONTENT[stream_id : stream_id + size])
+    return headers(stream_id, REQUEST_BLOCK) + b"".join(
+        data(stream_id, octets[at : at + 16_384], END_STREAM if at + 16_384 >= len(octets) else 0)
+        for at in range(0, len(octets), 16_384)
+    )
+
+
+def finish(client: RawClient, *stream_ids: int) -> None:
+    """Read until these are answered."""
+    missing = set(stream_ids)
+    while missing:
+        answer = client.until(HEADERS)
+        if answer.flags & END_STREAM:
+            missing.remove(answer.stream_id)
+
+
+def until_foreseen(server: Running, client: RawClient) -> int:
+    """Send large requests that are alike until the next one is foreseen; returns its stream."""
+    for stream_id in range(1, 201, 2):
+        client.sock.sendall(upload(stream_id, 1_000_000))
+        finish(client, stream_id)
+        if server.call(lambda: the_transport(server).connection.head_bytes):
+            return stream_id + 2
+    raise AssertionError("no request is foreseen")
+
+
+def test_what_is_not_like_the_large_requests_before_it_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "AWAIT_NS", 3_600_000_000_000)
+    with running() as server, RawClient(server, WIDE) as client:
+        at = until_foreseen(server, client)
+        client.sock.sendall(unary(at))
+        finish(client, at)
+        client.sock.sendall(upload(at + 2, 1_000_000))
+        finish(client, at + 2)
+        client.sock.sendall(upload(at + 4, 300_000) + unary(at + 6))
+        finish(client, at + 4, at + 6)
+        client.sock.sendall(frame(PING, 0, 0, b"are you?"))
+        assert client.until(PING).payload == b"are you?"
+        assert not server.call(lambda: server.worker.transports.awaiting)
+
+
+def test_the_beginning_of_a_request_like_the_last_ones_is_read_soon_if_no_more_comes() -> None:
+    with running() as server, RawClient(server, WIDE) as client:
+        at = until_foreseen(server, client)
+        before = server.call(lambda: the_transport(server).received_bytes)
+        next_one = upload(at, 1_000_000)
+        client.sock.sendall(next_one[:200_000])
+        server.until(lambda: the_transport(server).received_bytes >= before + 200_000)
+        client.sock.sendall(next_one[200_000:])
+        finish(client, at)
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+
+
 def frames_of(octets: bytes, frame_bytes: int = 16_384) -> bytes:
     """DATA of stream 1, which these end."""
     return b"".join(

@@ -27,6 +27,7 @@ from toutates.h2grpc.call import Call
 from toutates.h2grpc.direct_receive import DirectReceive
 from toutates.h2grpc.events import ConnectionTerminated, Event, LargeRequest, MessageReceived, tell_handler
 from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.foresight import Foresight
 from toutates.h2grpc.frame_loop import DIRECTLY, FrameLoop
 from toutates.h2grpc.frames import PING, PREFACE, ErrorCodes, pack_frame
 from toutates.h2grpc.limits import Limits
@@ -63,6 +64,7 @@ class ServerConnection:
 
     __slots__ = (
         "_direct_receive",
+        "_foresight",
         "_limit_hits",
         "_limits",
         "_output",
@@ -114,6 +116,7 @@ class ServerConnection:
         self._direct_receive = DirectReceive(
             limits, self._receiver, parts.requests, parts.table, parts.windows, parts.held, shared
         )
+        self._foresight = Foresight(parts, self._direct_receive)
         self.frame_loop = FrameLoop(parts, self._receiver, self._direct_receive)
         self._preface_seen = False
         self.responder = parts.responder
@@ -137,7 +140,7 @@ class ServerConnection:
         if self.responder.closed:
             return []
         if self.unread.waiting:
-            if self.direct:
+            if self.direct and self._direct_receive.under_way:
                 return self._copy_into_views(memoryview(data)[start:], now_ns)
             data = self.unread.join(data, start)
             start = 0
@@ -148,7 +151,7 @@ class ServerConnection:
             at = start if self._preface_seen else self._receive_preface(data, events)
             if at is not None and (left := self.frame_loop.walk(data, at, now_ns, events)):
                 if left == DIRECTLY:
-                    self._set_direct(True)
+                    self.direct = self.unread.waiting = True
                 else:
                     self.behind = True
         except ConnectionFault as fault:
@@ -168,20 +171,41 @@ class ServerConnection:
         """Bytes that are still to come of the message that is received directly; 0 for none."""
         return self._direct_receive.awaited_bytes if self.direct else 0
 
+    @property
+    def head_bytes(self) -> int:
+        """Bytes that tell whether the next request is as foreseen; 0 if none is."""
+        direct = self._direct_receive
+        if self.direct and not (direct.under_way or direct.ends or self.unread.waiting):
+            return self._foresight.head_bytes
+        return 0
+
+    def foreseen_bytes(self, head: bytes) -> int:
+        """Bytes of the whole request that begins so, which are worth waiting for; 0 if it is not as foreseen."""
+        return self._foresight.foreseen_bytes(head)
+
     def views(self) -> list[memoryview]:
         """Where the next bytes had better be put, while ``direct`` is set; none if they are to be handed in after all.
+
+        They belong to a large message, or to the next request where that is foreseen.
 
         The driver puts bytes there in this order, forgets the views, and calls ``take_direct``, before it does anything
         else with this or another connection.
         """
-        views = self._direct_receive.views()
-        if not views:
-            self._set_direct(False)
+        direct = self._direct_receive
+        if direct.under_way:
+            views = direct.views()
+            if not views:
+                self._end_direct()
+            return views
+        if self.unread.waiting or direct.ends:
+            return []  # in the middle of a frame, or of a message
+        views = self._foresight.views()
+        self.direct = bool(views)
         return views
 
     def _copy_into_views(self, data: memoryview, now_ns: int) -> list[Event]:
         events: list[Event] = []
-        while data and self.direct:
+        while data and self.direct and self._direct_receive.under_way:
             count = 0
             views = self.views()
             while views:
@@ -195,25 +219,52 @@ class ServerConnection:
             events += self.receive_data(bytes(data), now_ns)
         return list(filter(_is_open, events))
 
-    def _set_direct(self, direct: bool) -> None:
-        self.direct = self.unread.waiting = direct
+    def _end_direct(self) -> None:
+        """The message that was received directly is whole, or what is left of it goes the ordinary way."""
+        self.unread.waiting = False
+        self._direct_receive.end()
+        self.direct = self._foresight.note_end()
 
     def take_direct(self, count: int, now_ns: int) -> list[Event]:
         """Take ``count`` bytes that are in ``views``, one at least; returns what they completed."""
         events: list[Event] = []
         try:
-            rest = self._direct_receive.take(count, now_ns, events)
+            if self._direct_receive.under_way:
+                rest = self._direct_receive.take(count, now_ns, events)
+            else:
+                request = self._foresight.take(count, now_ns)
+                if request is not None:
+                    return [request]
+                rest = self._take_part(count, now_ns, events)
         except ConnectionFault as fault:
             self._terminate(fault.code, str(fault), events, fault.limit)
             return events
         if rest is not None:
-            self._set_direct(False)
+            self._end_direct()
             if rest:
                 events += self.receive_data(rest, now_ns)
         if self.queue.can_send:
             self.behind = True
         self.table.cancelled = False
         return list(filter(_is_open, events))
+
+    def _take_part(self, count: int, now_ns: int, events: list[Event]) -> bytes | None:
+        """``DirectReceive.take`` for bytes that are not all of the request that was foreseen, or of another one."""
+        foresight, rest = self._foresight, b""
+        self.direct = False
+        try:
+            head = foresight.take_head(count)
+            events += self.receive_data(head, now_ns)
+            count -= len(head)
+            if count:
+                if self.direct and foresight.goes_on():
+                    return self._direct_receive.take(count, now_ns, events)
+                rest = foresight.take_surprise(count)
+        finally:
+            foresight.forget()
+        if rest:
+            events += self.receive_data(rest, now_ns)
+        return None
 
     def go_on(self, now_ns: int) -> list[Event]:
         """Do the next piece of the work that is left (``behind``); returns the events that it makes.
@@ -459,7 +510,8 @@ class ServerConnection:
     def abandon_calls(self, events: list[Event]) -> None:
         """End the next ENDED_AT_ONCE calls of a connection that is over."""
         self.deadlines.clear()
-        self._set_direct(False)
+        self._end_direct()
+        self.direct = False
         self.unread.drop()
         self.blocks.drop()
         streams = self.streams

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.events import Event
 from toutates.h2grpc.frame_heads import FRAMES_AHEAD
 from toutates.h2grpc.frames import DATA, END_STREAM, FRAME_HEAD, FRAME_HEAD_SIZE
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.message_memory import LARGE_MESSAGE_BYTES
+from toutates.h2grpc.message_memory import LARGE_MESSAGE_BYTES, MessageMemory
 from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
 from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.request_memory import RequestMemory
@@ -36,13 +36,13 @@ from toutates.h2grpc.stream_table import StreamTable
 from toutates.h2grpc.streams import OPEN
 from toutates.h2grpc.windows import Windows
 
-__all__ = ["DirectReceive"]
+__all__ = ["LEAST_FRAME", "DirectReceive", "Like"]
 
 #: So much of a message has to be missing: a read by several views costs more than a plain one, by what copying this
 #: much takes.
 LEAST_MISSING: Final = 32_768
-#: Bytes that one read brings at most, some 0.3 ms.
-MOST_AT_ONCE: Final = 1_048_576
+#: Bytes that one read brings at most, some 0.3 ms: a message of 1 MiB and what is around its tensor.
+MOST_AT_ONCE: Final = 1_048_576 + 4_096
 #: Shorter frames are not expected to be followed by others of their length.
 LEAST_FRAME: Final = 2_048
 
@@ -55,6 +55,21 @@ _pack_head = FRAME_HEAD.pack
 _unpack_head = FRAME_HEAD.unpack_from
 
 
+class Like(NamedTuple):
+    """What a large request was like.
+
+    Attributes:
+        head: bytes that came before those of its message.
+        flags, length: of its first frame.
+        size: of its message, bytes.
+    """
+
+    head: int
+    flags: int
+    length: int
+    size: int
+
+
 class DirectReceive:
     """Receives the DATA of one call at a time.
 
@@ -64,17 +79,21 @@ class DirectReceive:
         requests: makes the call's assembler.
         table, windows, held: of the connection.
         shared: with other connections.
+
+    Attributes:
+        ahead: frames that the last ``views`` expect behind the current one.
+        last: bytes of the one behind these that ends the message or the read; 0 for none.
+        began: what the last request was like that began.
     """
 
     __slots__ = (
-        "_ahead",
         "_call",
         "_cut",
         "_cut_as",
+        "_ended",
         "_flags",
         "_heads",
         "_held",
-        "_last",
         "_left",
         "_length",
         "_max_message_size",
@@ -88,6 +107,9 @@ class DirectReceive:
         "_surprised",
         "_unchecked",
         "_windows",
+        "ahead",
+        "began",
+        "last",
     )
 
     def __init__(
@@ -110,6 +132,8 @@ class DirectReceive:
         self._pool = shared.pool
         #: whose message is received
         self._call: Call | None = None
+        #: whose message was received last
+        self._ended: Call | None = None
         #: of the frame that is received: flags, stream, bytes of its payload, and how many of them are missing
         self._flags = 0
         self._stream_id = 0
@@ -118,8 +142,8 @@ class DirectReceive:
         #: whether all of it has come, and is settled
         self._settled = False
         #: frames that the last ``views`` expect after it, and bytes of the one that ends the message; 0 for none
-        self._ahead = 0
-        self._last = 0
+        self.ahead = 0
+        self.last = 0
         #: cuts the payloads of the last ``views`` out of a message's room, and of which frames: mostly the next message
         #: has the same
         self._cut: Callable[[memoryview], tuple[memoryview, ...]]
@@ -130,6 +154,8 @@ class DirectReceive:
         self._surprised = 0
         #: by how many bytes what is held of the call has grown since that was checked
         self._unchecked = 0
+        #: the last request that began
+        self.began = Like(0, 0, 0, 0)
 
     def begin(self, data: bytes, at: int, flags: int, stream_id: int, length: int) -> bool:
         """Whether to receive directly from here on: ``data`` ends with a part of a DATA frame of a large message.
@@ -170,6 +196,7 @@ class DirectReceive:
         if assembler is None:
             assembler = call.assembler = self._requests.assembler(call)
             assembler.begin_large(memoryview(data)[at:], size)
+            self.began = Like(at + PREFIX_SIZE, flags, length, size)
         else:
             assembler.feed(memoryview(data)[at:])
         self._call = call
@@ -182,10 +209,34 @@ class DirectReceive:
         return True
 
     @property
+    def under_way(self) -> bool:
+        """Whether a message is received directly."""
+        return self._call is not None
+
+    @property
     def awaited_bytes(self) -> int:
-        """Bytes that are missing of the message, or of the frame if its call has ended."""
+        """Bytes that are missing of the message, or of the frame if its call has ended; 0 for none."""
         call = self._call
-        return call.assembler.missing if call is not None and call.assembler is not None else self._left
+        if call is None:
+            return 0
+        return self._left if call.assembler is None else call.assembler.missing
+
+    def end(self) -> None:
+        """Nothing is received directly any more."""
+        self._ended, self._call = self._call, None
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last bytes of a message that was received directly are still to come."""
+        return self._ended is not None and self._ended.assembler is not None
+
+    def has_begun(self, memory: MessageMemory, length: int, missing: int) -> bool:
+        """Whether a message is received into ``memory``: ``missing`` bytes, in frames of ``length``."""
+        call = self._call
+        if call is None or call.assembler is None or self._length != length or call.assembler.missing != missing:
+            return False
+        room = call.assembler.room()
+        return room.obj is memory and len(room) == missing
 
     def views(self) -> list[memoryview]:
         """Where the next bytes belong; they have to be put there, and told to ``take``, before anything else is done.
@@ -194,26 +245,34 @@ class DirectReceive:
         """
         call, left = self._call, self._left
         assert call is not None
-        heads = self._heads
-        self._ahead = self._last = 0
         if call.assembler is None:  # the call has ended; the rest of the frame is to be dropped
-            return [heads.sink[:left]] if left else []
-        missing = call.assembler.missing
-        room = call.assembler.room()
+            return [self._heads.sink[:left]] if left else []
+        length = self._length if self._stream_id != self._surprised else 0
+        return self.lay_out(call.assembler.room(), left, length, call.assembler.missing, self._most_ahead)
+
+    def lay_out(self, room: memoryview, left: int, length: int, missing: int, most_ahead: int) -> list[memoryview]:
+        """Views of ``left`` bytes of a frame, and of others of its ``length`` if it is long enough, with their heads.
+
+        Args:
+            room: where they belong.
+            left, length: of the current frame.
+            missing: bytes of the message.
+            most_ahead: frames that are expected behind it, at most.
+        """
+        self.ahead = self.last = 0
         most = min(len(room), MOST_AT_ONCE)
-        length = self._length
-        if not (left < most and missing > left and length >= LEAST_FRAME and self._stream_id != self._surprised):
+        if not (left < most and missing > left and length >= LEAST_FRAME):
             return [room[: min(left, most)]] if left else []
         ahead = last = 0
         if length < LONG_FRAME:
-            ahead = min((most - left) // length, (missing - left - 1) // length, self._most_ahead)
+            ahead = min((most - left) // length, (missing - left - 1) // length, most_ahead)
         at = left + ahead * length
         if missing - at <= min(length, most - at) or (length >= LONG_FRAME and most - at >= LEAST_FRAME):
             last = min(missing, most) - at
         if not (ahead or last):
             return [room[:left]] if left else []
-        self._ahead = ahead
-        self._last = last
+        self.ahead = ahead
+        self.last = last
         cut_as = (left, length, ahead, last)
         if cut_as != self._cut_as:
             self._cut = _cutter(*cut_as)
@@ -221,7 +280,7 @@ class DirectReceive:
         payloads = self._cut(room)
         views = [*payloads, *payloads[1:]]
         views[0::2] = payloads
-        views[1::2] = heads.views[: len(payloads) - 1]
+        views[1::2] = self._heads.views[: len(payloads) - 1]
         if not left:
             del views[0]
         return views
@@ -251,7 +310,7 @@ class DirectReceive:
             self._unchecked += self._held.note(call, assembler.pending_bytes)
             return None
         count -= left
-        if self._last and self._take_the_rest(call, assembler, count, now_ns, events):
+        if self.last and self._take_the_rest(call, assembler, count, now_ns, events):
             return b""
         whole, rest, following = 0, b"", None
         if count:
@@ -297,7 +356,7 @@ class DirectReceive:
         Returns:
             Whether it was taken.
         """
-        ahead, last, length = self._ahead, self._last, self._length
+        ahead, last, length = self.ahead, self.last, self._length
         before, windows = self._left + ahead * length, self._windows
         # Of the current frame, what came earlier is counted in the windows only now.
         size = (0 if self._settled else length) + ahead * length + last
@@ -348,7 +407,7 @@ class DirectReceive:
             length and the bytes received of the frame that came between the two, if one did.
         """
         heads, length = self._heads, self._length
-        whole = min(self._ahead, count // (FRAME_HEAD_SIZE + length))
+        whole = min(self.ahead, count // (FRAME_HEAD_SIZE + length))
         if whole:
             expected = _pack_head(length << 8 | DATA, 0, self._stream_id)
             if heads.data[: FRAME_HEAD_SIZE * whole] != expected * whole:
@@ -363,24 +422,26 @@ class DirectReceive:
                 self._surprised = self._stream_id
             elif flags and size < assembler.missing - at:
                 pass  # the request ends in the middle of its message
-            elif whole < self._ahead:
+            elif whole < self.ahead:
                 if size == length and not flags:
                     return whole, b"", (flags, size, have)
-            elif size == self._last or (length >= LONG_FRAME and 0 < size <= assembler.missing - at):
+            elif size == self.last or (length >= LONG_FRAME and 0 < size <= assembler.missing - at):
                 tail = bytes(assembler.room()[at + size : at + have]) if have > size else b""
                 return whole, tail, (flags, size, min(have, size))
+        return whole, b"".join(self.pieces(assembler.room(), length, at, whole, count)), None
+
+    def pieces(self, room: memoryview, length: int, at: int, index: int, count: int) -> list[memoryview]:
+        """The last ``count`` bytes of a read: heads of frames from ``index`` on, payloads from ``at`` on."""
         # The payloads lie where those of the expected frames belong, and the heads where theirs do.
-        room = assembler.room()
-        pieces: list[memoryview] = []
-        for index in range(whole, len(heads.views)):
-            if not count:
-                break
-            pieces.append(heads.views[index][:count])
+        heads, pieces = self._heads.views, list[memoryview]()
+        while count:
+            pieces.append(heads[index][:count])
             count -= len(pieces[-1])
-            pieces.append(room[at : at + min(count, length if index < self._ahead else self._last)])
+            pieces.append(room[at : at + min(count, length if index < self.ahead else self.last)])
             count -= len(pieces[-1])
             at += length
-        return whole, b"".join(pieces), None
+            index += 1
+        return pieces
 
     def _finish_frame(self, now_ns: int, events: list[Event]) -> None:
         unchecked, self._unchecked = self._unchecked, 0

@@ -221,12 +221,20 @@ class MemoryPool:
         self.lent += 1
         return memory
 
-    def take_whole(self, size: int) -> MessageMemory | None:
-        """Memory for ``size`` bytes that the caller has already, and writes there at once; see ``take``."""
-        memory = self.take(size)
+    def next_one(self, size: int) -> MessageMemory | None:
+        """The memory that ``take`` gives next, if it is there and has ``size`` bytes; nothing has a view of it."""
+        if not self._spare and self._read:
+            self._look_again()
+        if self._spare and self.has_room and self._spare[-1].capacity >= size:
+            return self._spare[-1]
+        return None
+
+    def take_whole(self, size: int, start: int = 0) -> MessageMemory | None:
+        """Memory for ``size`` bytes from ``start`` on, which the caller has and writes there at once; see ``take``."""
+        memory = self.take(start + size)
         if memory is not None:
             self.returned(memory)
-            memory.start, memory.length = 0, size
+            memory.start, memory.length = start, size
         return memory
 
     @staticmethod

@@ -45,6 +45,10 @@ class RequestMemory:
         self._budget.used += growth
         return growth
 
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` more bytes are within the bounds."""
+        return self.held_bytes + size <= self._most and self._budget.used + size <= self._budget.limit
+
     def check(self) -> None:
         """Check what is held against the bounds.
 

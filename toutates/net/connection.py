@@ -56,6 +56,15 @@ class Connection(Protocol):
         """While ``direct`` is set, how many more are to come of a message, which the peer sends without waiting."""
         return 0
 
+    @property
+    def head_bytes(self) -> int:
+        """How many of the next bytes tell whether the large message that is foreseen comes; 0 if none is foreseen."""
+        return 0
+
+    def foreseen_bytes(self, head: bytes) -> int:
+        """Bytes that come together where the first ``head_bytes`` are these; 0 where that is not known."""
+        return 0
+
     def views(self) -> list[memoryview]:
         """Where to put the next bytes, in this order, while ``direct`` is set; none if they are to be handed in.
 

@@ -143,6 +143,10 @@ class TlsTransport(Transport):
             raise BlockingIOError
         return count
 
+    def peek(self, count: int) -> bytes:
+        """See ``Transport``. What is there is encrypted."""
+        return b""
+
     def await_bytes(self, count: int) -> None:
         """See ``Transport``. Up to a record of what is awaited has come already, and is in OpenSSL."""
         super().await_bytes(max(1, count - LARGEST_RECORD_BYTES))

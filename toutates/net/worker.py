@@ -55,7 +55,7 @@ from toutates.net.visits import Visits
 __all__ = ["Worker"]
 
 #: How long the worker may stay with its epoll before Trio gets a turn.
-STAY_NS: Final = 5_000_000
+STAY_NS: Final = 10_000_000
 #: How long it waits for the next request before it goes back to Trio; what this saves is a trip through Trio's
 #: scheduler. The system counts in milliseconds, so it is one.
 LINGER_S: Final = 0.001
