@@ -60,10 +60,10 @@ class RestAnnouncedLengths(Attack):
     """Large bodies of binary data of which only the beginning comes."""
 
     name = "rest-announced-lengths"
-    summary = "200 connections that announce 2 GB of binary data each, of which 20 KB come"
+    summary = "1,000 connections that announce 2 GB of binary data each, of which 20 KB come"
     limit = "memory grows with what has come; `--limit stall_timeout` (60 s)"
     stops = ("HTTP/1.1 408",)
-    connections = 200
+    connections = 1_000
 
     async def strike(self, peer: Peer) -> None:
         await peer.send(_BINARY_HEAD + b"content-length: 2000000000\r\n\r\n", 1)

