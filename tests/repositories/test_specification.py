@@ -20,6 +20,17 @@ ENDPOINT = "http://minio:9000"
         ("--model-repository s3://bucket", (S3Specification("bucket"),)),
         ("--model-repository s3://bucket/", (S3Specification("bucket"),)),
         ("--model-repository S3://bucket//a/b/", (S3Specification("bucket", "a/b/"),)),
+        ("--model-repository s3://minio:9000/bucket/a", (S3Specification("bucket", "a/", ENDPOINT),)),
+        ("--model-repository s3://http://minio:9000/bucket", (S3Specification("bucket", "", ENDPOINT),)),
+        ("--model-repository s3://https://minio/bucket//a", (S3Specification("bucket", "a/", "https://minio"),)),
+        (
+            f"--model-repository s3://https://other/bucket --model-repository s3://bucket --s3-endpoint {ENDPOINT}",
+            (S3Specification("bucket", "", "https://other"), S3Specification("bucket", "", ENDPOINT)),
+        ),
+        (
+            "--model-repository s3://one:1/bucket --model-repository s3://two:2/bucket",
+            (S3Specification("bucket", "", "http://one:1"), S3Specification("bucket", "", "http://two:2")),
+        ),
         ("--s3-bucket bucket --s3-prefix /a/b", (S3Specification("bucket", "a/b/"),)),
         ("--model-repository a --model-repository b --model-repository a", (Path("a"), Path("b"))),
         ("--model-repository a --model-repository ./a/ --model-repository b/../a", (Path("a"),)),
@@ -56,7 +67,9 @@ def test_flags_name_repositories(flags: str, expected: tuple[object, ...]) -> No
         ("--s3-endpoint http://a:b --s3-bucket bucket", r"--s3-endpoint: is not an endpoint"),
         ("--s3-bucket s3://bucket", r"--s3-bucket: .*name the bucket alone"),
         ("--model-repository s3://", r"--model-repository: .*write s3://BUCKET/PREFIX"),
-        ("--model-repository s3://host:9000/bucket", r"--model-repository: .*by --s3-endpoint"),
+        ("--model-repository s3://host:9000", r"--model-repository: .*the bucket has no name"),
+        ("--model-repository s3://https:///bucket", r"--model-repository: is not an endpoint"),
+        ("--model-repository s3://http://host:99999/bucket", r"--model-repository: is not an endpoint"),
         ("--model-repository gs://bucket", r"--model-repository: .*\(got 'gs://'\).*s3://BUCKET/PREFIX"),
         ("--model-cache-size 0 --s3-bucket bucket", r"--model-cache-size"),
     ],
@@ -71,6 +84,8 @@ def test_flags_that_mean_nothing_are_refused(flags: str, message: str) -> None:
     [
         "--s3-endpoint http://key:hunter2@minio --s3-bucket bucket",
         "--model-repository s3://key:hunter2@minio/bucket",
+        "--model-repository s3://http://key:hunter2@minio:9000/bucket",
+        "--model-repository s3://key:hunter2@minio:9000/bucket",
         "--model-repository https://key:hunter2@minio/bucket",
     ],
 )

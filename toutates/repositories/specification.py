@@ -18,6 +18,8 @@ _REPOSITORY: Final = "--model-repository"
 _BUCKET: Final = "--s3-bucket"
 # A bucket's name, a little wider than what AWS allows today; or the ARN of an access point.
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}|arn:[A-Za-z0-9:/._-]+")
+#: What Triton writes before the bucket: s3://https://HOST:PORT/BUCKET, or s3://HOST:PORT/BUCKET for http.
+_SERVICE: Final = re.compile(r"(https?://[^/]*|[^/]*:[0-9]+)(?:/+|$)(.*)", re.DOTALL)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -140,7 +142,13 @@ def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:
             value=scheme[0],
             remedy="name a directory or s3://BUCKET/PREFIX, the host of an S3 service by --s3-endpoint",
         )
-    bucket, _, prefix = text[len(scheme[0]) :].partition("/")
+    rest = text[len(scheme[0]) :]
+    service = _SERVICE.fullmatch(rest)
+    if service is not None:
+        written = service[1] if "://" in service[1] else f"http://{service[1]}"
+        _check_endpoint(written, flag)
+        endpoint, rest = written, service[2]
+    bucket, _, prefix = rest.partition("/")
     return _s3(bucket, prefix, endpoint, region, flag)
 
 
@@ -158,7 +166,7 @@ def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Sp
     return S3Specification(bucket, prefix + "/" if prefix else "", endpoint, region, flag)
 
 
-def _check_endpoint(endpoint: str | None) -> None:
+def _check_endpoint(endpoint: str | None, key: str = "--s3-endpoint") -> None:
     if endpoint is None:
         return
     remedy = "write a URL such as http://minio.example:9000"
@@ -171,8 +179,8 @@ def _check_endpoint(endpoint: str | None) -> None:
     if secret:  # and not shown
         raise ConfigurationError(
             "holds a user name or a password",
-            key="--s3-endpoint",
+            key=key,
             remedy="give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role",
         )
     if not good or url.query or url.fragment or not endpoint.isascii() or not endpoint.isprintable() or " " in endpoint:
-        raise ConfigurationError("is not an endpoint", key="--s3-endpoint", value=endpoint, remedy=remedy)
+        raise ConfigurationError("is not an endpoint", key=key, value=endpoint, remedy=remedy)

@@ -1,6 +1,7 @@
 """The one module that uses boto3: it lists and reads a bucket, and explains boto3's errors in our words.
 
-Credentials are found by boto3's own chain: the environment, profiles, web identities, instance roles. They are never in
+Credentials are found by boto3's own chain: the environment, profiles, web identities, instance roles; those in Triton's
+file of credentials come before it. They are never in
 a message of ours, and the libraries' own debug logs, which would show signed requests, stay off whatever --log-level
 says.
 """
@@ -8,11 +9,13 @@ says.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
@@ -81,6 +84,11 @@ class S3Client:
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             core = botocore.session.Session()
+            given = s3_credentials(specification, os.environ) or S3Credentials()
+            if given.profile:
+                core.set_config_variable("profile", given.profile)
+            if given.key_id:
+                core.set_credentials(given.key_id, given.secret_key, given.session_token or None)
             retries: dict[str, Any] = {"mode": "standard"}
             if core.get_config_variable("max_attempts") is None:
                 retries["total_max_attempts"] = _ATTEMPTS
@@ -94,7 +102,7 @@ class S3Client:
                 # The cache compares MD5, and these checksums do not cover the parts that large objects are read in.
                 response_checksum_validation="when_required",
             )
-            region = specification.region or core.get_config_variable("region")
+            region = specification.region or given.region or core.get_config_variable("region")
             self._client: Any = boto3.Session(botocore_session=core).client(
                 "s3",
                 endpoint_url=specification.endpoint or None,
