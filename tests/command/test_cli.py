@@ -25,6 +25,7 @@ from toutates.h2grpc import Allowance, Limits
 from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.infer.tracing.configuration import read_trace_options
 from toutates.infer.tracing.settings import TraceSetting
+from toutates.models.turns import Limit
 from toutates.repositories.specification import S3Specification
 from toutates.server.options import Options, TlsFiles, TorchServeOptions
 from toutates.system.address import Address, parse_address
@@ -53,6 +54,8 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
     ("--response-cache-byte-size", "65536", "response_cache_bytes", 65_536),
+    ("--rate-limit", "Execution_Count", "rate_limit", "execution_count"),
+    ("--rate-limit-resource", "R1:10", "rate_limit_resources", (Limit("R1", 10),)),
     ("--load-models", "a, b", "load_models", ("a", "b")),
     ("--model-control-mode", "poll", "model_control_mode", "poll"),
     ("--repository-poll-secs", "0.3", "repository_poll_s", 0.3),

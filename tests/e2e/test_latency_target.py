@@ -108,6 +108,29 @@ def outcome(client: Any, timeout_us: int = 1) -> tuple[str, str]:
     return "", ""
 
 
+def test_a_rated_executor_waits_for_its_resource_and_too_little_of_one_is_a_reason(tmp_path: Path) -> None:
+    for name, count in (("a", 1), ("b", 1), ("greedy", 3)):
+        limits = f"rate_limits: [{{resources: [{{name: R, count: {count}}}]}}]\n"
+        add_model(tmp_path / "models", name, heavy_model(1), config=CONFIG.format(8, 8) + limits)
+    flags = ["--rate-limit=execution_count", "--rate-limit-resource=R:2", "--strict-readiness=false"]
+    with running_held(tmp_path / "models", tmp_path, flags, model="a") as (server, runs), client_of(server) as client:
+        (reason,) = [model.reason for model in client.get_model_repository_index().models if model.name == "greedy"]
+        assert reason.endswith(
+            'Resource count for "R" is limited to 2 which will prevent scheduling of one or more model instances, the '
+            "minimum required count is 3"
+        )
+        with runs.held():
+            answers: SimpleQueue[Any] = SimpleQueue()
+            begun = runs.begun
+            client.async_infer("a", inputs(), lambda result, error: answers.put(error))
+            runs.wait_begun(begun + 1)
+            # There is one more of the resource.
+            client.infer("b", inputs())
+        assert answers.get(timeout=60) is None
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
 def test_check_says_which_models_cannot_have_a_target(tmp_path: Path) -> None:
     config = CONFIG.format(8, 4) + "latency_target_ms: 10\nmax_queue_delay_us: 6000\n"
     add_model(tmp_path, "m", heavy_model(1), config=config)

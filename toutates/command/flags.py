@@ -28,6 +28,8 @@ from toutates.command.values import (
     names,
     positive,
     providers,
+    rate_limit,
+    resource_limit,
     seconds,
     seconds_or_never,
     share,
@@ -190,6 +192,25 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "keep at most this many bytes of downloaded models; the least recently used are removed first",
             "68719476736",
             positive,
+        ),
+    ),
+    "turns of models": (
+        Flag(
+            "rate-limit",
+            "MODE",
+            "have executors wait for the resources of their instance group, and take turns by their priorities: "
+            "off or execution_count",
+            "off",
+            rate_limit,
+        ),
+        Flag(
+            "rate-limit-resource",
+            "NAME:COUNT[:DEVICE]",
+            "how many there are of a resource, on each device or on one; repeatable",
+            read=resource_limit,
+            unset="as many as an instance needs at most",
+            option="rate_limit_resources",
+            repeatable=True,
         ),
     ),
     "ONNX Runtime": (

@@ -88,10 +88,6 @@ def _port(text: str) -> int:
     return port
 
 
-def _rate_limit(text: str) -> str:
-    return str(choice("off", "execution_count")(text.lower()))
-
-
 _NONE: Final = Verdict.NO_EFFECT
 _REFUSED: Final = Verdict.REFUSED
 _NO_PLUGINS: Final = "there are no plug-ins"
@@ -100,9 +96,6 @@ _NO_VERTEX: Final = "the endpoints of Vertex AI are not offered"
 _NO_FILE: Final = "traces are not written to files, they go to OpenTelemetry; see [tracing.md](tracing.md)"
 _PINGS: Final = "200 PINGs a second are allowed, and 1,000 at once"
 _COMPLETED: Final = "configurations are always completed from the graph; write `max_batch_size` where you mean it"
-_RATE: Final = (
-    "`instance_group.count` bounds what runs at the same time, and `--max-inflight-requests` what is accepted"
-)
 _ORT_POOLS: Final = "ONNX Runtime has its own memory; see `allocator` in config.yaml"
 
 _ROWS: Final = (
@@ -268,8 +261,8 @@ _ROWS: Final = (
     TritonFlag("cache-config", "`local,size=BYTES` is `--response-cache-byte-size BYTES`; there is no other cache"),
     TritonFlag("cache-directory", _NO_PLUGINS, _NONE),
     TritonFlag("response-cache-byte-size", "see [response-cache.md](response-cache.md)"),
-    TritonFlag("rate-limit", _RATE, _NONE, read=_rate_limit, harmless="off"),
-    TritonFlag("rate-limit-resource", _RATE, _NONE),
+    TritonFlag("rate-limit", "see [deadlines.md](deadlines.md#the-rate-limiter)"),
+    TritonFlag("rate-limit-resource", "the CPU is device 0; each of several processes has the resources for itself"),
     TritonFlag("host-policy", "`--cpu-pinning` pins threads to CPUs", _NONE),
     TritonFlag("pinned-memory-pool-byte-size", _ORT_POOLS, _NONE),
     TritonFlag("cuda-memory-pool-byte-size", _ORT_POOLS, _NONE),

@@ -16,6 +16,7 @@ from typing import Any, Final
 from toutates.backends.onnx.provider_names import PROVIDERS
 from toutates.models.caching import LEAST_CACHE_BYTES
 from toutates.models.repository import not_a_model_name
+from toutates.models.turns import EXECUTION_COUNT, Limit
 from toutates.system.address import Address, parse_address
 from toutates.system.errors import ConfigurationError
 from toutates.system.logs.levels import parse_levels
@@ -36,6 +37,8 @@ __all__ = [
     "names",
     "positive",
     "providers",
+    "rate_limit",
+    "resource_limit",
     "seconds",
     "seconds_or_never",
     "share",
@@ -73,6 +76,20 @@ def cache_size(text: str) -> int:
             f"{size} bytes hold no answer; the response cache takes {LEAST_CACHE_BYTES} or more, or 0 for none"
         )
     return size
+
+
+def rate_limit(text: str) -> str:
+    """Read whether runs are rated; Triton takes letters of any size."""
+    return str(choice("off", EXECUTION_COUNT)(text.lower()))
+
+
+def resource_limit(text: str) -> Limit:
+    """Read how many there are of a resource of the rate limiter: NAME:COUNT or NAME:COUNT:DEVICE."""
+    name, *numbers = text.split(":")
+    if not name or len(numbers) not in (1, 2):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:COUNT or NAME:COUNT:DEVICE, such as R1:10 or R1:10:0")
+    count, *device = [whole(0, 2**32 - 1)(number) for number in numbers]
+    return Limit(name, count, device[0] if device else None)
 
 
 def whole_or_auto(text: str) -> int:

@@ -21,6 +21,11 @@ class AroundServable:
         self._servable = servable
 
     @property
+    def computing(self) -> Servable:
+        """What computes."""
+        return self._servable
+
+    @property
     def signature(self) -> Signature:
         """See ``Servable``."""
         return self._servable.signature

@@ -5,6 +5,7 @@ It serves whatever its backends compute: a kind of model gives it a signature an
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import trio
@@ -67,6 +68,8 @@ class BatchedServable:
             Executor(supertensor, backend if counters else self._wrapped(backend, own), on_batch=own.add)
             for backend, own in zip(backends, self.counters.executors, strict=True)
         ]
+        self._executors = [weakref.ref(executor) for executor in executors]
+        self._on_cpu = all([backend.on_cpu for backend in backends if backend is not None])
         # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
         self._threads = ExecutorThreads(supertensor.name, version, executors)
 
@@ -79,6 +82,16 @@ class BatchedServable:
     def ready(self) -> bool:
         """See ``Servable``."""
         return self._threads.ready
+
+    @property
+    def executors(self) -> list[Executor]:
+        """Those that have not ended, by their number."""
+        return [executor for reference in self._executors if (executor := reference()) is not None]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all runs are on the CPU, as its backends say."""
+        return self._on_cpu
 
     def _wrapped(self, backend: Backend, counters: ExecutorCounters) -> Backend:
         """The backend of an executor that leaves out what is late, or pads; one for ragged rows joins them itself."""

@@ -1,5 +1,7 @@
 """An executor: one thread's loop that takes batches, runs them with its own backend, and hands them back.
 
+Where models have latency targets, or runs are rated, it waits for its turn before a run (``turns``).
+
 While it is idle a worker may claim it, and run a quick batch inline, on the worker's thread (``dispatcher``).
 
 **Deadlines.** A batch that nobody waits for any more is not run. While others wait behind it, neither is one whose
@@ -25,6 +27,7 @@ from toutates.engine.lane import Batch
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
 from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
+from toutates.engine.turns.arbiter import TakesTurns
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.logs.limit import LineLimit
 
@@ -36,7 +39,7 @@ logger = logging.getLogger(__name__)
 MAX_INLINE_BATCHES: Final = 4
 
 
-class Executor(ExecutorHandle):
+class Executor(ExecutorHandle, TakesTurns):
     """Runs batches with one backend. ``run`` blocks its thread until the SuperTensor is closed and empty.
 
     Args:
@@ -68,12 +71,17 @@ class Executor(ExecutorHandle):
         clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
         while (batch := supertensor.executors.take(self)) is not None:
             fatal: BaseException | None = None
+            turn = self.turn
+            if turn is not None:
+                turn.begin(batch)
             try:
                 outcomes = self._run(batch, clock_ns)
             except BaseException as error:
                 outcomes = self._fail(batch, error)
                 if not isinstance(error, Exception):
                     fatal = error
+            if turn is not None:
+                turn.end()
             batch.drop_pending()
             # Before the delivery: who has heard the outcome must find the rows free again.
             supertensor.release(batch)
@@ -87,9 +95,10 @@ class Executor(ExecutorHandle):
         """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""
         following: Batch | None = batch
         left = MAX_INLINE_BATCHES
+        turn = self.turn
         while following is not None:
             batch = following
-            if batch.pieces and batch.is_long:
+            if (batch.pieces and batch.is_long) or (turn is not None and turn.is_strict):
                 self.inbox.put(batch)  # as if the executor had not been claimed
                 return
             left -= 1

@@ -82,7 +82,7 @@ class SuperTensor:
         lanes, budget, queue, executors: the parts. Used with the lock held.
         keeps_whole: as given.
         ports: the consumers, by number of their port.
-        padding: as given.
+        padding, quick_ns: as given.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class SuperTensor:
         self.batch_size = batch_size
         self.capacity = capacity
         self.padding = padding
+        self.quick_ns = quick_ns
         self.lock = threading.Lock()
         rows = (batch_size if signature.batched else 1) * capacity
         open_batches: dict[Lane, Batch] = {}

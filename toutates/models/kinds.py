@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from toutates.engine.cache.store import ResponseCache
+from toutates.engine.turns.arbiter import Arbiter
 from toutates.models.caching import check_cache_settings, with_cache
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
 from toutates.models.deadlines import check_latency_target
@@ -21,6 +22,7 @@ from toutates.models.names import FoundNames
 from toutates.models.ordering import with_order
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
+from toutates.models.turns import with_turns
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement, running_on
 
@@ -76,6 +78,7 @@ def load_version(
     overridden: bool,
     placement: Placement,
     cache: ResponseCache | None = None,
+    arbiter: Arbiter | None = None,
 ) -> ServedVersion:
     """Load a version as the kind that it is of. Blocks.
 
@@ -86,6 +89,7 @@ def load_version(
         overridden: whether what ``version.triton`` says holds, even beside a config.yaml.
         placement: where threads run.
         cache: for answers of versions that ask for it; None for no cache.
+        arbiter: of the server; None where executors have no turns. Whoever ends the version removes it there.
 
     Raises:
         ConfigurationError: its configuration cannot be used, or names a backend that no kind has.
@@ -98,6 +102,8 @@ def load_version(
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)
+        if arbiter is not None:
+            served = with_turns(served, configuration.settings, arbiter)
         if cache is not None and configuration.settings.response_cache:
             served = with_cache(served, cache)
         if configuration.settings.preserve_ordering:

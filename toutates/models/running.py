@@ -16,6 +16,7 @@ import trio
 
 from toutates.engine.cache.store import ResponseCache
 from toutates.engine.servable import Host
+from toutates.engine.turns.arbiter import Arbiter
 from toutates.models.freed_memory import give_back_freed_memory
 from toutates.models.kinds import Kind, load_version
 from toutates.models.load_counters import LoadCounters
@@ -39,12 +40,14 @@ class LoadOptions:
         placement: where threads run.
         parallel_loads: how many versions are loaded at the same time.
         cache: for answers of models that ask for it; None for no cache.
+        arbiter: of the turns of executors; None for no turns.
     """
 
     kinds: Sequence[Kind]
     placement: Placement = field(default_factory=Placement)
     parallel_loads: int = 1
     cache: ResponseCache | None = None
+    arbiter: Arbiter | None = None
 
 
 class RunningVersions:
@@ -132,6 +135,8 @@ class RunningVersions:
             nursery.cancel_scope.cancel()
         for version in versions:
             version.servable.close(workers_ended=self.stopped.is_set())
+            if self._options.arbiter is not None and version.turns is not None:
+                self._options.arbiter.remove(version.turns)
         del version
         threads = [self._threads.pop(version) for version in versions if version in self._threads]  # see `stop`
         while versions:
@@ -168,6 +173,7 @@ class RunningVersions:
                 overridden=overridden,
                 placement=options.placement,
                 cache=options.cache,
+                arbiter=options.arbiter,
             )
 
         # The threads of ONNX Runtime's pools inherit the name.

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from toutates.engine.calls import Calls
 from toutates.engine.servable import Servable
+from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.models.config.labels import Labels
 from toutates.models.near_names import NearNames
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -120,6 +121,7 @@ class ServedVersion:
         dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
         takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
+        turns: how its executors come to their turns among those of all models; None where they have none.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
     """
 
@@ -133,6 +135,7 @@ class ServedVersion:
     takes_parameters: Callable[[], bool] | None = None
     has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
+    turns: TurnsMember | None = None
     calls: Calls = field(init=False)
     _decoupled: bool = field(init=False)
 

@@ -10,6 +10,7 @@ from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.text.handler import TextSettings
 from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import TraceOptions
+from toutates.models.turns import Limit
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.specification import Specification
 from toutates.system.address import Address
@@ -88,6 +89,8 @@ class Options:
         restricted_protocols: groups of RPCs that only callers with a secret may use.
         grpc_reflection: whether server reflection is offered.
         response_cache_bytes: of the response cache; 0 for none.
+        rate_limit: whether runs are rated: "off" or "execution_count".
+        rate_limit_resources: how many there are of resources that runs need.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
         tls: None for plaintext.
@@ -137,6 +140,8 @@ class Options:
     restricted_protocols: tuple[RestrictedProtocol, ...] = ()
     grpc_reflection: bool = True
     response_cache_bytes: int = 0
+    rate_limit: str = "off"
+    rate_limit_resources: tuple[Limit, ...] = ()
     max_inflight_requests: int | None = None
     allow_client_shm: bool = False
     grpc_compression: str = ""

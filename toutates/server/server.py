@@ -41,7 +41,9 @@ from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.regions import Regions
 from toutates.models.caching import ResponseCache
+from toutates.models.idle_cores import usable_cores
 from toutates.models.manager import LoadOptions, ModelManager
+from toutates.models.turns import EXECUTION_COUNT, Arbiter, Resources
 from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
 from toutates.protocol import grpc_service_pb2 as pb
@@ -130,6 +132,10 @@ class Server:
         self._model_requests = ModelRequests()
         size = options.response_cache_bytes
         self._response_cache = ResponseCache(size) if size else None
+        rated = options.rate_limit == EXECUTION_COUNT
+        # On one core the system shares it between two.
+        permits = max(2, usable_cores(self._placement))
+        self._arbiter = Arbiter(permits, Resources(options.rate_limit_resources) if rated else None)
         self.shutdown = Shutdown()
         self.workers = Workers(options, self._placement, self.shutdown)
         self._first_load = FirstLoad(
@@ -386,6 +392,7 @@ class Server:
             placement=self._placement,
             parallel_loads=options.parallel_loads,
             cache=self._response_cache,
+            arbiter=self._arbiter,
         )
         manager = ModelManager(
             load_options,

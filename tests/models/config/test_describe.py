@@ -14,6 +14,8 @@ from toutates.models.config.pbtxt import parse_pbtxt
 from toutates.models.config.settings import (
     ModelSettings,
     ProfilingSettings,
+    RateLimit,
+    ResourceNeed,
     SessionSettings,
     WarmupInput,
     WarmupSample,
@@ -212,11 +214,16 @@ def test_a_bounded_queue_is_shown_with_and_without_batching() -> None:
     assert (list(batching.preferred_batch_size), batching.max_queue_delay_microseconds) == ([8, 16], 5)
 
 
+LIMIT = RateLimit((ResourceNeed("R1", 2), ResourceNeed("R2", 3, is_global=True)), 2)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         ModelSettings(),
         ModelSettings(capacity_bytes=10**6, allocator="cuda_pinned", profiling=ProfilingSettings("p", 3)),
+        ModelSettings(latency_target_ms=12.5, num_executors=3, rate_limits=(LIMIT, RateLimit((), 2), RateLimit())),
+        ModelSettings(num_executors=2, rate_limits=(LIMIT,)),
         ModelSettings(profiling=ProfilingSettings("p"), session=SessionSettings(graph_level="off")),
         ModelSettings(warmup=(WarmupSample("a", {"points": WarmupInput("FP32", (2, 3), "random")}, 4, 2),)),
         ModelSettings(warmup=(WarmupSample("a", {"text": WarmupInput("BYTES", (1,), "file", "f")}),)),
@@ -225,7 +232,8 @@ def test_a_bounded_queue_is_shown_with_and_without_batching() -> None:
 def test_settings_come_back_from_a_config_that_holds_what_triton_has_no_field_for(settings: ModelSettings) -> None:
     config = model_config("m", BATCHED, settings, with_own=True)
     read = triton_configuration(config, "m", Path("config.pbtxt")).settings
-    assert read == replace(settings, devices=("cpu",), model_filename="model.onnx")
+    limits = tuple(settings.rate_limit(at) for at in range(settings.num_executors)) if settings.rate_limits else ()
+    assert read == replace(settings, devices=("cpu",), model_filename="model.onnx", rate_limits=limits)
     # Clients are shown no keys of this server's own.
     assert not any(key.startswith("toutates.") for key in model_config("m", BATCHED, settings).parameters)
 

@@ -10,7 +10,15 @@ import pytest
 from toutates.backends.onnx.executor_sessions import executor_session_options
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.pbtxt import parse_pbtxt
-from toutates.models.config.settings import ModelSettings, ProfilingSettings, SessionSettings, WarmupInput, WarmupSample
+from toutates.models.config.settings import (
+    ModelSettings,
+    ProfilingSettings,
+    RateLimit,
+    ResourceNeed,
+    SessionSettings,
+    WarmupInput,
+    WarmupSample,
+)
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.models.config.triton_fields import FIELDS
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -116,6 +124,22 @@ def test_a_bounded_queue_has_room_for_the_rows_of_all_its_requests(
 def test_instance_groups_become_executors_and_devices(text: str, num_executors: int, devices: tuple[str, ...]) -> None:
     settings = read(text).settings
     assert (settings.num_executors, settings.devices) == (num_executors, devices)
+
+
+def test_rate_limiters_of_groups_are_those_of_their_executors() -> None:
+    text = """
+    instance_group [
+      { count: 2 rate_limiter { resources [ { name: "R1" count: 4 }, { name: "R2" global: true count: 2 } ] priority: 2 } },
+      { kind: KIND_CPU }
+    ]"""
+    settings = read(text).settings
+    limit = RateLimit((ResourceNeed("R1", 4), ResourceNeed("R2", 2, is_global=True)), 2)
+    assert settings.rate_limits == (limit, limit, RateLimit())
+    assert [settings.rate_limit(number) for number in range(4)] == [limit, limit, RateLimit(), limit]
+    assert read("instance_group { rate_limiter { priority: 0 } }").settings.rate_limits == ()
+    twice = 'resources [ { name: "R" count: 1 }, { name: "R" count: 2 } ]'
+    with pytest.raises(ConfigurationError, match=r"instance_group\[0\].rate_limiter.resources: is there twice"):
+        read(f"instance_group {{ rate_limiter {{ {twice} }} }}")
 
 
 def test_parameters_and_optimization_become_options_of_the_session() -> None:

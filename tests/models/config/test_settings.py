@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from toutates.models.config.settings import (
     ModelSettings,
     ProfilingSettings,
+    RateLimit,
+    ResourceNeed,
     SessionSettings,
     WarmupInput,
     WarmupSample,
@@ -139,6 +141,37 @@ def test_executors_take_their_devices_in_turn() -> None:
     settings = ModelSettings(num_executors=3, devices=("cpu", "gpu:1"))
     assert [settings.device(number) for number in range(3)] == ["cpu", "gpu:1", "cpu"]
     assert ModelSettings().device(5) == "auto"
+
+
+def test_a_target_and_rate_limits_are_read(tmp_path: Path) -> None:
+    text = """\
+latency_target_ms: 12.5
+rate_limits:
+- {priority: 2, resources: [{name: R1, count: 4}, {name: R2, global: true}]}
+- {}
+"""
+    limit = RateLimit((ResourceNeed("R1", 4), ResourceNeed("R2", 1, is_global=True)), 2)
+    settings = load(tmp_path, config(text))
+    assert (settings.latency_target_ms, settings.rate_limits) == (12.5, (limit, RateLimit()))
+    assert load(tmp_path, config("latency_target_ms: 0\n")).latency_target_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("latency_target_ms: 0.001", "latency_target_ms: is below 0.01"),
+        ("latency_target_ms: -1", "latency_target_ms: is not a number from 0 to 3.6e+06"),
+        ("latency_target_ms: .nan", "latency_target_ms: is not a number"),
+        ("latency_target_ms: soon", "latency_target_ms: is not a number"),
+        ("rate_limits: {priority: 1}", "rate_limits: is not a list of mappings"),
+        ("rate_limits: [{priority: -1}]", r"rate_limits\[0\].priority: is not an integer"),
+        ("rate_limits: [{resources: [{name: r}, {name: r}]}]", r"rate_limits\[0\].resources\[1\].name: is there twice"),
+        ("rate_limits: [{resources: [{name: r, count: 0}]}]", r"resources\[0\].count: is not an integer from 1"),
+    ],
+)
+def test_targets_and_rate_limits_that_cannot_be_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        load(tmp_path, config(text + "\n"))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,10 @@ class DeadlineQueue(BatchQueue):
         """What is expected of a batch that is under way."""
         return self._expected[batch]
 
+    def due_ns(self, batch: Batch) -> int:
+        """When a batch that is under way is to be done, monotonic nanoseconds."""
+        return self._expected[batch].first_ns
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def admit(self, lane: Lane, rows: int, is_wanted: Callable[[int], bool]) -> None:

@@ -139,6 +139,11 @@ class SequenceServable:
         return SequenceWay(packed, shapes)
 
     @property
+    def instances(self) -> Sequence[Servable]:
+        """What computes the batches."""
+        return tuple(self._instances)
+
+    @property
     def gives_ids(self) -> bool:
         """See ``Batcher``."""
         return self._scheduler.rules.iterative

@@ -12,7 +12,7 @@ from toutates.models.config.declared import Declared
 from toutates.models.config.describe import ONNX_NAME, BackendName
 from toutates.models.config.other_kinds import refuse_unknown_backend
 from toutates.models.config.problems import MAX_PROBLEMS
-from toutates.models.config.settings import CONFIG_NAME, ONNX_BACKENDS, ModelSettings, load_settings
+from toutates.models.config.settings import CONFIG_NAME, ONNX_BACKENDS, ModelSettings, RateLimit, load_settings
 from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import VersionFolder, version_folder
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -140,12 +140,26 @@ def completed(settings: ModelSettings, signature: Signature, backend: BackendNam
         required_inputs=tuple(tensor.name for tensor in signature.inputs if not tensor.optional),
         outputs=tuple(tensor.name for tensor in signature.outputs),
         devices=_devices(settings),
+        rate_limits=_rate_limits(settings),
     )
 
 
 def _devices(settings: ModelSettings) -> tuple[str, ...]:
-    """By executor, those of one device side by side; one alone stands for all."""
-    counts = Counter(settings.device(number) for number in range(settings.num_executors))
-    if len(counts) > 1:
-        return tuple(counts.elements())
-    return () if "auto" in counts else tuple(counts)
+    """By executor, those of one device and rate limit side by side; one alone stands for all."""
+    devices = tuple(device for device, _ in _executors(settings))
+    if len(set(devices)) > 1:
+        return devices
+    return () if "auto" in devices else devices[:1]
+
+
+def _rate_limits(settings: ModelSettings) -> tuple[RateLimit, ...]:
+    """The same for what the rate limiter has to know."""
+    limits = tuple(limit for _, limit in _executors(settings))
+    if len(set(limits)) > 1:
+        return limits
+    return () if RateLimit() in limits else limits[:1]
+
+
+def _executors(settings: ModelSettings) -> list[tuple[str, RateLimit]]:
+    every = Counter((settings.device(number), settings.rate_limit(number)) for number in range(settings.num_executors))
+    return list(every.elements())

@@ -15,6 +15,7 @@ from toutates.models.config.queues import fill_policies
 from toutates.models.config.settings import (
     MODEL_FILENAME,
     ModelSettings,
+    RateLimit,
     SessionSettings,
     WarmupInput,
     WarmupSample,
@@ -292,11 +293,19 @@ def _reshape(tensor: TensorSpec, batched: bool) -> ModelTensorReshape | None:
 
 
 def _instance_groups(name: str, settings: ModelSettings, gpu: bool | None) -> list[ModelInstanceGroup]:
-    """One group for each device, named as Triton names groups that have no name."""
-    if not settings.devices:
+    """One group for each device and rate limit, named as Triton names groups that have no name."""
+    if not settings.devices and not settings.rate_limits:
         return [_instance_group(name, settings.num_executors, "auto", gpu)]
-    counts = Counter(settings.device(number) for number in range(settings.num_executors))
-    return [_instance_group(f"{name}_{at}", count, device, gpu) for at, (device, count) in enumerate(counts.items())]
+    counts = Counter((settings.device(number), settings.rate_limit(number)) for number in range(settings.num_executors))
+    groups = []
+    for at, ((device, limit), count) in enumerate(counts.items()):
+        group = _instance_group(f"{name}_{at}", count, device, gpu)
+        if limit != RateLimit():
+            group.rate_limiter.priority = limit.priority
+            for need in limit.resources:
+                group.rate_limiter.resources.add(name=need.name, count=need.count, **{"global": need.is_global})
+        groups.append(group)
+    return groups
 
 
 def _instance_group(name: str, count: int, device: str, gpu: bool | None) -> ModelInstanceGroup:

@@ -45,6 +45,8 @@ __all__ = [
     "Allocator",
     "ModelSettings",
     "ProfilingSettings",
+    "RateLimit",
+    "ResourceNeed",
     "SessionSettings",
     "Shapes",
     "WarmupInput",
@@ -78,6 +80,9 @@ _MAX_PROFILED_BATCHES: Final = 2**31 - 1
 _MAX_THREADS: Final = 2**10
 MAX_DELAY_US: Final = 60_000_000
 MIN_TARGET_MS: Final = 0.01
+#: Triton's fields have 32 bits.
+MAX_RESOURCE_COUNT: Final = 2**32 - 1
+MAX_RATE_PRIORITY: Final = 2**32 - 1
 #: An hour. What may take longer has no use for a target.
 MAX_TARGET_MS: Final = 3_600_000
 #: Rows that may be under way where nothing bounds them.
@@ -136,6 +141,34 @@ class SessionSettings:
     memory_pattern: bool = True
     arena_shrinkage: str = ""
     device_allocator_for_initializers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceNeed:
+    """What a run needs of a resource of the rate limiter.
+
+    Attributes:
+        name: of the resource.
+        count: how many of it.
+        is_global: whether all devices share it; else each has its own.
+    """
+
+    name: str
+    count: int = 1
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What the rate limiter has to know of an executor; Triton's ``rate_limiter`` of an instance group.
+
+    Attributes:
+        resources: that a run needs, each once.
+        priority: an executor of priority 2 runs half as often as one of 1.
+    """
+
+    resources: tuple[ResourceNeed, ...] = ()
+    priority: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +248,7 @@ class ModelSettings:
         sequences: how its sequences are scheduled; None for a model without.
         response_cache: whether its answers are kept, where the server has a response cache.
         latency_target_ms: within which requests are to be answered; what would be later is refused. 0 for no target.
+        rate_limits: of the executors, in turn, where the server has the rate limiter; () for none.
     """
 
     backend: str = field(default="", compare=False)
@@ -249,6 +283,11 @@ class ModelSettings:
     sequences: SequenceSettings | None = None
     response_cache: bool = False
     latency_target_ms: float = 0.0
+    rate_limits: tuple[RateLimit, ...] = ()
+
+    def rate_limit(self, executor: int) -> RateLimit:
+        """What the rate limiter has to know of an executor, by its number from 0."""
+        return self.rate_limits[executor % len(self.rate_limits)] if self.rate_limits else RateLimit()
 
     def device(self, executor: int) -> str:
         """What an executor runs on, by its number from 0."""
@@ -346,6 +385,9 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
         response_cache=bool(section.optional_flag("response_cache")),
         latency_target_ms=section.optional_number("latency_target_ms", MAX_TARGET_MS, 20) or 0.0,
+        rate_limits=tuple(
+            _rate_limit(limit) for limit in section.sections("rate_limits", "rate_limits: [{resources: [{name: r}]}]")
+        ),
     )
     if 0 < settings.latency_target_ms < MIN_TARGET_MS:
         remedy = "write such as 20, or 0 for none"
@@ -415,6 +457,23 @@ def _accelerators(section: Section | None) -> Mapping[str, Mapping[str, str]]:
             section.refuse(name, "unknown accelerator", None, f"known ones: {', '.join(ACCELERATORS)}")
         found[name] = MappingProxyType(options.words())
     return MappingProxyType(found)
+
+
+def _rate_limit(section: Section) -> RateLimit:
+    resources: dict[str, ResourceNeed] = {}
+    for own in section.sections("resources", "resources: [{name: r, count: 1}]"):
+        need = ResourceNeed(
+            own.text("name", "r"),
+            own.optional_integer("count", MAX_RESOURCE_COUNT, 1) or 1,
+            bool(own.optional_flag("global")),
+        )
+        if need.name in resources:
+            own.refuse("name", "is there twice", need.name, "write each resource once")
+        own.refuse_unknown_keys()
+        resources[need.name] = need
+    priority = section.optional_integer("priority", MAX_RATE_PRIORITY, 1, lowest=0) or 1
+    section.refuse_unknown_keys()
+    return RateLimit(tuple(resources.values()), priority)
 
 
 def _labels(section: Section | None) -> Mapping[str, str]:

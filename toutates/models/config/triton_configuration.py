@@ -30,6 +30,8 @@ from toutates.models.config.settings import (
     MAX_EXECUTORS,
     ONNX_BACKENDS,
     ModelSettings,
+    RateLimit,
+    ResourceNeed,
     is_inside,
 )
 from toutates.models.config.triton_fields import PARAMETERS, check_fields
@@ -295,8 +297,12 @@ class _Reader:
 
     def _with_instances(self, settings: ModelSettings) -> ModelSettings:
         devices: list[str] = []
+        limits: list[RateLimit] = []
         for at, group in enumerate(self._config.instance_group):
-            devices += self._devices(group, f"instance_group[{at}]")
+            own = self._devices(group, f"instance_group[{at}]")
+            limit = self._rate_limit(group, f"instance_group[{at}].rate_limiter")
+            devices += own
+            limits += [limit] * len(own)
         if len(devices) > MAX_EXECUTORS:
             self._problems.add(
                 "instance_group", f"has more than {MAX_EXECUTORS} instances", len(devices), "write fewer"
@@ -305,8 +311,19 @@ class _Reader:
         return replace(
             settings,
             num_executors=max(len(devices), 1),
+            rate_limits=() if set(limits) <= {RateLimit()} else tuple(limits),
             devices=() if kinds in ((), ("auto",)) else kinds if len(kinds) == 1 else tuple(devices),
         )
+
+    def _rate_limit(self, group: ModelInstanceGroup, key: str) -> RateLimit:
+        found: dict[str, ResourceNeed] = {}
+        for resource in group.rate_limiter.resources:
+            name = resource.name
+            if not name or name in found:
+                problem = "is there twice" if name else "has no name"
+                self._problems.add(f"{key}.resources", problem, name, "name each resource, and write it once")
+            found[name] = ResourceNeed(name, resource.count, getattr(resource, "global"))
+        return RateLimit(tuple(need for need in found.values() if need.count), max(group.rate_limiter.priority, 1))
 
     def _devices(self, group: ModelInstanceGroup, key: str) -> list[str]:
         kind = ModelInstanceGroup.Kind.Name(group.kind)

@@ -89,7 +89,7 @@ FIELDS: Final = MappingProxyType(
         "instance_group.gpus": _WORKS,
         "instance_group.name": _no_effect("instances have no names here"),
         "instance_group.profile": _ignored(_TENSORRT_ONLY),
-        "instance_group.rate_limiter": _ignored("instances run whenever there is work"),
+        "instance_group.rate_limiter": _WORKS,
         "instance_group.passive": _ignored("every instance runs batches"),
         "instance_group.secondary_devices": _ignored("there are none"),
         "instance_group.host_policy": _ignored("see --cpu-pinning"),

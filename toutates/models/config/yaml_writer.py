@@ -14,6 +14,7 @@ from toutates.models.config.sequences import SequenceSettings
 from toutates.models.config.settings import (
     ONNX_BACKENDS,
     ModelSettings,
+    RateLimit,
     SessionSettings,
     Shapes,
     WarmupInput,
@@ -61,6 +62,7 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("sequences", _sequences(settings.sequences), "requests do not belong together"),
         _line("response_cache", settings.response_cache),
         _line("latency_target_ms", _plain(settings.latency_target_ms), "none: requests wait as long as it takes"),
+        _line("rate_limits", [_rate_limit(own) for own in settings.rate_limits], "no resources, priority 1"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -181,6 +183,11 @@ def _sequences(settings: SequenceSettings | None) -> dict[str, Any]:
         for own in settings.states
     ]
     return value
+
+
+def _rate_limit(own: RateLimit) -> Mapping[str, Any]:
+    resources = [{"name": need.name, "count": need.count, "global": need.is_global} for need in own.resources]
+    return {"priority": own.priority, "resources": resources}
 
 
 def _warmup(sample: WarmupSample) -> Mapping[str, Any]:

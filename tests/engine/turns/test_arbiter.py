@@ -1,0 +1,178 @@
+"""Executors in threads that wait for their turns."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.support import DOUBLE, PATIENCE_S, Rig, wait_until
+from toutates.engine.turns.arbiter import Arbiter, Member, TakesTurns
+from toutates.engine.turns.resources import Limit, Need, Resources
+from toutates.system.errors import ModelLoadError
+
+
+def rows(count: int) -> Any:
+    return np.arange(count * 4, dtype=np.float32).reshape(count, 4)
+
+
+def member(rig: Rig, **settings: Any) -> Member:
+    return Member(rig.executors, **settings)
+
+
+def ask(rig: Rig, context: Any) -> None:
+    rig.worker.add(context, rig.lane((4,)), rows(1))
+    rig.worker.end_round()
+
+
+def test_executors_hear_nothing_of_it_until_a_version_has_a_target() -> None:
+    arbiter = Arbiter(2)
+    plain, timed, elsewhere = ([TakesTurns(), TakesTurns()] for _ in range(3))
+    members = [Member(plain), Member(elsewhere, on_cpu=False)]
+    for own in members:
+        arbiter.add(own)
+    assert all(one.turn is None for one in (*plain, *elsewhere))
+    target = Member(timed, due_ns=lambda batch: 0)
+    arbiter.add(target)
+    assert all(one.turn is not None for one in (*plain, *timed))
+    assert all(one.turn is None for one in elsewhere)
+    arbiter.remove(target)
+    arbiter.remove(target)
+    assert all(one.turn is None for one in plain)
+
+
+def test_executors_are_not_kept_alive() -> None:
+    arbiter = Arbiter(2)
+    executor = TakesTurns()
+    gone = weakref.ref(executor)
+    arbiter.add(Member([executor], due_ns=lambda batch: 0))
+    del executor
+    gc.collect()
+    assert gone() is None
+    arbiter.add(Member([TakesTurns()]))
+
+
+def test_runs_wait_for_their_turns_and_all_are_answered() -> None:
+    arbiter = Arbiter(2)
+    rigs = [Rig(DOUBLE, executors=2, capacity=64) for _ in range(3)]
+    for rig in rigs:
+        arbiter.add(member(rig, due_ns=lambda batch: 0))
+    begun = [threading.Semaphore(0) for _ in rigs]
+    gate = threading.Event()
+    for rig, own in zip(rigs, begun, strict=True):
+        hold(rig, own, gate)
+        rig.start()
+        rig.wait_idle()
+    try:
+        hot, *cold = rigs
+        for context in range(4):
+            ask(hot, context)
+        assert begun[0].acquire(timeout=PATIENCE_S)
+        # The hot one has one permit of two, and the other is left for others.
+        wait_until(lambda: arbiter.under_way == (1, 1))
+        ask(cold[0], "cold")
+        assert begun[1].acquire(timeout=PATIENCE_S)
+        ask(cold[1], "waits")
+        wait_until(lambda: arbiter.under_way == (2, 2))
+        gate.set()
+        hot.worker.collect(*range(4))
+        cold[0].worker.collect("cold")
+        cold[1].worker.collect("waits")
+        wait_until(lambda: arbiter.under_way == (0, 0))
+        for rig in rigs:
+            rig.assert_empty()
+    finally:
+        gate.set()
+        for rig in rigs:
+            rig.close()
+
+
+def hold(rig: Rig, begun: threading.Semaphore, gate: threading.Event) -> None:
+    """Have the runs of a rig wait for the test."""
+    for executor in rig.executors:
+        backend: Any = executor._backend
+        executor._backend = Gated(backend, begun, gate)  # type: ignore[assignment]
+
+
+class Gated:
+    """A backend whose runs tell that they have begun, and wait for the gate."""
+
+    def __init__(self, backend: Any, begun: threading.Semaphore, gate: threading.Event) -> None:
+        self.backend, self.begun, self.gate = backend, begun, gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def run(self, *arguments: Any) -> Any:
+        self.begun.release()
+        assert self.gate.wait(PATIENCE_S)
+        return self.backend.run(*arguments)
+
+
+@pytest.mark.parametrize("is_rated", [False, True], ids=["with a target", "rated"])
+def test_quick_runs_are_done_by_workers_unless_every_run_is_rated(is_rated: bool) -> None:
+    arbiter = Arbiter(2, Resources() if is_rated else None)
+    rig = Rig(DOUBLE, quick_ns=2**62)
+    arbiter.add(member(rig, due_ns=lambda batch: 0, quick_ns=2**62))
+    with rig.running():
+        rig.wait_idle()
+        for context in range(30):
+            ask(rig, context)
+            rig.worker.collect(context)
+        rig.assert_empty()
+    own = threading.current_thread()
+    # The first run of each size is an executor's in any case.
+    assert any(thread is own for thread in rig.ran_in) is not is_rated
+    assert arbiter.under_way == (0, 0)
+
+
+def test_a_run_that_fails_gives_its_turn_back() -> None:
+    arbiter = Arbiter(2, Resources())
+    rig = Rig(DOUBLE)
+    arbiter.add(member(rig, needs=[[Need("R", 1)]], devices=[0]))
+    rig.faults["on_batch"] = ValueError("broken")
+    with rig.running():
+        for context in range(3):
+            ask(rig, context)
+            (error,) = rig.worker.collect(context)
+            assert isinstance(error, Exception)
+        del rig.faults["on_batch"]
+        ask(rig, "good")
+        np.testing.assert_array_equal(rig.worker.collect("good")[0], 2 * rows(1))
+        rig.assert_empty()
+    assert arbiter.under_way == (0, 0)
+
+
+def test_needs_of_a_version_that_is_refused_are_forgotten() -> None:
+    arbiter = Arbiter(2, Resources([Limit("R", 2)]))
+    refused = Member([TakesTurns(), TakesTurns()], needs=[[Need("R", 1)], [Need("R", 3)]], devices=[0, 0])
+    with pytest.raises(ModelLoadError, match="minimum required count is 3"):
+        arbiter.add(refused)
+    arbiter.remove(refused)
+    arbiter.add(Member([TakesTurns()], needs=[[Need("R", 2, is_global=True)]], devices=[0]))
+
+
+def test_many_executors_of_many_models_lose_no_turn() -> None:
+    arbiter = Arbiter(2, Resources([Limit("R", 2)]))
+    rigs = [Rig(DOUBLE, executors=2, capacity=64, workers=1) for _ in range(4)]
+    for at, rig in enumerate(rigs):
+        due_ns = (lambda batch: 0) if at % 2 else None
+        arbiter.add(member(rig, due_ns=due_ns, needs=[[Need("R", 1 + at % 2)]] * 2, devices=[0, 0], priorities=[1, 2]))
+        rig.start()
+    try:
+        for round_ in range(40):
+            for rig in rigs:
+                ask(rig, round_)
+            for rig in rigs[:: 1 + round_ % 2]:
+                rig.worker.collect(round_)
+        for rig in rigs:
+            rig.worker.collect(*range(40))
+            rig.assert_empty()
+        assert arbiter.under_way == (0, 0)
+    finally:
+        for rig in rigs:
+            rig.close()

@@ -1,0 +1,223 @@
+"""The turns of executors: before a run they wait until it is theirs. The rules are in ``order``.
+
+There is one arbiter per server. An executor whose ``turn`` is None, as those of a server without latency targets and
+without rate limiter, never hears of it. Runs so quick that a worker would do them itself have no turns: the way through
+the arbiter would take longer. Neither have runs that are not on the CPU, such as those of Python models: they may wait
+for other models' runs, which must not wait for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from toutates.engine.lane import Batch
+from toutates.engine.turns.order import Claim, Instance, Order, Share
+from toutates.engine.turns.resources import Need, Resources
+
+__all__ = ["Arbiter", "Member", "TakesTurns", "Turn"]
+
+#: How long an executor waits until it looks again, because a run may have been written off.
+_LOOK_S: Final = 1.0
+
+
+class Turn:
+    """An executor's way to its turns. Used by that executor's thread alone.
+
+    Args:
+        arbiter: gives them.
+        instance: what is known of the executor.
+        due_ns: the deadline of a batch; None for a version without a target.
+        quick_ns: batches whose runs take less need no turn; 0 where all do.
+    """
+
+    def __init__(
+        self, arbiter: Arbiter, instance: Instance, due_ns: Callable[[Batch], int] | None, quick_ns: int
+    ) -> None:
+        self.instance = instance
+        self._arbiter = arbiter
+        self._due_ns = due_ns
+        self._quick_ns = quick_ns
+        #: held but while a turn that was waited for is to be taken
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self._claim: Claim | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether every run needs its turn, those included that a worker would do."""
+        return not self._quick_ns
+
+    def begin(self, batch: Batch) -> None:
+        """Wait until a batch may run."""
+        if batch.lane.is_quick(batch.rows, self._quick_ns):
+            return
+        self._claim = self._arbiter.begin(self, self._due_ns(batch) if self._due_ns is not None else None)
+
+    def end(self) -> None:
+        """It has run."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            self._arbiter.end(claim)
+
+
+class TakesTurns:
+    """An executor, as the arbiter knows it.
+
+    Attributes:
+        turn: waited for before each run; None for no wait.
+    """
+
+    turn: Turn | None = None
+
+
+class Member:
+    """A version whose executors may have to wait for their turns.
+
+    Args:
+        executors: of the version. They are not kept alive.
+        on_cpu: whether their runs are on the CPU.
+        quick_ns: runs that take less are done by workers.
+        due_ns: the deadline of a batch; None for a version without a target.
+        needs, priorities, devices: of each executor, for the rate limiter: resources, priority, and number of the
+            device.
+    """
+
+    def __init__(
+        self,
+        executors: Iterable[TakesTurns],
+        *,
+        on_cpu: bool = True,
+        quick_ns: int = 0,
+        due_ns: Callable[[Batch], int] | None = None,
+        needs: Sequence[Sequence[Need]] = (),
+        priorities: Sequence[int] = (),
+        devices: Sequence[int] = (),
+    ) -> None:
+        self.executors = [weakref.ref(executor) for executor in executors]
+        self.has_target = due_ns is not None
+        self.due_ns = due_ns
+        self.quick_ns = quick_ns
+        self.needs, self.devices = needs, devices
+        self.share = Share()
+        self.instances = [
+            Instance(self.share, on_cpu, priority=max(1, priorities[at] if at < len(priorities) else 1))
+            for at in range(len(self.executors))
+        ]
+
+
+class Arbiter:
+    """Gives executors their turns.
+
+    Args:
+        permits: runs on the CPU at a time, where a version has a latency target.
+        resources: of the rate limiter; None where it is off.
+        clock_ns: tells the time, monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        permits: int,
+        resources: Resources | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._permits = permits
+        self._resources = resources
+        self._order = Order(None, resources, clock_ns)
+        self._turns: dict[Claim, Turn] = {}
+        self._members: list[Member] = []
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member) -> None:
+        """Have the executors of a version wait for their turns, as far as there is a reason to.
+
+        Raises:
+            ModelLoadError: there will never be enough of a resource; nothing was added.
+        """
+        with self._lock:
+            self._add_needs(member)
+            self._members.append(member)
+            self._settle()
+
+    def remove(self, member: Member) -> None:
+        """A version is being unloaded: what it still runs has its turns as before."""
+        with self._lock:
+            if member not in self._members:
+                return
+            self._members.remove(member)
+            if self._resources is not None:
+                for instance in member.instances:
+                    self._resources.remove(instance.needs)
+            self._settle()
+            self._grant()
+
+    def _add_needs(self, member: Member) -> None:
+        resources = self._resources
+        if resources is None:
+            return
+        added: list[Instance] = []
+        try:
+            for at, instance in enumerate(member.instances[: len(member.needs)]):
+                instance.needs = resources.add(member.needs[at], member.devices[at])
+                added.append(instance)
+        except BaseException:
+            for instance in added:
+                resources.remove(instance.needs)
+            raise
+
+    def _settle(self) -> None:
+        """Have executors wait, or wait no longer, by what versions there are."""
+        order = self._order
+        is_timed = any([member.has_target for member in self._members])
+        order.permits = self._permits if is_timed else None
+        order.shares = sum([any([one.takes_permit for one in member.instances]) for member in self._members])
+        for member in self._members:
+            for reference, instance in zip(member.executors, member.instances, strict=True):
+                executor = reference()
+                if executor is None:
+                    continue
+                waits = self._resources is not None or (is_timed and instance.takes_permit)
+                if waits and executor.turn is None:
+                    quick_ns = 0 if self._resources is not None else member.quick_ns
+                    executor.turn = Turn(self, instance, member.due_ns, quick_ns)
+                elif not waits:
+                    executor.turn = None
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def begin(self, turn: Turn, due_ns: int | None) -> Claim:
+        """Wait for the turn of a batch, in its executor's thread."""
+        with self._lock:
+            claim = self._order.claim(turn.instance, due_ns)
+            self._turns[claim] = turn
+            self._grant(claim)
+        if not claim.granted_ns:
+            while not turn.gate.acquire(timeout=_LOOK_S):
+                with self._lock:
+                    self._grant()
+        return claim
+
+    def end(self, claim: Claim) -> None:
+        """The run of a claim has ended."""
+        with self._lock:
+            self._order.end(claim)
+            del self._turns[claim]
+            self._grant()
+
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """How many batches wait for their turn, and how many have it."""
+        with self._lock:
+            running = sum([bool(claim.granted_ns) for claim in self._turns])
+            return len(self._turns) - running, running
+
+    def _grant(self, own: Claim | None = None) -> None:
+        """Wake up those whose turn it is, but for the caller."""
+        for claim in self._order.grant():
+            if claim is not own:
+                self._turns[claim].gate.release()

@@ -1,0 +1,62 @@
+"""The turns of a version's executors: what the arbiter has to know of them, from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toutates.engine.around import AroundServable
+from toutates.engine.batched import BatchedServable
+from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
+from toutates.engine.sequences.servable import SequenceServable
+from toutates.engine.servable import Servable
+from toutates.engine.turns.arbiter import Arbiter, Member
+from toutates.engine.turns.resources import EXECUTION_COUNT, Limit, Need, Resources
+from toutates.models.config.settings import ModelSettings, ResourceNeed
+from toutates.models.table import ServedVersion
+
+__all__ = ["EXECUTION_COUNT", "Arbiter", "Limit", "Resources", "with_turns"]
+
+
+def with_turns(served: ServedVersion, settings: ModelSettings, arbiter: Arbiter) -> ServedVersion:
+    """The version, whose executors take turns with those of others; itself if it has none.
+
+    Raises:
+        ModelLoadError: there will never be enough of a resource.
+    """
+    parts = _batched(served.servable)
+    executors = [executor for part in parts for executor in part.executors]
+    if not executors:
+        return served
+    limits = [settings.rate_limit(number) for number in range(len(executors))]
+    supertensor = parts[0].supertensor
+    member = Member(
+        executors,
+        on_cpu=all([part.on_cpu for part in parts]),
+        quick_ns=supertensor.quick_ns,
+        due_ns=supertensor.deadlines.due_ns if isinstance(supertensor, DeadlineSuperTensor) else None,
+        needs=[tuple(map(_need, limit.resources)) for limit in limits],
+        priorities=[limit.priority for limit in limits],
+        devices=[_device(settings.device(number)) for number in range(len(executors))],
+    )
+    arbiter.add(member)
+    return replace(served, turns=member)
+
+
+def _batched(servable: Servable) -> list[BatchedServable]:
+    """What has executors of a servable."""
+    if isinstance(servable, BatchedServable):
+        return [servable]
+    if isinstance(servable, AroundServable):
+        return _batched(servable.computing)
+    if isinstance(servable, SequenceServable):
+        return [part for instance in servable.instances for part in _batched(instance)]
+    return []
+
+
+def _need(resource: ResourceNeed) -> Need:
+    return Need(resource.name, resource.count, resource.is_global)
+
+
+def _device(device: str) -> int:
+    """The number of a device; that of the CPU is 0, as with Triton."""
+    return int(device.removeprefix("gpu:")) if device.startswith("gpu:") else 0
