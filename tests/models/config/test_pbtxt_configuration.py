@@ -129,7 +129,9 @@ def test_instance_groups_become_executors_and_devices(text: str, num_executors: 
 def test_rate_limiters_of_groups_are_those_of_their_executors() -> None:
     text = """
     instance_group [
-      { count: 2 rate_limiter { resources [ { name: "R1" count: 4 }, { name: "R2" global: true count: 2 } ] priority: 2 } },
+      { count: 2 rate_limiter {
+        resources [ { name: "R1" count: 4 }, { name: "R2" global: true count: 2 } ] priority: 2
+      } },
       { kind: KIND_CPU }
     ]"""
     settings = read(text).settings
