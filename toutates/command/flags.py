@@ -198,8 +198,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "rate-limit",
             "MODE",
-            "have executors wait for the resources of their instance group, and take turns by their priorities: "
-            "off or execution_count",
+            "have executors wait for resources and take turns by priority (execution_count), or not (off)",
             "off",
             rate_limit,
         ),
