@@ -69,7 +69,6 @@ class BatchedServable:
             for backend, own in zip(backends, self.counters.executors, strict=True)
         ]
         self._executors = [weakref.ref(executor) for executor in executors]
-        self._on_cpu = all([backend.on_cpu for backend in backends if backend is not None])
         # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
         self._threads = ExecutorThreads(supertensor.name, version, executors)
 
@@ -91,7 +90,7 @@ class BatchedServable:
     @property
     def on_cpu(self) -> bool:
         """Whether all runs are on the CPU, as its backends say."""
-        return self._on_cpu
+        return all([executor.on_cpu for executor in self.executors])
 
     def _wrapped(self, backend: Backend, counters: ExecutorCounters) -> Backend:
         """The backend of an executor that leaves out what is late, or pads; one for ragged rows joins them itself."""

@@ -61,6 +61,11 @@ class Executor(ExecutorHandle, TakesTurns):
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its runs are on the CPU."""
+        return self._backend.on_cpu
+
     def run(self) -> None:
         """Run batches until there will be no more. No ``Exception`` of a batch ends the loop.
 

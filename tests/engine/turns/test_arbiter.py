@@ -95,7 +95,7 @@ def hold(rig: Rig, begun: threading.Semaphore, gate: threading.Event) -> None:
     """Have the runs of a rig wait for the test."""
     for executor in rig.executors:
         backend: Any = executor._backend
-        executor._backend = Gated(backend, begun, gate)  # type: ignore[assignment]
+        executor._backend = Gated(backend, begun, gate)
 
 
 class Gated:
