@@ -321,7 +321,9 @@ class InferService:
             raw_sizes = [len(raw) for raw in read.raws]
             validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
             if request.parameters and not version.reads_parameters:
-                self._notices.note(version.model, request.parameters, acts_on(version.config))
+                self._notices.note(
+                    version.model, request.parameters, acts_on(version.config, has_target=version.has_target)
+                )
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)
             shared = self._shared(version, validated)

@@ -102,12 +102,12 @@ def load_version(
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)
-        if arbiter is not None:
-            served = with_turns(served, configuration.settings, arbiter)
         if cache is not None and configuration.settings.response_cache:
             served = with_cache(served, cache)
         if configuration.settings.preserve_ordering:
             served = with_order(served, configuration.settings)
+        if arbiter is not None:
+            served = with_turns(served, configuration.settings, arbiter)
         return replace(served, load_ns=time.monotonic_ns() - began_ns)
 
 

@@ -159,6 +159,11 @@ class ServedVersion:
         return self.takes_parameters is not None and self.takes_parameters()
 
     @property
+    def has_target(self) -> bool:
+        """Whether it has a latency target."""
+        return self.turns is not None and self.turns.has_target
+
+    @property
     def member(self) -> Member:
         """What a version that is made of this one has to know of it."""
         return Member(self.signature, self.config.max_batch_size, self.decoupled)

@@ -260,7 +260,9 @@ class RestInferService(InferService):
             sizes = [len(content) for content in given]
             validated = validate(message, sizes, version.signature, version.model, self._regions.check)
             if message.parameters and not version.reads_parameters:
-                self._notices.note(version.model, message.parameters, acts_on(version.config))
+                self._notices.note(
+                    version.model, message.parameters, acts_on(version.config, has_target=version.has_target)
+                )
             asked: Asked = call.head.purpose
             shared = self._shared(version, validated)
             port = self._port(version, shared)

@@ -239,8 +239,15 @@ def _fill_queue(policy: ModelQueuePolicy, own: QueueSettings, max_queue_size: in
     policy.allow_timeout_override = own.allow_override
 
 
-def acts_on(config: ModelConfig) -> frozenset[str]:
-    """Which of the parameters ``priority`` and ``timeout`` of requests have an effect, by a model's configuration."""
+def acts_on(config: ModelConfig, *, has_target: bool = False) -> frozenset[str]:
+    """Which of the parameters ``priority`` and ``timeout`` of requests have an effect.
+
+    Args:
+        config: of the model.
+        has_target: whether it has a latency target.
+    """
+    if has_target:
+        return frozenset({"timeout"})
     if config.HasField("sequence_batching"):
         return frozenset({"timeout"})
     if config.HasField("ensemble_scheduling"):
