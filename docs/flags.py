@@ -79,6 +79,7 @@ source. It is accepted, and not shown by `--help`.
 #: What the page says of a setting beside the one line of ``--help``.
 DETAILS = {
     "api-key-file": "On SIGHUP the file is read again; see [keys](text-apis.md#keys)",
+    "access-file": "It is read again when it changes; see [access.md](access.md)",
     "model-repository": "Not required where there is `--s3-bucket`",
     "model-name": "See [A model alone](model-repository.md#a-model-alone)",
     "load-models": "An unknown name is an error",

@@ -112,6 +112,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ),
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
+    ("--access-file", "access.yaml", "access_file", Path("access.yaml")),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
     ("--log-level", "debug", "log_level", "debug"),

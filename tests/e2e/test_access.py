@@ -1,253 +1,222 @@
-"""Restricted protocols and the limit of requests in flight, as clients meet them."""
+"""A server with an access file, asked by the clients that people use."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import requests
 
-from tests.e2e.held import Runs, running_held
+from tests.access.support import bearer, digest, public_jwk, token, write_keys
+from tests.e2e.control import EXPLICIT
+from tests.e2e.http import get, peer_of, post
+from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, grpc, infer, pb, refused, request, triton
-from tests.e2e.wire import Client, client_of, framed
-from toutates.api.restrictions import PROTOCOLS
-from toutates.infer.inflight import share
+from tests.optional import skip_without
+from tests.text_models import make_folder
+from tests.waiting import wait_until
 
-CHECK: Final = "/grpc.health.v1.Health/Check"
-WATCH: Final = "/grpc.health.v1.Health/Watch"
-REFLECTION: Final = PROTOCOLS["reflection"]
-SECRET: Final = "open=sesame: 1,001 nights"
-ADMIN: Final = ("triton-grpc-protocol-admin-key", SECRET)
-USER: Final = ("triton-grpc-protocol-user-key", "friend")
-TEXT: Final = "This protocol is restricted, expecting header '{}'"
+grpcclient = pytest.importorskip("tritonclient.grpc")
+httpclient = pytest.importorskip("tritonclient.http")
 
-#: What the server restricts, and what it leaves to everybody.
-ADMINS: Final = ("model-repository", "model-config", "shared-memory", "trace", "logging")
-USERS: Final = ("inference", "health", "reflection")
-FREE: Final = ("metadata", "statistics")
-FLAGS: Final = (
-    *("--load-models", "mlp", "--processing-cores", "1"),
-    f"--grpc-restricted-protocol={','.join(ADMINS)}:admin-key={SECRET}",
-    *("--grpc-restricted-protocol", f"{' , '.join(USERS)}:user-key=friend"),
-)
+RULES: Final = f"""
+anonymous: [health]
+keys:
+  - {{name: search, sha256: {digest("sk-search")}, groups: [inference, metadata, statistics, model-repository],
+     models: ["mine*", minilm]}}
+  - {{name: admin, sha256: {digest("sk-admin")},
+     groups: [inference, metadata, model-repository, logging, trace, statistics, reflection]}}
+  - {{name: slow, sha256: {digest("sk-slow")}, groups: [inference],
+     quota: {{rows_per_second: 0.01, burst_seconds: 200}}}}
+tokens:
+  - {{issuer: "https://issuer.example", audience: toutates, jwks: jwks.json, groups: [inference]}}
+"""
+ROWS: Final = np.arange(8, dtype=np.int32).reshape(2, 4)
 
 
 @pytest.fixture(scope="module")
-def guarded(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running(repository, tmp_path_factory.mktemp("guarded"), FLAGS) as process:
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rules")
+    write_keys(folder, [public_jwk("rsa")])
+    (folder / "access.yaml").write_text(RULES)
+    return folder / "access.yaml"
+
+
+@pytest.fixture(scope="module")
+def server(rules: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("server")
+    for name in ("mine", "mine-too", "theirs"):
+        add_model(models, name, versioned_model(1), 1)
+    pooling = "sentence_transformers.models.Pooling"
+    make_folder(models / "minilm", modules=[("1_Pooling", pooling, {"pooling_mode_mean_tokens": True})])
+    flags = ["--http-addr", "127.0.0.1:0", "--access-file", str(rules), *EXPLICIT, "--load-model=*"]
+    with running(models, folder, flags) as process:
         yield process
         assert process.stop() == 0
-        assert "Traceback" not in process.log
-        # Neither the log nor the start-up table has secrets, given or refused.
-        for secret in (SECRET, "friend", "wrong"):
-            assert secret not in process.log
+        for text in ("Traceback", "sk-search", "sk-admin", "eyJ"):
+            assert text not in process.log
 
 
-@pytest.fixture(scope="module")
-def channel(guarded: ServerProcess) -> Iterator[Any]:
-    with channel_to(guarded.address) as channel:
-        yield channel
+@pytest.fixture
+def grpc(server: ServerProcess) -> Iterator[Any]:
+    with grpcclient.InferenceServerClient(server.address) as client:
+        yield client
 
 
-def mlp() -> Any:
-    return request("mlp", Tensor.of("INPUT", "FP32", np.zeros((1, 64))))
+@pytest.fixture
+def rest(server: ServerProcess) -> Iterator[Any]:
+    with httpclient.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as client:
+        yield client
 
 
-def paths_of(groups: Sequence[str]) -> list[str]:
-    """Of the unary RPCs of some groups."""
-    streams = (WATCH, SERVICE + "ModelStreamInfer", *REFLECTION)
-    return [path for group in groups for path in PROTOCOLS[group] if path not in streams]
+def headers(key: str) -> dict[str, str]:
+    return {"authorization": bearer(key).decode()} if key else {}
 
 
-def status_of(channel: Any, path: str, *metadata: tuple[str, str]) -> tuple[str, str]:
-    """The status of a call with a message that means nothing much to any RPC."""
-    try:
-        call(channel, path, b"", metadata=metadata)
-    except grpc.RpcError as error:
-        return error.code().name, error.details()
-    return "OK", ""
+def infer(client: Any, model: str, key: str, rows: Any = ROWS) -> Any:
+    module = grpcclient if isinstance(client, grpcclient.InferenceServerClient) else httpclient
+    given = module.InferInput("INPUT", list(rows.shape), "INT32")
+    given.set_data_from_numpy(rows)
+    return client.infer(model, [given], headers=headers(key)).as_numpy("OUTPUT")
 
 
-# --- restricted protocols
+def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
+    from tritonclient.utils import InferenceServerException
+
+    with pytest.raises(InferenceServerException) as error:
+        call(*arguments, **options)
+    return str(error.value.status()).removeprefix("StatusCode."), error.value.message()
 
 
-def test_every_rpc_of_the_service_is_in_one_group() -> None:
-    paths = [path for group in PROTOCOLS.values() for path in group]
-    assert len(paths) == len(set(paths))
-    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    assert {SERVICE + method.name for method in service.methods} | {CHECK, WATCH, *REFLECTION} == set(paths)
+def test_keys_and_tokens_let_in_over_grpc_and_rest(grpc: Any, rest: Any) -> None:
+    for client, missing, forbidden in ((grpc, "UNAUTHENTICATED", "PERMISSION_DENIED"), (rest, "401", "403")):
+        first = infer(client, "mine", "sk-search")
+        for key in ("sk-admin", token()):
+            np.testing.assert_array_equal(infer(client, "mine", key), first)
+            np.testing.assert_array_equal(infer(client, "theirs", key), first)
+        for key in ("", "wrong", token("other", head={"kid": "rsa"}), token(exp=1)):
+            assert refusal(infer, client, "mine", key)[0] == missing
+        for model in ("theirs", "nowhere"):  # which does not tell whether there is one
+            found = refusal(infer, client, model, "sk-search")
+            assert found == (forbidden, f"key search may not use the model '{model}'")
+        assert refusal(client.get_server_metadata, headers=headers(token()))[0] == forbidden
+        assert client.is_server_ready()
+        assert client.is_server_ready(headers=headers("wrong"))
 
 
-@pytest.mark.parametrize("path", paths_of(ADMINS))
-def test_a_restricted_rpc_takes_its_own_secret_and_nothing_else(channel: Any, path: str) -> None:
-    refusal = ("UNAVAILABLE", TEXT.format(ADMIN[0]))
-    wrong = [(), (USER,), ((ADMIN[0], USER[1]),), ((ADMIN[0], SECRET[:-1]),), ((ADMIN[0], SECRET + "x"),)]
-    wrong += [(("admin-key", SECRET),), ((USER[0], SECRET),), ((ADMIN[0], ""),)]
-    for metadata in wrong:
-        assert status_of(channel, path, *metadata) == refusal
-    assert status_of(channel, path, ADMIN) != refusal
+def test_a_stream_is_looked_at_message_by_message(grpc: Any) -> None:
+    found: list[Any] = []
+    grpc.start_stream(lambda result, error: found.append((result, error)), headers=headers("sk-search"))
+    given = grpcclient.InferInput("INPUT", list(ROWS.shape), "INT32")
+    given.set_data_from_numpy(ROWS)
+    for model in ("mine", "theirs", "mine"):
+        grpc.async_stream_infer(model, [given])
+    wait_until(lambda: len(found) == 3)
+    grpc.stop_stream()
+    assert [error is None for _, error in found] == [True, False, True]
+    assert "may not use the model 'theirs'" in str(found[1][1])
 
 
-@pytest.mark.parametrize("path", paths_of(USERS))
-def test_each_group_has_a_secret_of_its_own(channel: Any, path: str) -> None:
-    refusal = ("UNAVAILABLE", TEXT.format(USER[0]))
-    assert status_of(channel, path) == refusal
-    assert status_of(channel, path, ADMIN) == refusal
-    assert status_of(channel, path, USER)[0] != "UNAVAILABLE"
-    assert status_of(channel, path, ADMIN, USER)[0] != "UNAVAILABLE"
+def test_what_is_told_of_models_is_told_of_ones_own(grpc: Any, rest: Any) -> None:
+    mine = headers("sk-search")
+    assert grpc.get_model_metadata("mine", headers=mine).name == "mine"
+    assert refusal(grpc.get_model_metadata, "theirs", headers=mine)[0] == "PERMISSION_DENIED"
+    index = grpc.get_model_repository_index(headers=mine)
+    assert sorted(model.name for model in index.models) == ["mine", "mine-too", "minilm"]
+    assert len(grpc.get_model_repository_index(headers=headers("sk-admin")).models) == 4
+    statistics = grpc.get_inference_statistics(headers=mine)
+    assert {one.name for one in statistics.model_stats} == {"mine", "mine-too", "minilm"}
+    assert refusal(rest.get_model_metadata, "theirs", headers=mine)[0] == "403"
+    assert sorted(model["name"] for model in rest.get_model_repository_index(headers=mine)) == sorted(
+        ("mine", "mine-too", "minilm")
+    )
+    names = {one["name"] for one in rest.get_inference_statistics(headers=mine)["model_stats"]}
+    assert names == {"mine", "mine-too", "minilm"}
 
 
-@pytest.mark.parametrize("path", paths_of(FREE))
-def test_what_is_not_restricted_is_everybodys(channel: Any, path: str) -> None:
-    for metadata in ((), (ADMIN,), ((ADMIN[0], "wrong"),)):
-        assert status_of(channel, path, *metadata)[0] != "UNAVAILABLE"
+def test_models_are_loaded_and_unloaded_by_those_who_may(server: ServerProcess, grpc: Any, rest: Any) -> None:
+    mine = headers("sk-search")
+    for client, forbidden in ((grpc, "PERMISSION_DENIED"), (rest, "403")):
+        assert refusal(client.unload_model, "theirs", headers=mine)[0] == forbidden
+        assert refusal(client.unload_model, "mine", headers=headers(token()))[0] == forbidden
+        client.unload_model("mine-too", headers=mine)
+        client.load_model("mine-too", headers=mine)
+        assert refusal(client.update_log_settings, {"log_verbose_level": 0}, headers=mine)[0] == forbidden
+        client.get_log_settings(headers=headers("sk-admin"))
 
 
-def test_an_unknown_method_is_not_found_whatever_is_restricted(channel: Any) -> None:
-    assert status_of(channel, SERVICE + "Nothing")[0] == "UNIMPLEMENTED"
+def test_a_quota_counts_the_rows_of_all_transports(server: ServerProcess, grpc: Any, rest: Any) -> None:
+    infer(grpc, "mine", "sk-slow")
+    status, text = refusal(infer, rest, "mine", "sk-slow", np.zeros((2, 4), dtype=np.int32))
+    assert status == "429"
+    assert "has used up its quota; try again in" in text
+    assert refusal(infer, grpc, "mine", "sk-slow")[0] == "RESOURCE_EXHAUSTED"
+    document = {"inputs": [{"name": "INPUT", "shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}]}
+    url = f"http://127.0.0.1:{server.rest_port}/v2/models/mine/infer"
+    answer = requests.post(url, json=document, headers=headers("sk-slow"), timeout=60)
+    assert answer.status_code == 429
+    assert 1 <= int(answer.headers["retry-after"]) <= 200
 
 
-def test_inference_is_answered_for_those_who_know_the_secret_and_refused_beside_them(channel: Any) -> None:
-    for _ in range(3):  # what is remembered of a header block does not change the answer
-        assert len(infer(channel, mlp(), metadata=[USER]).raw_output_contents[0]) == 32
-        assert refused(channel, mlp()) == ("UNAVAILABLE", TEXT.format(USER[0]))
-        assert refused(channel, mlp(), metadata=[(USER[0], "wrong")]) == ("UNAVAILABLE", TEXT.format(USER[0]))
-        assert len(infer(channel, mlp(), metadata=[("x", "y"), USER], timeout=9).raw_output_contents[0]) == 32
-        assert len(infer(channel, mlp(), metadata=[(USER[0], "wrong"), USER]).raw_output_contents[0]) == 32
+def test_the_apis_for_text_ask_for_the_same(server: ServerProcess) -> None:
+    skip_without("openai")
+    import openai
+
+    def ask(key: str, model: str) -> int:
+        url = f"http://127.0.0.1:{server.rest_port}/v1"
+        with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            try:
+                client.embeddings.create(model=model, input=["a", "b"])
+            except openai.APIStatusError as error:
+                return error.status_code
+            return 200
+
+    assert ask("sk-search", "minilm") == 200
+    assert [ask("sk-search", "theirs"), ask("wrong", "minilm"), ask("sk-slow", "minilm")] == [403, 401, 429]
 
 
-def test_tritonclient_sends_the_secret(guarded: ServerProcess) -> None:
-    with triton.InferenceServerClient(guarded.address) as client:
-        assert client.is_server_ready(headers=dict([USER]))
-        with pytest.raises(triton.InferenceServerException, match="This protocol is restricted"):
-            client.is_server_ready()
-        tensor = triton.InferInput("INPUT", [2, 64], "FP32")
-        tensor.set_data_from_numpy(np.ones((2, 64), np.float32))
-        assert client.infer("mlp", [tensor], headers=dict([USER])).as_numpy("OUTPUT").shape == (2, 8)
-        assert client.get_server_metadata().name == "triton"
+def test_pages_ask_too_and_health_is_open(server: ServerProcess) -> None:
+    with peer_of(server.rest_port) as peer:
+        assert peer.ask(get("/health/ready")).status == 200
+        answer = peer.ask(get("/openapi.json"))
+        assert answer.status == 401
+        assert answer.fields["www-authenticate"] == "Bearer"
+        assert peer.ask(get("/metrics", "authorization: Bearer sk-admin")).status == 403
+        whole = peer.ask(get("/openapi.json", "authorization: Bearer sk-admin"))
+        assert whole.status == 200
+        assert b"theirs" not in whole.body
+        assert peer.ask(post("/v2/models/mine/infer", "{}", "authorization: Bearer x" + "y" * 9_000)).status == 401
 
 
-@pytest.mark.parametrize("path", [WATCH, SERVICE + "ModelStreamInfer", *REFLECTION])
-def test_a_restricted_stream_ends_before_it_is_read(guarded: ServerProcess, path: str) -> None:
-    with client_of(guarded.port) as client:
-        stream = client.start(path)
-        assert client.answer(stream).status == ("14", TEXT.format(USER[0]))
-        # The connection goes on.
-        assert client.call(CHECK, b"", [USER]).status == ("0", "")
+def test_a_connection_has_few_signatures_checked(server: ServerProcess) -> None:
+    with peer_of(server.rest_port) as peer:
+        forged = token("other", head={"kid": "rsa"}, sub="mallory")
+        answer = peer.ask(get("/v2", f"authorization: Bearer {forged}"))
+        assert (answer.status, answer.fields["connection"]) == (401, "close")
 
 
-def test_a_watch_of_somebody_who_knows_the_secret_is_answered(guarded: ServerProcess) -> None:
-    with client_of(guarded.port) as client:
-        stream = client.start(WATCH, [USER])
-        client.send(stream, framed(b""))
-        while not client.answers[stream].data:
-            assert client.receive()
-        assert client.answers[stream].data == framed(b"\x08\x01")
-
-
-def test_a_refused_request_is_refused_by_its_headers_and_its_message_never_waited_for(guarded: ServerProcess) -> None:
-    with client_of(guarded.port) as client:
-        stream = client.start(INFER, [("grpc-timeout", "10S")])
-        assert client.answer(stream).status == ("14", TEXT.format(USER[0]))
-
-
-# --- requests in flight
-
-SHARE: Final = 3
-REFUSAL: Final = (
-    "8",
-    "the server has all the requests in flight that it may: --max-inflight-requests is 6, "
-    "3 of them on the worker that has this connection; try again later, or raise the flag",
-)
-
-
-@pytest.fixture(scope="module")
-def limited(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
-    """A server of two workers that takes six requests at a time, and the runs of the model "slow"."""
-    flags = ["--max-inflight-requests", "6", "--processing-cores", "2", "--load-models", "slow,mlp,gather,texts"]
-    with running_held(repository, tmp_path_factory.mktemp("limited"), flags) as (process, runs):
-        yield process, runs
-        assert process.stop() == 0
-        assert "Traceback" not in process.log
-
-
-def slow(*steps: int) -> bytes:
-    """A request of a row for each number of steps. A batch has two rows, and the model's ring two batches."""
-    return serialized("slow", "INT64", *steps)
-
-
-def serialized(model: str, datatype: str, *values: int) -> bytes:
-    message: bytes = request(model, Tensor.of("INPUT", datatype, [[value] for value in values])).SerializeToString()
-    return message
-
-
-def start(client: Client, message: bytes) -> int:
-    stream = client.start(INFER)
-    client.send(stream, framed(message))
-    return stream
-
-
-def assert_room_for_exactly_the_share(client: Client, runs: Runs) -> None:
-    with runs.held():
-        accepted = [start(client, slow(1)) for _ in range(SHARE)]
-        refused = [start(client, message) for message in (slow(1), mlp().SerializeToString()) * 2]
-        # At once: of any model, and while those that are accepted wait.
-        assert [client.answer(stream).status for stream in refused] == [REFUSAL] * 4
-        assert not any(client.answers[stream].ended for stream in accepted)
-    assert [client.answer(stream).status[0] for stream in accepted] == ["0"] * SHARE
-
-
-def test_requests_above_the_share_are_refused_at_once_and_the_room_comes_back(
-    limited: tuple[ServerProcess, Runs],
+def test_new_rules_hold_for_open_connections_and_broken_ones_do_not(
+    server: ServerProcess, rules: Path, grpc: Any, rest: Any
 ) -> None:
-    process, runs = limited
-    with client_of(process.port) as client:
-        for _ in range(2):
-            assert_room_for_exactly_the_share(client, runs)
+    infer(grpc, "mine", "sk-search")
+    infer(rest, "mine", "sk-search")
+    rules.write_text(RULES.replace(digest("sk-search"), digest("sk-renewed")))
+    for client in (grpc, rest):
+        wait_until(lambda client=client: _status(client, "sk-renewed") == "")  # type: ignore[misc]
+        assert refusal(infer, client, "mine", "sk-search")[0] in ("UNAUTHENTICATED", "401")
+    rules.write_text("keys: [")
+    wait_until(lambda: "until then the rules read before stay in force" in server.log)
+    infer(grpc, "mine", "sk-renewed")
+    rules.write_text(RULES)
+    wait_until(lambda: _status(grpc, "sk-search") == "")
 
 
-def call_until_there_is_room(client: Client, message: bytes) -> None:
-    """What was cancelled and what expired leaves the ring, and the count, once its batch has run."""
-    deadline = time.monotonic() + 20
-    while (status := client.call(INFER, message).status)[0] != "0":
-        assert status[0] == "8", status
-        assert time.monotonic() < deadline
-
-
-def test_every_way_for_a_request_to_end_gives_its_room_back(limited: tuple[ServerProcess, Runs]) -> None:
-    process, runs = limited
-    with client_of(process.port) as client:
-        for _ in range(2 * SHARE):
-            # Answered, in one part and in two; failed in ONNX Runtime; refused for each of several reasons.
-            call_until_there_is_room(client, slow(0, 0, 1))
-            assert client.call(INFER, mlp().SerializeToString()).status[0] == "0"
-            assert client.call(INFER, serialized("gather", "INT64", 99)).status[0] == "13"
-            assert client.call(INFER, serialized("nothing", "INT64", 1)).status[0] == "5"
-            assert client.call(INFER, slow(*[1] * 5)).status[0] == "3"
-            assert client.call(INFER, b"\xff").status[0] == "13"
-            # Cancelled; expired.
-            client.connection.reset_stream(start(client, slow(1)))
-            with runs.held():
-                stream = client.start(INFER, [("grpc-timeout", "5m")])
-                client.send(stream, framed(slow(1)))
-                assert client.answer(stream).status[0] in ("4", "8")
-        call_until_there_is_room(client, slow(0, 0, 0))
-        assert_room_for_exactly_the_share(client, runs)
-
-
-def test_fewer_requests_than_workers_are_a_mistake(repository: Path, tmp_path: Path) -> None:
-    flags = ["--max-inflight-requests", "2", "--processing-cores", "3"]
-    problem = r"--max-inflight-requests: is split over 3 workers.*\(got 2\); raise it to 3 or more"
-    with pytest.raises(AssertionError, match=problem), running(repository, tmp_path, flags):
-        pass
-
-
-@pytest.mark.parametrize(("total", "workers"), [(1, 1), (7, 3), (12, 4), (100_000, 7)])
-def test_the_shares_add_up_to_the_whole_and_differ_by_one_at_most(total: int, workers: int) -> None:
-    shares = [share(total, workers, number) for number in range(workers)]
-    assert sum(shares) == total
-    assert max(shares) - min(shares) <= 1
+def _status(client: Any, key: str) -> str:
+    try:
+        infer(client, "mine", key)
+    except Exception as error:
+        return str(error)
+    return ""

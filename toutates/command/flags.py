@@ -319,6 +319,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             choice("none", "gzip", "deflate"),
             words=("none", "gzip", "deflate"),
         ),
+        Flag(
+            "access-file",
+            "FILE",
+            "let in only whom this file names, by API keys and tokens, with groups, models and quotas",
+            read=_path,
+            unset="everybody",
+        ),
         Flag("server-id", "NAME", "report this name in ServerMetadata", "triton"),
         Flag(
             "shutdown-grace",

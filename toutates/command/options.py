@@ -157,6 +157,13 @@ def _open_ways(settings: Settings) -> list[str]:
     grpc = parse_restrictions(settings["grpc-restricted-protocol"])
     rest = parse_restrictions(settings["http-restricted-api"], HTTP_FLAG)
     restricted = [name for name, groups in ((FLAG, (grpc,)), (HTTP_FLAG, (grpc, rest))) if _inference_in(groups)]
+    if settings["access-file"] is not None and settings["api-key-file"] is not None:
+        raise ConfigurationError(
+            "does not go with --access-file, which says who may use the APIs for text too",
+            key="--api-key-file",
+            value=str(settings["api-key-file"]),
+            remedy="write its keys into that file, and leave this flag out",
+        )
     if settings["api-key-file"] is None or len(restricted) == 2:
         return []
     return [

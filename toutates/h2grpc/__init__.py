@@ -22,7 +22,7 @@ from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Guard, HalfClose, MessageHandler, Method, StreamHandler, Variant, method_table
 from toutates.h2grpc.responder import Responder
-from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
+from toutates.h2grpc.status import CallRefused, GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.stream import Buffer
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Buffer",
     "Call",
     "CallCancelled",
+    "CallRefused",
     "ConnectionTerminated",
     "Event",
     "GrpcError",

@@ -22,7 +22,7 @@ from toutates.h2grpc.hpack_decoder import HeaderBlockError, HpackDecoder
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.request_head import RequestHead, RequestJudge, trailers_complaint
-from toutates.h2grpc.status import Metadata, Status, encode_message
+from toutates.h2grpc.status import CallRefused, Metadata, Status, encode_message
 
 __all__ = [
     "OK_HEADERS",
@@ -69,7 +69,7 @@ class HeaderReader:
         head = self._judge.judge(tuple(fields), list_size)
         if decoder.table_changes != before:
             self.memory.clear()
-        elif len(block) <= MAX_REMEMBERED_BYTES:
+        elif len(block) <= MAX_REMEMBERED_BYTES and head.error.__class__ is not CallRefused:
             if len(self.memory) >= self._limits.header_memory_entries:
                 self.memory.clear()
             self.memory[block] = head

@@ -21,7 +21,7 @@ MessageHandler = Callable[[Any], None]
 HalfClose = Callable[[Any], None]
 #: Decides by the header list whether a method may be called: the error that refuses the call, or None. Called before
 #: the request is read, for every header block that is not remembered. Must not block or raise, and must always return
-#: the same.
+#: the same for as long as it lets a block pass, and unless it returns a ``CallRefused``.
 Guard = Callable[[Sequence[HeaderField]], GrpcError | None]
 #: Another method that answers calls with these headers, or None. The rules of a guard apply.
 Variant = Callable[[Sequence[HeaderField]], "Method | None"]

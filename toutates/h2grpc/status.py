@@ -57,6 +57,13 @@ class GrpcError(Exception):
         self.metadata = metadata
 
 
+class CallRefused(GrpcError):
+    """A guard's refusal that may be another one next time, because what it looks at can change.
+
+    So it is not remembered with the header block, and a peer may have so many of them only (``REFUSAL_COST``).
+    """
+
+
 class LimitExceeded(GrpcError):
     """RESOURCE_EXHAUSTED, because the caller met a limit.
 

@@ -347,6 +347,9 @@ class Connection:
                 head.refusal = too_large(head.max_body_size)
         except Refused as refusal:
             head.refusal = refusal.with_traceback(None)  # which would keep this connection
+            if refusal.ends:
+                head.keep_alive = False
+                return head
         head.plain = head.refusal is None and head.body_size >= 0 and head.keep_alive
         head.plain = head.plain and not (head.coding or head.expects_continue)
         if len(octets) <= limits.max_remembered_size and limits.remembered_heads:

@@ -26,13 +26,15 @@ class Refused(Exception):
         status: 4xx or 5xx.
         text: for people; one line without its end.
         fields: further header fields, of ``encode_fields``.
+        ends: whether the connection ends with the answer. Such a refusal is not remembered with the head.
     """
 
-    def __init__(self, status: int, text: str, fields: bytes = b"") -> None:
+    def __init__(self, status: int, text: str, fields: bytes = b"", *, ends: bool = False) -> None:
         super().__init__(status, text)
         self.status = status
         self.text = text
         self.fields = fields
+        self.ends = ends
 
 
 def encode_fields(fields: Mapping[str, str]) -> bytes:

@@ -316,7 +316,7 @@ class InferService:
         try:
             read = read_request(call.buffer, call.start, call.end)
             request = read.message
-            version = self._table.find(request.model_name, request.model_version)
+            version = self._find(request.model_name, request.model_version)
             self._admit(call, version)
             raw_sizes = [len(raw) for raw in read.raws]
             validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
@@ -336,6 +336,14 @@ class InferService:
             self._cache.remember(key, plan)
         id_field = ModelInferRequest(id=request.id).SerializeToString()
         self._submit(call, plan, id_field, contents, request.id, said_in(request.parameters))
+
+    def _find(self, model: str, version: str) -> ServedVersion:
+        """The version that a request names; "" for the newest.
+
+        Raises:
+            RequestError: there is none, or it cannot answer now.
+        """
+        return self._table.find(model, version)
 
     def _admit(self, call: Call, version: ServedVersion) -> None:
         """Look at the version that a request is for, before the request is checked.

@@ -14,15 +14,16 @@ from weakref import ref
 import trio
 
 from toutates.api.control_queue import ControlQueue
+from toutates.api.doors import Doors
 from toutates.api.rest.answers import error_answer
 from toutates.api.rest.calls import RestHttpCall
-from toutates.api.rest.endpoints import restriction_answer
 from toutates.api.rest.kept_documents import Document, DocumentPage, DocumentSource, make_document
 from toutates.api.rest.openapi.document import MODELS_GROUPS, DocumentWriter
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.observe.status.page import make_page
+from toutates.system.errors import Forbidden
 
 __all__ = ["OpenApiPages"]
 
@@ -47,6 +48,7 @@ class OpenApiPages:
         secrets: by group, what its endpoints want of a request.
         max_input_bytes: of REST's settings.
         queue: brings requests to the main thread.
+        callers_are_known: whether callers may do different things, so that models are left out.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class OpenApiPages:
         secrets: Mapping[str, RestrictedProtocol],
         max_input_bytes: int,
         queue: ControlQueue,
+        *,
+        callers_are_known: bool = False,
     ) -> None:
         self._queue = queue
-        self._guards = [secrets[group] for group in MODELS_GROUPS if group in secrets]
-        headers = sorted({one.header for one in self._guards})
+        self._doors = Doors(secrets)
+        self._callers_are_known = callers_are_known
+        headers = sorted({secrets[group].header for group in MODELS_GROUPS if group in secrets})
         vary = {"vary": ", ".join(headers)} if headers else {}
         self._whole = _OpenApi(DocumentWriter(secrets, max_input_bytes), get_table, vary)
         self._without_models = _OpenApi(DocumentWriter(secrets, max_input_bytes), _no_table, vary)
@@ -85,7 +90,12 @@ class OpenApiPages:
         return {"/openapi.json": document, **pages}
 
     def _may_see_models(self, fields: Mapping[str, str]) -> bool:
-        return all(restriction_answer(fields, one.header, one.value) is None for one in self._guards)
+        try:
+            for group in MODELS_GROUPS:
+                self._doors.check_secret(group, fields)
+        except Forbidden:
+            return False
+        return not self._callers_are_known
 
 
 class _OpenApi:

@@ -101,6 +101,7 @@ class Options:
         torchserve: TorchServe's APIs; None for none.
         text: of the APIs for text.
         api_key_file: has the keys that let callers of the APIs for text in; None lets everybody in.
+        access_file: says who may do what; None lets everybody in.
         metrics_addr: address of the HTTP side; None for none.
         debug_endpoints: whether /debug answers to other machines too.
         shutdown_grace_s: seconds that calls under way get after SIGTERM.
@@ -153,6 +154,7 @@ class Options:
     torchserve: TorchServeOptions | None = None
     text: TextSettings = field(default_factory=TextSettings)
     api_key_file: Path | None = None
+    access_file: Path | None = None
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
     debug_endpoints: bool = False
     server_id: str = "triton"

@@ -9,8 +9,8 @@ Start: bind (so that a port in use fails at once), open the HTTP side, look thro
 listen, serve. The gRPC port opens only after the initial load, as with Triton: until then a client is refused, not told
 "not ready". The HTTP side is there before, and until the last worker has ended, to tell of both.
 
-While it serves, SIGHUP has the TLS certificate read again for connections to come, and the API keys; SIGUSR1 has
-everything logged, or ends that; and SIGUSR2 logs what the server is doing.
+While it serves, SIGHUP has the TLS certificate read again for connections to come, and keys and access rules; SIGUSR1
+has everything logged, or ends that; and SIGUSR2 logs what the server is doing.
 
 Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
 then the executors end. A second signal ends the grace.
@@ -34,7 +34,6 @@ from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.restrictions import by_group
-from toutates.api.text.keys import ApiKeys
 from toutates.api.torchserve.models import NOTE
 from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.providers import choose_providers
@@ -48,6 +47,7 @@ from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.model_control import ModelControl
+from toutates.server.access import Access
 from toutates.server.certificates import ServerCertificate
 from toutates.server.client_lines import client_lines, client_records
 from toutates.server.kinds import kinds_of_models
@@ -123,7 +123,7 @@ class Server:
             options.execution_providers, options.tensorrt, onnxruntime.get_available_providers()
         )
         self._certificate = ServerCertificate(options.tls, self._placement.processing_cores)
-        self._api_keys = ApiKeys(options.api_key_file)
+        self._access = Access(options)
         self._tracing = Tracing(options.tracing)
         self._access_log = open_access_log(self._logs) if options.access_log_rate else None
         self._identity = ServerIdentity(options.server_id, package_version())
@@ -179,6 +179,7 @@ class Server:
                 with trio.open_signal_receiver(*handled) as signals:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._handle_signals, signals, nursery)
+                        nursery.start_soon(self._access.watch)
                         if self._member is not None:
                             handle = partial(self._handle_signal, nursery)
                             await nursery.start(self._member.run, self.shutdown, handle)
@@ -198,8 +199,8 @@ class Server:
             if self._monitoring is not None:
                 nursery.start_soon(self._monitoring.log_dump)
         elif number == signal.SIGHUP:
-            self._api_keys.reload()
-            only_keys = self._options.api_key_file is not None and self._options.tls is None
+            self._access.reload()
+            only_keys = self._access.gates and self._options.tls is None
             if not only_keys and self._certificate.reload():
                 self.workers.use_tls(self._certificate.contexts)
         elif number == signal.SIGUSR1:
@@ -258,9 +259,11 @@ class Server:
             everywhere = None if member is None else Everywhere(member.carry)
             self._model_requests.open(changes, self._plane(manager, control, everywhere))
             regions = Regions(allowed=self._options.allow_client_shm)
-            rest = self._options.rest
+            rest, gate = self._options.rest, self._access.gate
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
-            openapi = OpenApiPages(self.view.get_table, secrets, rest.max_input_bytes, pages_queue)
+            openapi = OpenApiPages(
+                self.view.get_table, secrets, rest.max_input_bytes, pages_queue, callers_are_known=gate is not None
+            )
             services = Services(
                 options=self._options,
                 identity=self._identity,
@@ -273,7 +276,8 @@ class Server:
                 secrets=secrets,
                 pages=Pages(self.view, pages_queue, openapi, None if member is None else member.metrics),
                 access_log=self._access_log,
-                api_keys=self._api_keys,
+                gate=gate,
+                text_gate=self._access.text_gate,
                 regions=regions,
                 everywhere=everywhere,
                 torchserve_defaults=self._torchserve_defaults,
@@ -401,7 +405,8 @@ class Server:
             self.workers.let_go,
             may_be_empty=options.model_control_mode == "explicit",
             # Whoever may not list the models shall not be told their names.
-            suggests_names="model-repository" not in by_group(options.restricted_protocols, options.rest.restrictions),
+            suggests_names="model-repository" not in by_group(options.restricted_protocols, options.rest.restrictions)
+            and self._access.gate is None,
         )
         return manager
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from toutates.access.gate import Gate
+from toutates.access.worker_gate import WorkerGate
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
+from toutates.api.doors import Doors
 from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
 from toutates.api.grpc.statuses import STATUSES
@@ -20,13 +23,13 @@ from toutates.api.rest.handler import RestHandler
 from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.text.handler import TextApis
-from toutates.api.text.keys import ApiKeys
 from toutates.api.text.observing import TextObserver
 from toutates.api.text.work import TextWork
 from toutates.api.torchserve.downloads import Downloads
 from toutates.api.torchserve.management import ManagementHandler
 from toutates.api.torchserve.models import Models
 from toutates.api.torchserve.predictions import Defaults
+from toutates.infer.charging import ChargingInferService, ChargingRestInferService, ChargingStreamInferService
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Observer, Sampling
 from toutates.infer.parameter_notices import ParameterNotices
@@ -84,7 +87,8 @@ class Services:
         secrets: by group, what REST's endpoints want of a request.
         pages: what else than REST is served over HTTP/1.1.
         access_log: takes a share of the requests; None for none.
-        api_keys: let callers of the APIs for text in.
+        gate: knows callers; None where everybody is let in.
+        text_gate: that of the APIs for text.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         regions: of shared memory, which clients have registered.
         parameter_notices: says which parameters of requests have no effect.
@@ -102,7 +106,8 @@ class Services:
     secrets: Mapping[str, RestrictedProtocol]
     pages: Pages
     access_log: AccessLog | None
-    api_keys: ApiKeys
+    gate: Gate | None
+    text_gate: Gate | None
     torchserve_defaults: Defaults
     regions: Regions
     everywhere: Everywhere | None = None
@@ -124,11 +129,12 @@ class Services:
         readiness = Readiness(serving=ready)
         inflight = self._inflight(number)
         side = worker.side
-        shared = (inflight, self.parameter_notices, self.regions)
-        infer = InferService(worker, GrpcTransport(worker), get_table, *shared)
-        stream_infer = StreamInferService(worker, GrpcTransport(worker), get_table, *shared)
-        rest_infer = RestInferService(worker, RestTransport(worker), get_table, side, *shared)
-        inferences = (infer, stream_infer, rest_infer)
+        gate = None if self.gate is None else WorkerGate(self.gate, worker)
+        doors = Doors(self.secrets, gate)
+        text_doors = doors
+        if self.text_gate is not self.gate:
+            text_doors = Doors(self.secrets, None if self.text_gate is None else WorkerGate(self.text_gate, worker))
+        inferences = infer, stream_infer, rest_infer = self._inferences(worker, inflight, gate)
         observed = Observer(RestTransport(worker))
         text_traces = WorkerTraces(worker, observed, tracing.settings, tracing.put)
         text_observer = TextObserver(worker, rest_infer.counters, observed, text_traces)
@@ -158,14 +164,14 @@ class Services:
             inference,
             options.restricted_protocols,
             reflection=options.grpc_reflection,
+            gate=gate,
         )
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         text = TextApis(
             plane,
             TextWork(worker, side, get_table, text_observer, inflight),
-            self.api_keys,
+            text_doors,
             replace(options.text, limits=self._text_limits),
-            self.secrets,
             min(options.rest.max_input_bytes, options.limits.max_message_size),
         )
         rest = RestHandler(
@@ -175,7 +181,7 @@ class Services:
             rest_infer,
             traces[2],
             options.rest,
-            self.secrets,
+            doors,
             self.pages.of(worker),
             side,
             None if options.torchserve is None else self.torchserve_defaults,
@@ -184,8 +190,33 @@ class Services:
         http = HttpService(worker, rest)
         worker.service = ByFirstBytes(grpc, http)
         own = worker.service if worker.tls is not None else http
-        management = self._management(worker, plane, grpc) if number == 0 else None
+        management = self._management(worker, plane, grpc, doors) if number == 0 else None
         return WorkerServices(inferences, own, readiness, management)
+
+    def _inferences(
+        self, worker: Worker, inflight: Inflight | None, gate: WorkerGate | None
+    ) -> tuple[InferService, StreamInferService, RestInferService]:
+        """Inference by each transport: where callers are known, with what asks for them."""
+
+        def get_table() -> ModelTable:
+            return self.manager.table
+
+        grpc, rest = GrpcTransport(worker), RestTransport(worker)
+        shared = (inflight, self.parameter_notices, self.regions)
+        if gate is None:
+            return (
+                InferService(worker, grpc, get_table, *shared),
+                StreamInferService(worker, grpc, get_table, *shared),
+                RestInferService(worker, rest, get_table, worker.side, *shared),
+            )
+        charging = (
+            ChargingInferService(worker, grpc, get_table, *shared),
+            ChargingStreamInferService(worker, grpc, get_table, *shared),
+            ChargingRestInferService(worker, rest, get_table, worker.side, *shared),
+        )
+        for service in charging:
+            service.gate = gate
+        return charging
 
     @property
     def _text_limits(self) -> Mapping[str, Any]:
@@ -194,7 +225,7 @@ class Services:
         workers = {"tokenization_workers": self.workers, "version": identity.version, "sha": None, "docker_label": None}
         return MappingProxyType(workers)
 
-    def _management(self, worker: Worker, plane: DataPlane, grpc: Service) -> Service | None:
+    def _management(self, worker: Worker, plane: DataPlane, grpc: Service, doors: Doors) -> Service | None:
         """TorchServe's management API, where it has an address."""
         chosen = self.options.torchserve
         if chosen is None or chosen.management_addr is None:
@@ -207,7 +238,7 @@ class Services:
             self.torchserve_defaults,
             self.queue.nursery.start_soon,
         )
-        http = HttpService(worker, ManagementHandler(worker, self.queue, models, self.secrets))
+        http = HttpService(worker, ManagementHandler(worker, self.queue, models, doors))
         # A TLS client may choose HTTP/2, which is gRPC here.
         return http if worker.tls is None else ByFirstBytes(grpc, http)
 

@@ -14,8 +14,11 @@
         ├── ModelNotReady       the version is known, but cannot answer now
         ├── Unavailable         the server does not answer this now: it exits, or its mode forbids it
         │   └── QueueTimeout    the request has waited for longer than its model's configuration allows
+        ├── Unauthenticated     nobody knows who the caller is
+        ├── Forbidden           it is known, and may not do this
         ├── Overloaded          the model has as many rows under way as it may have; try again later
-        │   └── QueueFull       as many requests wait for the model as its configuration allows
+        │   ├── QueueFull       as many requests wait for the model as its configuration allows
+        │   └── QuotaExceeded   the caller has asked for as much as it may in this time
         ├── TooLate             the answer would come after the caller's deadline
         │   └── WouldBeLate     the same, and it is known before anything is done for the request
         │       └── BeyondTarget  it would come after the model's own latency target
@@ -42,6 +45,7 @@ __all__ = [
     "Cancelled",
     "ConfigurationError",
     "ExecutionFailed",
+    "Forbidden",
     "InvalidRequest",
     "InvalidSequence",
     "MalformedMessage",
@@ -53,10 +57,12 @@ __all__ = [
     "PartlyLoaded",
     "QueueFull",
     "QueueTimeout",
+    "QuotaExceeded",
     "RepositoryError",
     "RequestError",
     "TooLate",
     "ToutatesError",
+    "Unauthenticated",
     "Unavailable",
     "UnknownFailure",
     "UnknownModel",
@@ -115,7 +121,13 @@ class NotPolled(ModelLoadError):
 
 
 class RequestError(ToutatesError):
-    """One request cannot be answered; the text is sent to the caller."""
+    """One request cannot be answered; the text is sent to the caller.
+
+    Attributes:
+        retry_after_s: when the caller may try again, seconds; None where nobody can say.
+    """
+
+    retry_after_s: float | None = None
 
 
 class MalformedMessage(RequestError):
@@ -154,6 +166,36 @@ class QueueFull(Overloaded):
     """As many requests wait for the model as ``max_queue_size`` allows."""
 
 
+class QuotaExceeded(Overloaded):
+    """The caller has asked for as much as it may in this time.
+
+    Args:
+        text: for the caller.
+        retry_after_s: when it may try again.
+    """
+
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class Unauthenticated(RequestError):
+    """Nobody knows who the caller is: it has sent no key or token, or one that is not accepted.
+
+    Args:
+        text: for the caller.
+        was_dear: whether it took a signature to find out, so that a connection should not ask often.
+    """
+
+    def __init__(self, text: str, *, was_dear: bool = False) -> None:
+        super().__init__(text)
+        self.was_dear = was_dear
+
+
+class Forbidden(RequestError):
+    """The caller is known, and may not do this."""
+
+
 class TooLate(RequestError):
     """The caller's deadline has passed, or will have before there is an answer."""
 
@@ -162,10 +204,10 @@ class WouldBeLate(TooLate):
     """By what is under way and how long runs take, the answer would come after the deadline; nothing was done for it.
 
     Attributes:
-        retry_s: after so many seconds it would not be refused for what is under way now.
+        retry_after_s: after so many seconds it would not be refused for what is under way now.
     """
 
-    retry_s: float = 0.0
+    retry_after_s: float = 0.0
 
 
 class BeyondTarget(WouldBeLate):

@@ -14,10 +14,11 @@ import trio
 from tests.api.support import assert_has_every_error, plane_of, put, serving
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.dataplane.readiness import Readiness
+from toutates.api.doors import Doors
 from toutates.api.rest.answers import STATUSES, Answer, refusal
-from toutates.api.rest.endpoints import Endpoint, Route, find_route, restriction_answer
+from toutates.api.rest.endpoints import Endpoint, Route, find_route
 from toutates.api.rest.messages import as_document
-from toutates.api.restrictions import REST_GROUPS
+from toutates.api.restrictions import REST_GROUPS, RestrictedProtocol
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.repositories.control.modes import ControlMode
@@ -131,11 +132,16 @@ def test_every_endpoint_is_of_a_category_that_can_be_restricted() -> None:
 
 def test_a_restriction_lets_those_pass_who_know_the_secret() -> None:
     secret = "s\u00e9"
-    assert restriction_answer({"admin-key": secret.encode().decode("latin-1")}, "admin-key", secret) is None
-    assert restriction_answer({"admin-key": "admin"}, "Admin-Key", "admin") is None
-    for fields in ({}, {"admin-key": "Admin"}, {"admin-key": "admin, admin"}):
-        answer = restriction_answer(fields, "Admin-Key", "admin")
-        assert answer is not None
+    doors = Doors(
+        {group: RestrictedProtocol((group,), "Admin-Key", value) for group, value in (("a", secret), ("b", "x"))}
+    )
+    doors.check_secret("a", {"admin-key": secret.encode().decode("latin-1")})
+    doors.check_secret("b", {"admin-key": "x"})
+    doors.check_secret("c", {})
+    for fields in ({}, {"admin-key": "X"}, {"admin-key": "x, x"}):
+        with pytest.raises(errors.Forbidden) as caught:
+            doors.check_secret("b", fields)
+        answer = refusal(caught.value)
         assert answer.status == 403
         assert answer.body == b'{"error":"This API is restricted, expecting header \'Admin-Key\'"}'
 

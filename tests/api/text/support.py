@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,15 @@ import numpy as np
 from tests.api.support import plane_of
 from tests.e2e.http import Answer
 from tests.waiting import wait_until
+from toutates.access.gate import Gate
+from toutates.access.key_file import read_key_file
+from toutates.access.worker_gate import WorkerGate
+from toutates.api.doors import Doors
 from toutates.api.rest.answers import error_answer
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.rest.inference import RestTransport
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.text.handler import TextApis, TextSettings
-from toutates.api.text.keys import ApiKeys
 from toutates.api.text.observing import TextObserver
 from toutates.api.text.work import TextWork
 from toutates.backends.text.interface import (
@@ -236,7 +240,8 @@ class Front:
         self.table = table_of(models)
         self.plane = plane_of(SimpleNamespace(table=self.table))
         self.plane.get_table = lambda: self.table
-        self.keys = ApiKeys(options.get("key_file"))
+        path = options.get("key_file")
+        self.keys: Any = None if path is None else Gate(partial(read_key_file, path))
         self.counters = InferCounters()
         self.observed: list[Observation] = []
         observer = Observer(RestTransport(kept))
@@ -249,7 +254,8 @@ class Front:
         )
         secrets: Mapping[str, RestrictedProtocol] = options.get("secrets", {})
         settings = options.get("settings", TextSettings())
-        self.apis = TextApis(self.plane, self.work, self.keys, settings, secrets, 64 * 1024 * 1024)
+        doors = Doors(secrets, None if path is None else WorkerGate(self.keys, kept))
+        self.apis = TextApis(self.plane, self.work, doors, settings, 64 * 1024 * 1024)
         self.connect()
 
     def connect(self) -> None:

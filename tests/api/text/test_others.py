@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.text.support import CLASSIFIER, RERANKER, Double, Front, as_vector, front, key_file, vector_of
+from toutates.access.key_file import read_key_file
+from toutates.access.quotas import Quotas
 from toutates.api.text import large_json
 from toutates.api.text.handler import TextSettings
-from toutates.api.text.keys import ApiKeys
 from toutates.api.text.proxy import ProxySettings, read_proxy_settings
 from toutates.system.errors import ConfigurationError
 
@@ -154,10 +155,10 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, problem:
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=problem) as error:
-        ApiKeys(path)
+        read_key_file(path, Quotas(lambda: 0))
     assert "--api-key-file" in str(error.value)
     with pytest.raises(ConfigurationError, match="there is no such file"):
-        ApiKeys(tmp_path / "none")
+        read_key_file(tmp_path / "none", Quotas(lambda: 0))
 
 
 # --- large JSON ------------------------------------------------------------------------------------------------------

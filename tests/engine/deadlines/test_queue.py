@@ -182,7 +182,7 @@ def test_a_refusal_says_what_it_would_have_taken_and_when_to_come_again() -> Non
         "model 'm' has a latency target of 20 ms, and this request would take 19 ms, 9 of them for what is in front "
         "of it; try again in 1.5 ms"
     )
-    assert refused.value.retry_s == pytest.approx(0.0015, rel=0.01)
+    assert refused.value.retry_after_s == pytest.approx(0.0015, rel=0.01)
     model.wait(1.6)
     assert model.asked()
 
@@ -194,7 +194,7 @@ def test_a_callers_own_deadline_refuses_its_request_and_moves_no_other() -> None
     with pytest.raises(WouldBeLate, match="would take 13 ms, 8 of them for what is in front of it") as refused:
         model.ask(1, lambda by_ns: by_ns <= begun + 12 * MS)
     assert not isinstance(refused.value, BeyondTarget)
-    assert refused.value.retry_s == pytest.approx(0.008)
+    assert refused.value.retry_after_s == pytest.approx(0.008)
     model.ask(1, lambda by_ns: by_ns <= begun + 14 * MS)
     # In the same batch, which is not bounded by the other's deadline.
     assert model.asked(2)

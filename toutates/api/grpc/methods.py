@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
+from toutates.access.worker_gate import WorkerGate
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
+from toutates.api.grpc.access import Limited, awaiting, guarded, limited
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.main_thread import on_main_thread
@@ -27,6 +29,9 @@ __all__ = ["build_methods"]
 
 Request = TypeVar("Request", bound=Message)
 
+#: Makes a handler of a request's message class and an async function of the data plane.
+Adapter = Callable[..., UnaryHandler]
+
 SERVICE: Final = "/inference.GRPCInferenceService/"
 
 
@@ -38,6 +43,7 @@ def build_methods(
     restrictions: Sequence[RestrictedProtocol] = (),
     *,
     reflection: bool = True,
+    gate: WorkerGate | None = None,
 ) -> Mapping[bytes, Method]:
     """All methods as one worker serves them, by path.
 
@@ -48,6 +54,7 @@ def build_methods(
         inference: the methods of ModelInfer and ModelStreamInfer.
         restrictions: RPCs that only callers with a secret may use.
         reflection: whether server reflection is offered.
+        gate: knows callers; None where everybody is let in.
     """
     kept = partial(shared_answers, worker=worker, get_table=plane.get_table)
     awaited = partial(on_main_thread, queue, worker)
@@ -104,7 +111,48 @@ def build_methods(
         *health_methods(plane, worker.call_soon),
         *(reflection_methods(plane.readiness, worker.call_soon) if reflection else ()),
     ]
-    return method_table(restricted(methods, restrictions))
+    with_secrets = restricted(methods, restrictions)
+    if gate is None:
+        return method_table(with_secrets)
+    for_limited = _for_limited(plane, awaited, loads)
+    return method_table(guarded(method, gate, for_limited) for method in with_secrets)
+
+
+def _for_limited(plane: DataPlane, awaited: Adapter, loads: Adapter) -> Mapping[str, Limited]:
+    """By path, what answers callers who may use some models only: their answers are shared with nobody."""
+
+    def at_once(request_type: type[Message], answer: Callable[[Any], Message]) -> Limited:
+        return lambda caller: unary(request_type, limited(caller, answer))
+
+    def later(
+        adapter: Adapter, request_type: type[Message], answer: Callable[[Any], Awaitable[Message]], **options: bool
+    ) -> Limited:
+        return lambda caller: adapter(request_type, awaiting(caller, answer), **options)
+
+    asks_others = plane.asks_others
+    by_name: dict[str, Limited] = {
+        "ModelReady": at_once(pb.ModelReadyRequest, plane.model_ready),
+        "ModelMetadata": at_once(pb.ModelMetadataRequest, plane.model_metadata),
+        "ModelConfig": at_once(pb.ModelConfigRequest, plane.model_config),
+        "ModelStatistics": (
+            later(awaited, pb.ModelStatisticsRequest, plane.statistics_of_all)
+            if asks_others
+            else at_once(pb.ModelStatisticsRequest, plane.model_statistics)
+        ),
+        "RepositoryIndex": (
+            later(awaited, pb.RepositoryIndexRequest, plane.repository_index_on_request)
+            if plane.loads_on_request or asks_others
+            else at_once(pb.RepositoryIndexRequest, plane.repository_index)
+        ),
+        "RepositoryModelLoad": later(loads, pb.RepositoryModelLoadRequest, plane.load, large=True),
+        "RepositoryModelUnload": later(loads, pb.RepositoryModelUnloadRequest, plane.unload),
+        "TraceSetting": (
+            later(awaited, pb.TraceSettingRequest, plane.trace_setting_of_all)
+            if asks_others
+            else at_once(pb.TraceSettingRequest, plane.trace_setting)
+        ),
+    }
+    return {SERVICE + name: one for name, one in by_name.items()}
 
 
 # What a shared answer depends on, beside the model table.

@@ -11,6 +11,7 @@ from toutates.system.errors import (
     ByError,
     Cancelled,
     ExecutionFailed,
+    Forbidden,
     InvalidRequest,
     InvalidSequence,
     MalformedMessage,
@@ -18,7 +19,9 @@ from toutates.system.errors import (
     NotInRepository,
     Overloaded,
     QueueFull,
+    QuotaExceeded,
     TooLate,
+    Unauthenticated,
     Unavailable,
     UnknownFailure,
     UnknownModel,
@@ -38,6 +41,9 @@ STATUSES: Final[ByError[Status]] = ByError(
         NotInRepository: Status.INTERNAL,
         Overloaded: Status.RESOURCE_EXHAUSTED,
         QueueFull: Status.UNAVAILABLE,  # as Triton has it
+        QuotaExceeded: Status.RESOURCE_EXHAUSTED,
+        Unauthenticated: Status.UNAUTHENTICATED,
+        Forbidden: Status.PERMISSION_DENIED,
         TooLate: Status.DEADLINE_EXCEEDED,
         BeyondTarget: Status.UNAVAILABLE,  # the caller's own deadline may be far away
         Cancelled: Status.CANCELLED,

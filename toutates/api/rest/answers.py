@@ -13,6 +13,7 @@ from toutates.system.errors import (
     ByError,
     Cancelled,
     ExecutionFailed,
+    Forbidden,
     InvalidRequest,
     InvalidSequence,
     MalformedMessage,
@@ -20,16 +21,27 @@ from toutates.system.errors import (
     NotInRepository,
     Overloaded,
     QueueFull,
+    QuotaExceeded,
     RequestError,
     TooLate,
+    Unauthenticated,
     Unavailable,
     UnknownFailure,
     UnknownModel,
     Unsupported,
-    WouldBeLate,
 )
 
-__all__ = ["EMPTY", "METHOD_NOT_ALLOWED", "NOT_FOUND", "STATUSES", "Answer", "error_answer", "json_answer", "refusal"]
+__all__ = [
+    "EMPTY",
+    "METHOD_NOT_ALLOWED",
+    "NOT_FOUND",
+    "STATUSES",
+    "Answer",
+    "access_fields",
+    "error_answer",
+    "json_answer",
+    "refusal",
+]
 
 #: As Triton has them, where it has such an error.
 STATUSES: Final[ByError[HTTPStatus]] = ByError(
@@ -43,6 +55,9 @@ STATUSES: Final[ByError[HTTPStatus]] = ByError(
         NotInRepository: HTTPStatus.INTERNAL_SERVER_ERROR,
         Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
         QueueFull: HTTPStatus.SERVICE_UNAVAILABLE,
+        QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+        Unauthenticated: HTTPStatus.UNAUTHORIZED,
+        Forbidden: HTTPStatus.FORBIDDEN,
         TooLate: HTTPStatus.SERVICE_UNAVAILABLE,
         Unsupported: HTTPStatus.NOT_IMPLEMENTED,
         AlreadyExists: HTTPStatus.BAD_REQUEST,
@@ -88,10 +103,15 @@ def error_answer(status: int, text: str) -> Answer:
 def refusal(error: RequestError) -> Answer:
     """The answer to a request that had an error."""
     answer = error_answer(STATUSES[type(error)], str(error))
-    if isinstance(error, WouldBeLate):
-        # Whole seconds are all that the field can say (RFC 9110 section 10.2.3); the text has milliseconds.
-        answer = answer._replace(fields=b"%bretry-after: %d\r\n" % (answer.fields, max(1, ceil(error.retry_s))))
-    return answer
+    return answer._replace(fields=answer.fields + access_fields(error))
+
+
+def access_fields(error: RequestError) -> bytes:
+    """Header fields that say what a refused caller has to send, or when to come again (RFC 9110 section 11.6.1)."""
+    if isinstance(error, Unauthenticated):
+        return b"www-authenticate: Bearer\r\n"
+    # Whole seconds are all that the field can say (section 10.2.3); a text may have milliseconds.
+    return b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s))
 
 
 NOT_FOUND: Final = error_answer(404, "Not Found")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import unquote
 
 from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.rest import messages
-from toutates.api.rest.answers import EMPTY, Answer, error_answer, json_answer
+from toutates.api.rest.answers import EMPTY, Answer, json_answer
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import Unavailable
 
-__all__ = ["ENDPOINTS", "Endpoint", "Route", "find_route", "paths_of", "restriction_answer"]
+__all__ = ["ENDPOINTS", "Endpoint", "Route", "find_route", "paths_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,16 +368,3 @@ def find_route(path: str) -> Route | None:
                 return None
             return Route(endpoint, **named)
     return None
-
-
-def restriction_answer(fields: Mapping[str, str], header: str, value: str) -> Answer | None:
-    """The refusal of a request to an endpoint that only callers with a secret may use; None to those who have it.
-
-    Args:
-        fields: of the request, by lower-case name.
-        header: the field that is expected, in the case in which it is told.
-        value: what it has to be.
-    """
-    if compare_digest(fields.get(header.lower(), "").encode("latin-1"), value.encode()):
-        return None
-    return error_answer(403, f"This API is restricted, expecting header '{header}'")

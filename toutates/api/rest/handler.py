@@ -11,11 +11,15 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from toutates.access.callers import Caller
+from toutates.access.worker_gate import Visit
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import DataPlane
+from toutates.api.doors import Doors
+from toutates.api.limited import check_names, only
 from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, error_answer, refusal
 from toutates.api.rest.calls import Purpose, RestHttpCall
-from toutates.api.rest.endpoints import Route, find_route, restriction_answer
+from toutates.api.rest.endpoints import Route, find_route
 from toutates.api.rest.slow_answers import SlowAnswers
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.torchserve.predictions import Defaults, Predictions
@@ -41,6 +45,8 @@ _GETS: Final = ("GET", "HEAD")
 _ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
 _PLAIN: Final = re.compile(r"[1-9][0-9]{0,8}")
 _LENGTH_FIELD: Final = HEADER_LENGTH.lower()
+#: The groups of pages; that of others is ``metadata``, because they describe the server.
+_PAGES: Final = {"/metrics": "metrics", "/health/live": "health", "/health/ready": "health"}
 _ASKS: Final = {"infer": Asks.INFER, "generate": Asks.GENERATE, "generate_stream": Asks.STREAM}
 
 
@@ -81,7 +87,7 @@ class RestHandler:
         infer: answers inferences.
         traces: of ``infer``. A caller whose ``traceparent`` says that it records the trace has its requests traced.
         settings: of REST.
-        secrets: by group, what its endpoints want of a request.
+        doors: what requests have to bring.
         pages: what else is served, by path, for GET and HEAD.
         side: the worker's thread for what takes long.
         torchserve: has TorchServe's inference API served too; None for not.
@@ -98,7 +104,7 @@ class RestHandler:
         infer: RestInferService,
         traces: WorkerTraces,
         settings: RestSettings,
-        secrets: Mapping[str, RestrictedProtocol],
+        doors: Doors,
         pages: Mapping[str, Callable[[RestHttpCall], None]],
         side: SideThread,
         torchserve: Defaults | None = None,
@@ -113,12 +119,12 @@ class RestHandler:
         self._settings = settings
         self._pages = pages
         self._slow = SlowAnswers(worker, side, plane.get_table)
-        self._secrets = secrets
+        self._doors = doors
         self._text = text
         self._predictions: Predictions | None = None
         if torchserve is not None:
             most = min(settings.max_input_bytes, worker.limits.max_message_size)
-            self._predictions = Predictions(plane, self._handler_for, torchserve, secrets, most)
+            self._predictions = Predictions(plane, self._handler_for, torchserve, doors, most)
 
     # --- for the service ---------------------------------------------------------------------------------------------
 
@@ -128,9 +134,13 @@ class RestHandler:
         Raises:
             Refused: it gets no further.
         """
+        doors = self._doors
         if head.path in self._pages:
-            page = self._pages[head.path]
-            return _admit(head, page) if head.method in _GETS else self._admit_answer(head, METHOD_NOT_ALLOWED)
+            if head.method not in _GETS:
+                return self._admit_answer(head, METHOD_NOT_ALLOWED)
+            return _admit(
+                head, doors.within(doors.visit(_PAGES.get(head.path, "metadata"), head), self._pages[head.path])
+            )
         route = find_route(head.path)
         if route is None:
             admitted = None if self._text is None else self._text.admit(head)
@@ -138,22 +148,23 @@ class RestHandler:
                 admitted = self._predictions.admit(head)
             return self._admit_answer(head, NOT_FOUND) if admitted is None else admitted
         endpoint = route.endpoint
-        secret = self._secrets.get(endpoint.category)
-        if secret is not None:
-            answer = restriction_answer(head.fields, secret.header, secret.value)
-            if answer is not None:
-                return self._admit_answer(head, answer)
+        try:
+            doors.check_secret(endpoint.category, head.fields)
+        except RequestError as error:
+            return self._admit_answer(head, refusal(error))
+        visit = doors.visit(endpoint.category, head, route.model)
         if head.method not in endpoint.methods:
             return self._admit_answer(head, METHOD_NOT_ALLOWED)
         if endpoint.name in _ASKS:
-            return self._admit_inference(head, route)
+            return self._admit_inference(head, route, visit)
         if endpoint.name in ("load", "unload"):
             try:
                 self._plane.refuse_unless_loads_on_request()
             except RequestError as error:
                 return self._admit_answer(head, refusal(error))
-            return _admit(head, partial(self._ask, route), self._worker.limits.max_message_size)
-        return _admit(head, partial(self._ask, route), MAX_BODY)
+            most = self._worker.limits.max_message_size
+            return _admit(head, doors.within(visit, partial(self._ask, route)), most)
+        return _admit(head, doors.within(visit, partial(self._ask, route)), MAX_BODY)
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
         """Answer a request with an error."""
@@ -176,7 +187,7 @@ class RestHandler:
             raise Refused(answer.status, msgspec.json.decode(answer.body)["error"])
         return _admit(head, lambda call: call.reply(*answer), MAX_BODY)
 
-    def _admit_inference(self, head: Head, route: Route) -> int:
+    def _admit_inference(self, head: Head, route: Route, visit: Visit | None) -> int:
         asks = _ASKS[route.endpoint.name]
         settings, limits = self._settings, self._worker.limits
         forwarded: list[tuple[str, str]] = []
@@ -197,7 +208,7 @@ class RestHandler:
             except RequestError as error:
                 raise Refused(400, str(error)) from None
         head.purpose = Asked(
-            handle=self._handler_for(head),
+            handle=self._doors.within(visit, self._handler_for(head)),
             target=target,
             key=repr((route.model, route.version, forwarded, asks.name, is_coded)).encode(),
             json_field=field,
@@ -228,25 +239,46 @@ class RestHandler:
         endpoint.refuse(self._plane)
         body = None if call.head.method == "GET" else bytes(call.body)
         if endpoint.awaited is not None and endpoint.waits(self._plane):
-            self._queue.put(self._worker, body or b"", partial(self._await, route, call), partial(self.fail, call))
+            caller = None if self._doors.gate is None else self._doors.gate.caller
+            work = partial(self._await, route, call, caller)
+            self._queue.put(self._worker, body or b"", work, partial(self.fail, call))
             return
         assert endpoint.function is not None
         request = endpoint.read(route, body)
         answer = partial(endpoint.function, self._plane, request)
+        caller = self._limited_caller(route, request)
+        write = endpoint.write if caller is None else lambda message: endpoint.write(only(caller, message))
         if endpoint.grows and not route.model:
-            key = endpoint.name, request.SerializeToString()
-            self._slow.answer(call, key, lambda: endpoint.write(answer()))
+            key = endpoint.name, request.SerializeToString(), caller
+            self._slow.answer(call, key, lambda: write(answer()))
         else:
-            call.reply(*endpoint.write(answer()))
+            call.reply(*write(answer()))
 
-    async def _await(self, route: Route, call: RestHttpCall, body: bytes) -> Callable[[], None]:
+    def _limited_caller(self, route: Route, request: Any) -> Caller | None:
+        """Who sends a request about all models, if only some are that caller's; else None.
+
+        Raises:
+            Forbidden: the request changes something for all of them.
+        """
+        gate = self._doors.gate
+        if gate is None or gate.caller is None or not gate.caller.models or route.model or request is None:
+            return None
+        check_names(gate.caller, request)
+        return gate.caller
+
+    async def _await(self, route: Route, call: RestHttpCall, caller: Caller | None, body: bytes) -> Callable[[], None]:
         """On the main thread: read a request, which may hold a whole model, and have it answered."""
         endpoint = route.endpoint
         assert endpoint.awaited is not None
         given = None if call.head.method == "GET" else body
         request = await trio.to_thread.run_sync(endpoint.read, route, given)
         del body, given
-        answer = endpoint.write(await endpoint.awaited(self._plane, request))
+        if caller is not None and caller.models and not route.model:
+            check_names(caller, request)
+            response = only(caller, await endpoint.awaited(self._plane, request))
+        else:
+            response = await endpoint.awaited(self._plane, request)
+        answer = endpoint.write(response)
         return partial(call.reply, *answer)
 
 

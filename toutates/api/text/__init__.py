@@ -11,6 +11,5 @@ lookup        which model a request means
 reading       JSON to typed requests, bounded in what it costs; large_json reads megabytes in steps
 vectors       vectors as base64 and JSON, in pieces
 problems      why a request is refused, for each API to say in its own form
-keys          the keys of --api-key-file
 observing     what is counted, and what the access log gets
 """

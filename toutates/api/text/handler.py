@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
+from toutates.access.worker_gate import Visit
 from toutates.api.dataplane.plane import DataPlane
+from toutates.api.doors import Doors
 from toutates.api.rest.calls import RestHttpCall
-from toutates.api.rest.endpoints import restriction_answer
-from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.text import cohere, openai, tei
-from toutates.api.text.keys import ApiKeys, Keys, is_let_in
-from toutates.api.text.lookup import Lookup
+from toutates.api.text.lookup import LimitedLookup, Lookup
 from toutates.api.text.problems import Kind, Problem, as_problem
 from toutates.api.text.proxy import ProxySettings, route_of
 from toutates.api.text.reading import MAX_BODY_BYTES
@@ -31,7 +30,13 @@ _MAX_QUERY: Final = 2_048
 _MODEL_PATH: Final = re.compile(r"(/v1/models/)(.+)")
 _MODEL_ROUTE: Final = "/v1/models/{id}"
 _JSON_TYPE: Final = re.compile(r"application/(?:[\w.-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
-_REFUSALS: Final = {413: Kind.TOO_LARGE, 401: Kind.UNAUTHORIZED, 503: Kind.NOT_READY, 408: Kind.VALUE}
+_REFUSALS: Final = {
+    413: Kind.TOO_LARGE,
+    401: Kind.UNAUTHORIZED,
+    403: Kind.FORBIDDEN,
+    503: Kind.NOT_READY,
+    408: Kind.VALUE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,8 @@ class TextApis:
     Args:
         plane: the worker's.
         work: computes and answers.
-        keys: of all workers.
+        doors: what requests have to bring.
         settings: of the APIs.
-        secrets: by group, what its endpoints want of a request.
         max_body: bytes of a body, at most.
     """
 
@@ -69,17 +73,15 @@ class TextApis:
         self,
         plane: DataPlane,
         work: TextWork,
-        keys: ApiKeys,
+        doors: Doors,
         settings: TextSettings,
-        secrets: Mapping[str, RestrictedProtocol],
         max_body: int,
     ) -> None:
         self.plane = plane
         self.work = work
-        self.keys = keys
+        self.doors = doors
         self.settings = settings
         self.lookup = Lookup(plane.get_table)
-        self._secrets = secrets
         self._routes = routes_of(settings)
         self._max_body = min(max_body, MAX_BODY_BYTES)
 
@@ -97,8 +99,8 @@ class TextApis:
             route, name = self._routes[_MODEL_ROUTE], unquote(match[2], errors="replace")
         purpose = head.purpose = _Purpose(self, route, head.fields, name or _model_of(head.query))
         problem = purpose.problem = self._problem(head, route)
-        if problem is None and not purpose.may_enter():
-            problem = purpose.unauthorized
+        if problem is None:
+            purpose.visit = self.doors.visit(route.group, head)
         if problem is None and head.method == "POST":
             return self._max_body
         if not 0 <= head.body_size <= _MAX_UNREAD:
@@ -108,9 +110,10 @@ class TextApis:
 
     def _problem(self, head: Head, route: Route) -> Problem | None:
         """What is wrong with a request, whatever its body and its key."""
-        secret = self._secrets.get(route.group)
-        if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
-            return Problem(Kind.FORBIDDEN, f"This API is restricted, expecting header '{secret.header}'")
+        try:
+            self.doors.check_secret(route.group, head.fields)
+        except RequestError as error:
+            return as_problem(error, route.texts)
         is_get = head.method in ("GET", "HEAD")
         if not (route.get if is_get else head.method == "POST" and route.post):
             return Problem(Kind.METHOD, f"Method Not Allowed: {head.method[:20]} {route.path}")
@@ -137,51 +140,44 @@ class _Purpose:
 
     Attributes:
         problem: why all of them are refused; None where their bodies are to be read.
+        visit: who sends them; None where nobody asks.
     """
 
-    __slots__ = ("_apis", "_fields", "_is_let_in", "_keys", "_may_trace", "_model", "_route", "problem")
+    __slots__ = ("_apis", "_may_trace", "_model", "_route", "problem", "visit")
 
     def __init__(self, apis: TextApis, route: Route, fields: Mapping[str, str], model: str) -> None:
         self._apis = apis
         self._route = route
-        self._fields = fields
         self._model = model
-        self._keys: Keys | None = None
-        self._is_let_in = True
         self._may_trace = apis.work.observer.may_trace(fields)
         self.problem: Problem | None = None
-
-    unauthorized: Final = Problem(
-        Kind.UNAUTHORIZED, "The API key is missing or wrong; send it in the header field 'Authorization: Bearer KEY'"
-    )
-
-    def may_enter(self) -> bool:
-        """Whether the head has a key that is in force now; heads are remembered for longer than keys."""
-        keys = self._apis.keys.keys
-        if keys is not self._keys:
-            self._keys = keys
-            self._is_let_in = self._route.is_open or is_let_in(keys, self._fields)
-        return self._is_let_in
+        self.visit: Visit | None = None
 
     def handle(self, call: RestHttpCall) -> None:
         """Answer a request."""
-        problem = self.problem
-        if problem is None and not self.may_enter():
-            problem = self.unauthorized
-        if problem is not None:
-            self._apis.work.refuse(call, self._route, self._route.form, problem)
+        apis, route = self._apis, self._route
+        if self.problem is not None:
+            apis.work.refuse(call, route, route.form, self.problem)
             return
+        caller, lookup = None, apis.lookup
+        if self.visit is not None:
+            try:
+                caller = self.visit.caller
+            except RequestError as error:  # not any more
+                apis.work.refuse(call, route, route.form, error)
+                return
+            if caller.models:
+                lookup = LimitedLookup(apis.plane.get_table, caller)
         if call.head.method == "POST":
-            apis = self._apis
-            apis.work.begin(call, self._route, apis.lookup, self._model, may_trace=self._may_trace)
+            apis.work.begin(call, route, lookup, self._model, may_trace=self._may_trace, caller=caller)
         else:
-            self._apis.work.show(call, self._route, self._page())
+            apis.work.show(call, route, self._page(lookup))
 
-    def _page(self) -> Page:
+    def _page(self, lookup: Lookup) -> Page:
         apis = self._apis
         readiness = apis.plane.readiness
         healthy = readiness.serving and not readiness.exiting
-        return Page(apis.lookup.all(), apis.lookup.find, self._model, healthy, apis.settings.limits)
+        return Page(lookup.all(), lookup.find, self._model, healthy, apis.settings.limits)
 
     def refusal(self, error: RequestError) -> tuple[int, bytes, bytes]:
         """The answer to a request that had an error."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import ref
 
+from toutates.access.callers import Caller
 from toutates.api.text.problems import Kind, Problem
 from toutates.backends.text.interface import FoundText, Task, TextInfo, VectorForm, find_text_model, text_models
 from toutates.models.table import ModelTable
 
-__all__ = ["ANY", "CLASSIFIER", "EMBEDDER", "RERANKER", "SPARSE", "TOKENS", "Lookup", "Wants"]
+__all__ = ["ANY", "CLASSIFIER", "EMBEDDER", "RERANKER", "SPARSE", "TOKENS", "LimitedLookup", "Lookup", "Wants"]
 
 #: Names that are remembered: callers may send any.
 MAX_REMEMBERED: Final = 256
@@ -80,7 +81,7 @@ class Lookup:
         key = name, wants
         model = self._found.get(key)
         if model is None:
-            model = _named(table, name, wants) if name else _only(table, wants)
+            model = _named(table, name, wants) if name else _only(self.all(), wants)
             if len(self._found) >= MAX_REMEMBERED:
                 self._found.clear()
             self._found[key] = model
@@ -91,6 +92,29 @@ class Lookup:
         return text_models(self._get_table())
 
 
+class LimitedLookup(Lookup):
+    """Finds models for a caller who may use some only.
+
+    Args:
+        get_table: returns the table of models as it is now.
+        caller: whose requests these are.
+    """
+
+    def __init__(self, get_table: Callable[[], ModelTable], caller: Caller) -> None:
+        super().__init__(get_table)
+        self._caller = caller
+
+    def find(self, name: str, wants: Wants) -> FoundText:
+        """See ``Lookup``. A model that is not the caller's is refused whether there is one or not."""
+        if name:
+            self._caller.check_model(name)
+        return super().find(name, wants)
+
+    def all(self) -> list[FoundText]:
+        """See ``Lookup``: those that the caller may use."""
+        return [found for found in super().all() if self._caller.may_use(found.name)]
+
+
 def _named(table: ModelTable, name: str, wants: Wants) -> FoundText:
     found = find_text_model(table, name)
     if not wants.fits(found.model.info):
@@ -98,9 +122,8 @@ def _named(table: ModelTable, name: str, wants: Wants) -> FoundText:
     return found
 
 
-def _only(table: ModelTable, wants: Wants) -> FoundText:
+def _only(models: list[FoundText], wants: Wants) -> FoundText:
     """The model of those who name none."""
-    models = text_models(table)
     fitting = [found for found in models if wants.fits(found.model.info)]
     if len(fitting) == 1:
         return fitting[0]

@@ -7,12 +7,14 @@ from typing import Final
 
 from toutates.backends.text.interface import Fault, TextError
 from toutates.system.errors import (
+    Forbidden,
     InvalidRequest,
     MalformedMessage,
     ModelNotReady,
     Overloaded,
     RequestError,
     TooLate,
+    Unauthenticated,
     Unavailable,
     UnknownModel,
 )
@@ -84,6 +86,8 @@ _KINDS: Final = (
     (UnknownModel, Kind.UNKNOWN_MODEL),
     (ModelNotReady, Kind.NOT_READY),
     (Unavailable, Kind.NOT_READY),
+    (Unauthenticated, Kind.UNAUTHORIZED),
+    (Forbidden, Kind.FORBIDDEN),
     (Overloaded, Kind.OVERLOADED),
     (TooLate, Kind.OVERLOADED),
     (InvalidRequest, Kind.VALUE),
@@ -109,4 +113,6 @@ def as_problem(error: RequestError, texts: str) -> Problem:
             return Problem(Kind.VALUE, text, param)
         return Problem(_FAULTS.get(error.fault, Kind.VALUE), str(error), param)
     kind = next((kind for of, kind in _KINDS if isinstance(error, of)), Kind.FAILED)
-    return Problem(kind, str(error), "model" if kind is Kind.UNKNOWN_MODEL else "")
+    problem = Problem(kind, str(error), "model" if kind is Kind.UNKNOWN_MODEL else "")
+    problem.retry_after_s = error.retry_after_s
+    return problem

@@ -119,7 +119,6 @@ class Route:
         post: answers POST; None for no such method.
         get: answers GET; None for no such method.
         group: of ``--http-restricted-api``.
-        is_open: whether callers need no key.
     """
 
     path: str
@@ -128,4 +127,3 @@ class Route:
     post: Computing | None = None
     get: Callable[[Page], Answer] | None = None
     group: str = "inference"
-    is_open: bool = False

@@ -505,5 +505,5 @@ ROUTES: Final = (
     _route("/tokenize", TokenizeRequest, _tokenize),
     _route("/decode", DecodeRequest, _decode, "ids"),
     Route("/info", FORM, get=_info, group="metadata"),
-    Route("/health", FORM, get=_health, group="health", is_open=True),
+    Route("/health", FORM, get=_health, group="health"),
 )

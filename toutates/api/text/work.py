@@ -13,7 +13,8 @@ from functools import lru_cache, partial
 from threading import get_ident
 from typing import Any, Final
 
-from toutates.api.rest.answers import Answer
+from toutates.access.callers import Caller
+from toutates.api.rest.answers import Answer, access_fields
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.text.lookup import ANY, Lookup
 from toutates.api.text.observing import TextObserver
@@ -74,7 +75,8 @@ class TextWork:
     def refuse(self, call: RestHttpCall, route: Route, form: Form, error: RequestError) -> None:
         """Answer a request with an error; does nothing for one whose caller has left."""
         problem = as_problem(error, route.texts)
-        self.send(call, route, form.refuse(problem), problem)
+        answer = form.refuse(problem)
+        self.send(call, route, answer._replace(fields=answer.fields + access_fields(problem)), problem)
 
     def send(self, call: RestHttpCall, route: Route, answer: Answer, problem: Problem | None = None) -> None:
         """Give a short answer, which may be that of a problem."""
@@ -91,7 +93,16 @@ class TextWork:
 
     # --- from a body to the model ------------------------------------------------------------------------------------
 
-    def begin(self, call: RestHttpCall, route: Route, lookup: Lookup, model: str, *, may_trace: bool) -> None:
+    def begin(
+        self,
+        call: RestHttpCall,
+        route: Route,
+        lookup: Lookup,
+        model: str,
+        *,
+        may_trace: bool,
+        caller: Caller | None = None,
+    ) -> None:
         """Answer a POST.
 
         Args:
@@ -100,11 +111,12 @@ class TextWork:
             lookup: finds its model.
             model: that the query names; "" for none.
             may_trace: whether its caller has it traced, if anything is.
+            caller: who sends it; None where nobody asks.
         """
         assert route.post is not None
         body = call.body
         self.observer.begin(call, route.path, may_trace=may_trace)
-        request = _Request(self, call, route, lookup)
+        request = _Request(self, call, route, lookup, caller)
         try:
             if len(body) > LARGE_BYTES:
                 call.hold(len(body))
@@ -207,9 +219,22 @@ class _Request:
         held: bytes that are counted for it.
     """
 
-    __slots__ = ("_asked", "_began_ns", "_call", "_counted", "_form", "_found", "_lookup", "_route", "_work", "held")
+    __slots__ = (
+        "_asked",
+        "_began_ns",
+        "_call",
+        "_caller",
+        "_counted",
+        "_form",
+        "_found",
+        "_lookup",
+        "_route",
+        "_work",
+        "held",
+    )
 
-    def __init__(self, work: TextWork, call: RestHttpCall, route: Route, lookup: Lookup) -> None:
+    def __init__(self, work: TextWork, call: RestHttpCall, route: Route, lookup: Lookup, caller: Caller | None) -> None:
+        self._caller = caller
         self._work = work
         self._call = call
         self._route = route
@@ -230,6 +255,8 @@ class _Request:
                 self.end(asked)
             elif isinstance(asked, Stepwise):
                 found = self._lookup.find(asked.model, ANY)
+                if self._caller is not None:
+                    self._caller.take(1, work.worker.now_ns)
                 steps = asked.steps(found)
                 work.aside(call, partial(_step, steps, []), partial(self._stepped, steps))
             else:
@@ -246,6 +273,9 @@ class _Request:
             self._form = asked.form
         find = asked.find
         found = self._lookup.find(asked.model, asked.wants) if find is None else find(work.get_table())
+        if self._caller is not None:
+            self._caller.check_model(found.name)
+            self._caller.take(len(asked.texts), work.worker.now_ns)
         if asked.check is not None:
             asked.check(found)
         options = asked.options

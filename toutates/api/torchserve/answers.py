@@ -14,9 +14,12 @@ from toutates.repositories.torchserve.settings import BODY, HEAD, RESULT, RESULT
 from toutates.system.errors import (
     Cancelled,
     ExecutionFailed,
+    Forbidden,
     InvalidRequest,
     MalformedMessage,
+    QuotaExceeded,
     RequestError,
+    Unauthenticated,
     UnknownModel,
     Unsupported,
 )
@@ -102,6 +105,12 @@ def as_problem(error: RequestError, model: str, version: str) -> Problem:
     """What a refused prediction is, in TorchServe's words."""
     if isinstance(error, UnknownModel):
         return no_model(model)
+    if isinstance(error, Unauthenticated):
+        return Problem(401, "UnauthorizedException", str(error))
+    if isinstance(error, Forbidden):
+        return Problem(403, "AccessDeniedException", str(error))
+    if isinstance(error, QuotaExceeded):
+        return Problem(429, "TooManyRequestsException", str(error))
     if isinstance(error, InvalidRequest | MalformedMessage):
         return Problem(400, "BadRequestException", str(error))
     if isinstance(error, ExecutionFailed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -11,9 +11,8 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from toutates.api.control_queue import ControlQueue
+from toutates.api.doors import Doors
 from toutates.api.rest.calls import Purpose, RestHttpCall
-from toutates.api.rest.endpoints import restriction_answer
-from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.torchserve.answers import (
     Problem,
     document_answer,
@@ -26,7 +25,7 @@ from toutates.http1 import Head, Refused
 from toutates.net import Worker
 from toutates.net.http1.connection import HttpCall
 from toutates.repositories.torchserve.settings import MAX_WORKERS
-from toutates.system.errors import Overloaded, RequestError, Unavailable
+from toutates.system.errors import Forbidden, Overloaded, RequestError, Unauthenticated, Unavailable
 
 __all__ = ["ManagementHandler"]
 
@@ -34,6 +33,8 @@ _MAX_BODY: Final = 65_536
 _MAX_PARAMETERS: Final = 64
 _MAX_PAGE: Final = 100
 
+_DENIED: Final = "AccessDeniedException"
+_GROUP: Final = "model-repository"
 _MODELS: Final = "/models"
 _MODEL: Final = re.compile(r"/models/([^/]+)(?:/([^/]+))?(/set-default)?")
 
@@ -157,30 +158,31 @@ class ManagementHandler:
         worker: whose connections come by the API's address.
         queue: brings requests to the main thread.
         models: what is managed.
-        secrets: by group, what its endpoints want of a request. All of it belongs to ``model-repository``.
+        doors: what requests have to bring. All of them belong to ``model-repository``.
     """
 
     call_class: type[HttpCall] = RestHttpCall
 
-    def __init__(
-        self, worker: Worker, queue: ControlQueue, models: Models, secrets: Mapping[str, RestrictedProtocol]
-    ) -> None:
+    def __init__(self, worker: Worker, queue: ControlQueue, models: Models, doors: Doors) -> None:
         self._worker = worker
         self._queue = queue
         self._models = models
-        self._secret = secrets.get("model-repository")
+        self._doors = doors
 
     def admit(self, head: Head) -> int:
         """See ``Handler``."""
-        secret = self._secret
         try:
             # A page that somebody looks at on this machine reaches its loopback address too. Browsers say so.
             if "origin" in head.fields or head.fields.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-                raise Problem(403, "AccessDeniedException", "Requests of web pages are refused.")
-            if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
-                text = f"This API is restricted, expecting header '{secret.header}'"
-                raise Problem(403, "AccessDeniedException", text)
-            head.purpose = Purpose(partial(self._ask, _operation(head.method, head.path)), _refusal)
+                raise Problem(403, _DENIED, "Requests of web pages are refused.")
+            try:
+                self._doors.check_secret(_GROUP, head.fields)
+            except RequestError as error:
+                raise Problem(403, _DENIED, str(error)) from None
+            model = _MODEL.fullmatch(head.path)
+            visit = self._doors.visit(_GROUP, head, "" if model is None else unquote(model[1]), of_all=model is None)
+            ask = partial(self._ask, _operation(head.method, head.path))
+            head.purpose = Purpose(self._doors.within(visit, ask), _refusal)
         except Problem as problem:
             head.purpose = Purpose(partial(_reply, problem))
         return _MAX_BODY
@@ -213,6 +215,9 @@ def _reply(problem: Problem, call: RestHttpCall) -> None:
 
 
 def _refusal(error: RequestError) -> tuple[int, bytes, bytes]:
+    if isinstance(error, Unauthenticated | Forbidden):
+        code, kind = (401, "UnauthorizedException") if isinstance(error, Unauthenticated) else (403, _DENIED)
+        return problem_answer(Problem(code, kind, str(error)))
     if isinstance(error, Overloaded | Unavailable):
         return problem_answer(Problem(503, "ServiceUnavailableException", str(error)))
     return problem_answer(Problem(500, "InternalServerException", str(error)))

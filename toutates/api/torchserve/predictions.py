@@ -18,9 +18,8 @@ from weakref import ref
 import msgspec
 
 from toutates.api.dataplane.plane import DataPlane
+from toutates.api.doors import Doors
 from toutates.api.rest.calls import Purpose, RestHttpCall
-from toutates.api.rest.endpoints import restriction_answer
-from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.torchserve.answers import (
     Answer,
     Problem,
@@ -80,7 +79,7 @@ class Predictions:
         plane: the worker's.
         infer: by a request's head, what handles its inference.
         defaults: of all workers.
-        secrets: by group, what its endpoints want of a request.
+        doors: what requests have to bring.
         max_body: bytes of a body.
     """
 
@@ -89,16 +88,18 @@ class Predictions:
         plane: DataPlane,
         infer: Callable[[Head], Callable[[Any], None]],
         defaults: Defaults,
-        secrets: Mapping[str, RestrictedProtocol],
+        doors: Doors,
         max_body: int,
     ) -> None:
         self._plane = plane
         self._infer = infer
         self._defaults = defaults
-        self._secrets = secrets
+        self._doors = doors
         self._max_body = max_body
         #: what is between the client and this server is not the handler's
-        self._hidden = {one.header.lower() for one in secrets.values()}
+        self._hidden = {one.header.lower() for one in doors.secrets.values()}
+        if doors.gate is not None:
+            self._hidden.add("authorization")
 
     def admit(self, head: Head) -> int | None:
         """Find out what a request is for; returns the bytes that its body may have, and None if it is none of these.
@@ -109,14 +110,15 @@ class Predictions:
         match = _PATH.fullmatch(head.path)
         if match is None and head.path != _PING:
             return None
-        secret = self._secrets.get("health" if match is None else "inference")
-        if secret is not None and restriction_answer(head.fields, secret.header, secret.value) is not None:
-            text = f"This API is restricted, expecting header '{secret.header}'"
-            return _admit_problem(head, Problem(403, "AccessDeniedException", text))
+        group = "health" if match is None else "inference"
+        try:
+            self._doors.check_secret(group, head.fields)
+        except RequestError as error:
+            return _admit_problem(head, Problem(403, "AccessDeniedException", str(error)))
         if match is None:
             if head.method not in ("GET", "HEAD", "POST"):
                 return _admit_problem(head, method_not_allowed())
-            head.purpose = Purpose(self._ping)
+            head.purpose = Purpose(self._doors.within(self._doors.visit(group, head), self._ping))
             return _MAX_BODY
         if head.method == "OPTIONS":
             return _admit_problem(head, method_not_allowed())
@@ -130,7 +132,8 @@ class Predictions:
         fields["explain"] = str(match[1] == "explanations")
         if rest:
             fields["url_path"] = rest
-        prediction = _Prediction(self, model, version, msgspec.json.encode(fields), self._infer(head))
+        infer = self._doors.within(self._doors.visit(group, head, model), self._infer(head))
+        prediction = _Prediction(self, model, version, msgspec.json.encode(fields), infer)
         head.purpose = Purpose(prediction.handle, prediction.refusal)
         return self._max_body
 

@@ -173,7 +173,7 @@ class DeadlineQueue(BatchQueue):
                 f"{_ms(starts_ns + paying_ns - now_ns)} ms, {_ms(starts_ns - now_ns)} of them for what is in front of "
                 f"it; try again in {_ms(retry_ns)} ms"
             )
-            error.retry_s = retry_ns / 1e9
+            error.retry_after_s = retry_ns / 1e9
             raise error
         self._check_caller(now_ns, starts_ns + alone_ns, starts_ns, is_wanted)
 
@@ -188,7 +188,7 @@ class DeadlineQueue(BatchQueue):
                 f"model '{self._name}': this request would take {_ms(done_ns - now_ns)} ms, "
                 f"{_ms(starts_ns - now_ns)} of them for what is in front of it, and its deadline is before"
             )
-            error.retry_s = (starts_ns - now_ns) / 1e9
+            error.retry_after_s = (starts_ns - now_ns) / 1e9
             raise error
 
     # --- batches -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from toutates.access.callers import Caller
 from toutates.protocol.rest.request import Target
 from toutates.protocol.rest.response import InferResponse
 from toutates.system.errors import RequestError
@@ -65,6 +66,7 @@ class Asked:
         is_coded: whether the answer is to be compressed.
         tensors: where the body is one of them.
         refusal: makes status, header fields and body of an error's answer; None for REST's own.
+        caller: who sends a request that is read beside the worker, where callers are known; else None.
     """
 
     handle: Callable[[Any], None]
@@ -76,6 +78,7 @@ class Asked:
     is_coded: bool
     tensors: BodyTensors | None = None
     refusal: Callable[[RequestError], tuple[int, bytes, bytes]] | None = None
+    caller: Caller | None = None
 
 
 class RestHead(Protocol):

@@ -166,7 +166,7 @@ class RestInferService(InferService):
         self.counters.parsed += 1
         version: ServedVersion | None = None
         try:
-            version = self._table.find(asked.target.model, asked.target.version)
+            version = self._find(asked.target.model, asked.target.version)
             request = read_request(body, 0, json_end, len(body), asked.target, found)
         except RequestError as error:
             self._count_refusal(error, version)
@@ -188,7 +188,7 @@ class RestInferService(InferService):
         """Handle a body that is the only input."""
         version: ServedVersion | None = None
         try:
-            version = self._table.find(asked.target.model, asked.target.version)
+            version = self._find(asked.target.model, asked.target.version)
             message, content = read_raw_request(memoryview(body)[: len(body)], asked.target, version.signature)
         except RequestError as error:
             self._count_refusal(error, version)
@@ -206,7 +206,7 @@ class RestInferService(InferService):
         self.counters.parsed += 1
         version: ServedVersion | None = None
         try:
-            version = self._table.find(asked.target.model, asked.target.version)
+            version = self._find(asked.target.model, asked.target.version)
             message = body_message(asked.target, tensors, version.signature)
         except RequestError as error:
             self._count_refusal(error, version)
@@ -219,7 +219,7 @@ class RestInferService(InferService):
         body = bytes(call.body)
         version: ServedVersion | None = None
         try:
-            version = self._table.find(asked.target.model, asked.target.version)
+            version = self._find(asked.target.model, asked.target.version)
             if len(body) > LARGE_JSON_BYTES:
                 self._read_aside(call, asked, partial(_read_flat, body, asked, version.signature), len(body))
                 return
@@ -292,7 +292,7 @@ class RestInferService(InferService):
             RequestError: there is no such model, or no thread.
         """
         try:
-            self._table.find(asked.target.model, asked.target.version)
+            self._find(asked.target.model, asked.target.version)
         except RequestError as error:
             self._count_refusal(error, None)
             raise
@@ -325,7 +325,7 @@ class RestInferService(InferService):
                 self._count_refusal(outcome, None)
                 raise outcome
             self.counters.parsed += 1
-            version = self._table.find(asked.target.model, asked.target.version)
+            version = self._find(asked.target.model, asked.target.version)
             self._infer_read(call, asked, version, outcome)
         except RequestError as error:
             self._refuse_late(call, error)

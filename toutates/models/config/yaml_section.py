@@ -88,6 +88,15 @@ class Section:
             self.refuse(key, "is not a text", value, f"write a text, such as `{key}: {default}`")
         return str(value)
 
+    def hidden_text(self, key: str) -> str:
+        """A text that no error may show, for the caller to check; "" where there is none."""
+        value = self._values[key] if self.has(key) else ""
+        return value if isinstance(value, str) else ""
+
+    def is_list(self, key: str) -> bool:
+        """Whether the key is there, and has a list."""
+        return isinstance(self._values.get(key), list)
+
     def number(self, key: str, default: float) -> float:
         """A finite number, or ``default`` where the key is absent."""
         value = self._values[key] if self.has(key) else default

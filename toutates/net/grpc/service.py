@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from math import ceil
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -25,19 +26,27 @@ from toutates.h2grpc.events import (
 from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.method import MessageHandler, Method
 from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
+from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.net.grpc.inflation import inflation
 from toutates.net.grpc.streaming import ServerStream
 from toutates.net.worker import Worker
 from toutates.system.errors import RequestError
 
-__all__ = ["GrpcService"]
+__all__ = ["GrpcService", "retry_metadata"]
 
 #: Streaming calls that get a task before Trio has its turn, in which a task takes 0.1 ms to begin.
 STREAMS_PER_TURN: Final = 16
 #: Answers of a call whose messages are handled one by one that may wait for its window, bytes. As much as one call may
 #: upload before it waits: clients that send some messages before they read the answers are within it.
 MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
+
+
+def retry_metadata(error: RequestError) -> Metadata:
+    """What tells a caller when to try again: the field of HTTP, and gRPC's own for retry policies (gRFC A6)."""
+    after_s = error.retry_after_s
+    if after_s is None:
+        return ()
+    return ("retry-after", str(max(1, ceil(after_s)))), ("grpc-retry-pushback-ms", str(ceil(1_000 * after_s)))
 
 
 class GrpcService:
@@ -206,7 +215,7 @@ class GrpcService:
             if isinstance(error, GrpcError):
                 call.fail(error.status, error.text, error.metadata)
             elif isinstance(error, RequestError):
-                call.fail(self._statuses[type(error)], str(error))
+                call.fail(self._statuses[type(error)], str(error), retry_metadata(error))
             elif isinstance(error, MemoryError):  # which comes with every request then: no traceback for each
                 call.fail(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
             else:

@@ -1,0 +1,163 @@
+"""Services of inference where callers are known: each request is held against its caller's models and quota.
+
+They stand in place of the plain ones where an access file is given. Without one no request pays for any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toutates.access.worker_gate import WorkerGate
+from toutates.engine.servable import Buffer, Way
+from toutates.infer.call import Handler
+from toutates.infer.observing import Sampling
+from toutates.infer.plan import Plan
+from toutates.infer.rest.call import Asked
+from toutates.infer.rest.service import RestInferService
+from toutates.infer.service import InferService
+from toutates.infer.streaming import StreamInferService
+from toutates.models.table import ServedVersion
+from toutates.protocol.sequence_parameters import Said
+from toutates.system.errors import RequestError
+
+__all__ = ["ChargingInferService", "ChargingRestInferService", "ChargingStreamInferService"]
+
+
+class _Charging(InferService):
+    """What all of them have in common. ``gate`` is set right after the service is made."""
+
+    gate: WorkerGate
+
+    def _find(self, model: str, version: str) -> ServedVersion:
+        """See ``InferService``. A model that is not the caller's is refused whether there is one or not."""
+        caller = self.gate.caller
+        if caller is not None:
+            caller.check_model(model)
+        return super()._find(model, version)
+
+    def _charge(self, plan: Plan) -> None:
+        """Take a request out of its caller's quota; requests that were charged before have none here.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        caller = self.gate.caller
+        if caller is None:
+            return
+        try:
+            if caller.models:
+                caller.check_model(plan.version.model)
+            if caller.bucket is not None:
+                caller.take(plan.rows, self.worker.now_ns)
+        except RequestError as error:
+            self._count_refusal(error, plan.version)
+            raise
+
+    def _pack(self, call: Any, plan: Plan, writer: Way, id_field: bytes, buffer: Buffer, spans: Sequence[int]) -> None:
+        self._charge(plan)
+        super()._pack(call, plan, writer, id_field, buffer, spans)
+
+    def _pack_said(
+        self,
+        call: Any,
+        plan: Plan,
+        writer: Way,
+        id_field: bytes,
+        buffer: Buffer,
+        spans: Sequence[int],
+        said: Said | None,
+    ) -> None:
+        if said is not None:  # else it comes to ``_pack``
+            self._charge(plan)
+        super()._pack_said(call, plan, writer, id_field, buffer, spans, said)
+
+    def _add_arrays(
+        self, call: Any, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str, said: Said | None
+    ) -> None:
+        self._charge(plan)
+        super()._add_arrays(call, plan, id_field, contents, identifier, said)
+
+    def _submit(
+        self,
+        call: Any,
+        plan: Plan,
+        id_field: bytes,
+        contents: Sequence[Buffer],
+        identifier: str,
+        said: Said | None = None,
+    ) -> None:
+        if plan.shared is None:
+            super()._submit(call, plan, id_field, contents, identifier, said)
+            return
+        # Its inputs may be read beside the worker; by then another request is being handled.
+        self._charge(plan)
+        caller, self.gate.caller = self.gate.caller, None
+        try:
+            super()._submit(call, plan, id_field, contents, identifier, said)
+        finally:
+            self.gate.caller = caller
+
+    def _entering(self, handler: Handler, head_of: Callable[[Any], Any]) -> Handler:
+        """``handler``, for the caller of each request."""
+        gate = self.gate
+
+        def enter(call: Any) -> None:
+            caller = gate.caller_of_head(head_of(call))
+            caller.check_group("inference")
+            gate.caller = caller
+            try:
+                handler(call)
+            finally:
+                gate.caller = None
+
+        return enter
+
+
+class ChargingInferService(_Charging, InferService):
+    """ModelInfer of one worker."""
+
+    @property
+    def handler(self) -> Handler:
+        """See ``InferService``."""
+        return self._entering(super().handler, _head)
+
+    def observing_handler(self, chosen: Sampling) -> Handler:
+        """See ``InferService``."""
+        return self._entering(super().observing_handler(chosen), _head)
+
+
+class ChargingStreamInferService(_Charging, StreamInferService):
+    """ModelStreamInfer of one worker: each message is looked at, so a token that ends ends its stream's requests."""
+
+    @property
+    def handler(self) -> Handler:
+        """See ``InferService``."""
+        return self._entering(super().handler, _head_of_message)
+
+    def observing_handler(self, chosen: Sampling) -> Handler:
+        """See ``InferService``."""
+        return self._entering(super().observing_handler(chosen), _head_of_message)
+
+
+class ChargingRestInferService(_Charging, RestInferService):
+    """Inference over REST of one worker. Who the caller is comes with the head (``api.doors``)."""
+
+    def _read_aside(self, call: Any, asked: Asked, *args: Any) -> None:
+        super()._read_aside(call, replace(asked, caller=self.gate.caller), *args)
+
+    def _go_on_with(self, call: Any, asked: Asked, *args: Any) -> None:
+        self.gate.caller = asked.caller
+        try:
+            super()._go_on_with(call, asked, *args)
+        finally:
+            self.gate.caller = None
+
+
+def _head(call: Any) -> Any:
+    return call.head
+
+
+def _head_of_message(message: Any) -> Any:
+    return message.call.head
