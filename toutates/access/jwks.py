@@ -70,7 +70,7 @@ def read_jwks(source: Path, problems: Problems) -> Jwks:
         ConfigurationError: tokens cannot be read at all, because a library is missing.
     """
     try:
-        import jwt
+        import jwt  # here, because a server without tokens needs none of it
     except ImportError:
         raise ConfigurationError(
             "tokens need PyJWT and cryptography, which are not installed",
