@@ -9,10 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import jwt
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
-
 from toutates.access.gate import Gate
 from toutates.access.rules import read_rules
 
@@ -37,6 +33,8 @@ class Clock:
 @cache
 def private_key(name: str) -> Any:
     """The same key for the same name: "rsa", "other", "small", "ec" or "ed"."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
     if name == "ec":
         return ec.generate_private_key(ec.SECP256R1())
     if name == "ed":
@@ -46,16 +44,22 @@ def private_key(name: str) -> Any:
 
 def public_jwk(name: str, **more: Any) -> dict[str, Any]:
     """The public key as a JSON Web Key with the name as its id."""
-    algorithm = {"ec": ECAlgorithm, "ed": OKPAlgorithm}.get(name, RSAAlgorithm)
+    from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+    algorithm: Any = {"ec": ECAlgorithm, "ed": OKPAlgorithm}.get(name, RSAAlgorithm)
     found: dict[str, Any] = json.loads(algorithm.to_jwk(private_key(name).public_key()))
     return {**found, "kid": name, **more}
 
 
 def token(name: str = "rsa", algorithm: str = "RS256", *, head: Mapping[str, Any] | None = None, **claims: Any) -> str:
     """A token that is in order, but for these claims; None leaves one out."""
+    import jwt
+
     whole = {"iss": ISSUER, "aud": "toutates", "sub": "alice", "exp": int(NOW_S) + 600, **claims}
     said = {claim: value for claim, value in whole.items() if value is not None}
-    return jwt.encode(said, private_key(name), algorithm, headers={"kid": name, **(head or {})})
+    given = {"kid": name, **(head or {})}
+    shown = {key: value for key, value in given.items() if value is not None}
+    return str(jwt.encode(said, private_key(name), algorithm, headers=shown))
 
 
 def digest(key: str) -> str:

@@ -8,7 +8,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
 
 from tests.access.support import (
@@ -23,6 +22,7 @@ from tests.access.support import (
     token,
     write_keys,
 )
+from tests.optional import skip_without
 from toutates.access import gate as module
 from toutates.access import tokens
 from toutates.access.callers import Caller
@@ -31,6 +31,8 @@ from toutates.access.worker_gate import Visit, WorkerGate
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.request_head import RequestHead
 from toutates.system.errors import Forbidden, QuotaExceeded, Unauthenticated
+
+skip_without("jwt")
 
 RULES = f"""
 anonymous: [health]
@@ -71,7 +73,7 @@ def refusal(gate: Gate, field: bytes | None) -> str:
 def test_a_key_is_known_in_any_spelling_of_bearer_and_no_other_text_is(gate: Gate) -> None:
     for field in (b"Bearer sk-search", b"bearer  sk-search", b"BEARER sk-search"):
         caller = gate.caller_of(field)
-        assert (caller.name, caller.groups) == ("key search", {"inference"})
+        assert (caller.name, set(caller.groups)) == ("key search", {"inference"})
     for field in (
         b"sk-search",
         b"Bearer",
@@ -114,7 +116,7 @@ def unsigned(head: Any, **claims: Any) -> str:
 
 
 def hmac_with_the_public_key() -> str:
-    pem = private_key("rsa").public_key().public_bytes(*_PEM)
+    pem = private_key("rsa").public_key().public_bytes(*_pem_arguments())
     signed = unsigned({"alg": "HS256", "kid": "rsa", "typ": "JWT"})
     import hashlib
     import hmac
@@ -127,9 +129,6 @@ def _pem_arguments() -> tuple[Any, Any]:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-
-
-_PEM = _pem_arguments()
 
 
 @pytest.mark.parametrize(
@@ -193,9 +192,10 @@ def test_workers_ask_again_when_a_token_ends(gate: Gate, clock: Clock) -> None:
     heads = RequestHead((HeaderField(b"te", b"trailers"), HeaderField(b"authorization", field)))
     assert worker.caller_of_head(heads) is visit.caller
     clock.pass_s(71)
-    for ask in (lambda: worker.caller_of_head(heads), lambda: visit.caller):
-        with pytest.raises(Unauthenticated, match="it has expired"):
-            ask()
+    with pytest.raises(Unauthenticated, match="it has expired"):
+        worker.caller_of_head(heads)
+    with pytest.raises(Unauthenticated, match="it has expired"):
+        visit.caller  # noqa: B018  # asks
     twice = RequestHead((HeaderField(b"authorization", field),) * 2)
     with pytest.raises(Unauthenticated, match="more than once"):
         worker.caller_of_head(twice)
@@ -269,10 +269,5 @@ def test_a_key_set_that_changes_replaces_the_keys(gate: Gate, tmp_path: Path) ->
     write_keys(tmp_path, [public_jwk("other")])
     gate.reload()
     assert "no such key" in refusal(gate, bearer(token()))
-    gate.caller_of(
-        bearer(
-            jwt.encode(
-                {"iss": ISSUER, "aud": ["x", "toutates"], "sub": "a", "exp": NOW_S + 5}, private_key("other"), "RS256"
-            )
-        )
-    )  # without an id, because there is but one key
+    # Without an id, because there is but one key.
+    gate.caller_of(bearer(token("other", head={"kid": None}, aud=["x", "toutates"])))

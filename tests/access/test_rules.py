@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.access.support import digest, private_key, public_jwk, write_keys
+from tests.optional import skip_without
 from toutates.access.quotas import Quotas
 from toutates.access.rules import AccessRules, read_rules
 from toutates.system.errors import ConfigurationError
+
+skip_without("jwt")
 
 
 def read(folder: Path, text: str) -> AccessRules:

@@ -22,6 +22,8 @@ from tests.waiting import wait_until
 grpcclient = pytest.importorskip("tritonclient.grpc")
 httpclient = pytest.importorskip("tritonclient.http")
 
+skip_without("jwt")
+
 RULES: Final = f"""
 anonymous: [health]
 keys:
@@ -154,7 +156,7 @@ def test_a_quota_counts_the_rows_of_all_transports(server: ServerProcess, grpc: 
     assert status == "429"
     assert "has used up its quota; try again in" in text
     assert refusal(infer, grpc, "mine", "sk-slow")[0] == "RESOURCE_EXHAUSTED"
-    document = {"inputs": [{"name": "INPUT", "shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}]}
+    document: Any = {"inputs": [{"name": "INPUT", "shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}]}
     url = f"http://127.0.0.1:{server.rest_port}/v2/models/mine/infer"
     answer = requests.post(url, json=document, headers=headers("sk-slow"), timeout=60)
     assert answer.status_code == 429

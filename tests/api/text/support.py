@@ -242,6 +242,7 @@ class Front:
         self.plane.get_table = lambda: self.table
         path = options.get("key_file")
         self.keys: Any = None if path is None else Gate(partial(read_key_file, path))
+        gate: Any = self.keys
         self.counters = InferCounters()
         self.observed: list[Observation] = []
         observer = Observer(RestTransport(kept))
@@ -254,7 +255,7 @@ class Front:
         )
         secrets: Mapping[str, RestrictedProtocol] = options.get("secrets", {})
         settings = options.get("settings", TextSettings())
-        doors = Doors(secrets, None if path is None else WorkerGate(self.keys, kept))
+        doors = Doors(secrets, None if path is None else WorkerGate(gate, kept))
         self.apis = TextApis(self.plane, self.work, doors, settings, 64 * 1024 * 1024)
         self.connect()
 
