@@ -98,10 +98,8 @@ def test_a_changed_model_is_loaded_anew_and_an_unchanged_one_left_alone(client: 
     shutil.rmtree(explicit_root / "changing" / "1")
     client.load_model("changing")
     assert fails(lambda: answer(client, "changing", "1")) == ("UNAVAILABLE", NOT_READY.format("changing", 1))
-    assert [one[1:] for one in index(client) if one[0] == "changing"] == [
-        ("1", "UNAVAILABLE", "unloaded"),
-        ("2", "READY", ""),
-    ]
+    left = [("1", "UNAVAILABLE", "unloaded"), ("2", "READY", "")]
+    wait_until(lambda: [one[1:] for one in index(client) if one[0] == "changing"] == left)
     assert client.is_server_ready()
     [stats] = client.get_inference_statistics("changing").model_stats
     assert stats.inference_count == 2  # version 2 was not loaded again

@@ -21,6 +21,7 @@ from tests.certificates import SERVER_NAME, client_context, issue
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.http import Peer, get, peer_of, post
 from tests.e2e.process import ServerProcess, running
+from tests.waiting import PATIENCE_S
 
 DYNAMIC: Final = "/v2/models/dynamic/infer"
 POST: Final = b"POST /v2/models/dynamic/infer HTTP/1.1\r\nHost: here\r\n"
@@ -377,7 +378,7 @@ def test_what_is_slow_is_given_up(way: Plain, neighbour: Peer) -> None:
                 peer.sock.sendall(start)
         began = time.monotonic()
         while dribbling:
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - began < PATIENCE_S
             for peer in list(dribbling):
                 try:
                     peer.sock.sendall(b"x")
@@ -439,7 +440,7 @@ def test_many_connections_that_leave_in_the_middle_leave_nothing(way: Plain, nei
                 peer.sock.sendall(start)
     began = time.monotonic()
     while way.server.open_files() > open_files:
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < PATIENCE_S
         ask_honestly(neighbour)
 
 
