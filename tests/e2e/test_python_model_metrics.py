@@ -113,7 +113,7 @@ def test_both_formats_can_be_read_and_no_name_of_the_servers_is_taken(server: Se
     assert {"depth", "sizes", "rows_seen"} <= families
     assert text.count("# TYPE toutates") > 3
     assert "Not mine" not in text
-    assert server.log.count("metric 'toutates_info' of model 'process' is left out") == 1
+    wait_until(lambda: server.log.count("metric 'toutates_info' of model 'process' is left out") == 1)
 
 
 def test_what_a_process_has_counted_stays_when_it_dies_and_goes_with_the_version(server: ServerProcess) -> None:

@@ -235,7 +235,7 @@ def test_a_version_that_cannot_be_downloaded_leaves_the_old_one_and_comes_later(
         wait_until(lambda: "model 'm' cannot be loaded" in process.log)
         wait_until(lambda: "model 'new' cannot be loaded" in process.log)
         assert (answer(client, "m"), client.is_model_ready("new")) == (1, False)
-        assert "cannot be read now" in reason(client, "new", "")
+        wait_until(lambda: "cannot be read now" in reason(client, "new", ""))
         assert not client.is_server_ready()  # which a new model that is missing is a reason for, as at the start
 
         bucket.mend()
@@ -352,7 +352,7 @@ def test_a_load_while_the_service_cannot_be_reached_is_refused_and_costs_nothing
         for name in ("m", "n"):
             client.load_model(name)
         assert (answer(client, "m"), answer(client, "n")) == (2, 10)
-        assert READABLE_AGAIN in process.log
+        wait_until(lambda: READABLE_AGAIN in process.log)
 
 
 def test_a_load_that_fails_leaves_what_is_served(moto_service: S3Service, proxy: Proxy, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_labels_of_config_yaml_of_another_system_and_fewer_than_classes(client: 
     [row] = classes(client, "yaml", 9)
     assert row == ["48.000000:4", "36.000000:3:ray", "24.000000:2:shark", "12.000000:1:goldfish", "0.000000:0:tench"]
     assert client.get_model_config("yaml").config.output[0].label_filename == "names"
-    assert "output 'prob' has 5 values, and 'names' 4 labels" in server.log
+    wait_until(lambda: "output 'prob' has 5 values, and 'names' 4 labels" in server.log)
     assert classes(client, "yaml", 1, rows=12) == [["48.000000:4"]] * 12  # in more than one batch
 
 

@@ -93,8 +93,7 @@ def test_probes_hear_that_the_server_shuts_down(repository: Path, tmp_path: Path
 def test_a_signal_logs_what_the_server_is_at_whatever_the_level(server: ServerProcess) -> None:
     server.process.send_signal(signal.SIGUSR2)
     wait_until(lambda: "== models ==" in server.log and "'mlp' version 1: READY" in server.log)
-    assert "== thread worker-0 ==" in server.log
-    assert "toutates.net.worker.Worker.run" in server.log
+    wait_until(lambda: "== thread worker-0 ==" in server.log and "toutates.net.worker.Worker.run" in server.log)
     assert server.stop() == 0
 
 
