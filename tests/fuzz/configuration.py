@@ -40,6 +40,11 @@ capacity_bytes: 1073741824
 max_queue_size: 10
 max_queue_delay_us: 100
 preferred_batch_sizes: [2, 4]
+priority_levels: 3
+default_priority: 2
+queue_timeout_us: 1000
+queue_timeout_action: delay
+priority_queues: {1: {max_queue_size: 4, queue_timeout_us: 5, allow_timeout_override: true}}
 outputs: [softmax]
 model_filename: graph.onnx
 devices: [cpu, "gpu:1"]

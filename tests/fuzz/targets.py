@@ -15,6 +15,7 @@ from tests.fuzz import (
     http_oracle,
     http_sessions,
     infer_requests,
+    policy_queues,
     region_requests,
     rest_requests,
     sessions,
@@ -55,6 +56,7 @@ TARGETS: Final = MappingProxyType(
         "rest_request": Target(rest_requests.make_case, rest_requests.check, guided=True),
         "text_request": Target(text_requests.make_case, text_requests.check, guided=True),
         "region_requests": Target(region_requests.make_case, region_requests.check),
+        "policy_queues": Target(policy_queues.make_case, policy_queues.check),
         "stream_messages": Target(stream_messages.make_case, stream_messages.check),
         "configuration": Target(configuration.make_case, configuration.check),
     }

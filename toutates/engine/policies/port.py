@@ -102,10 +102,12 @@ class PolicyPort(_Policies):
         self, way: PolicyWay, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int = 0
     ) -> None:
         """See ``Port``."""
+        self._check_rows(way, rows)
         self._add(way, rows, context, arrays, held_bytes)
 
     def _add_bytes(self, way: PolicyWay, rows: int, context: Any, contents: Sequence[memoryview]) -> None:
         signature = self._supertensor.signature
+        self._check_rows(way, rows)
         arrays = [
             np.frombuffer(bytes(content), signature.inputs[index].datatype.numpy).reshape(
                 (rows, *shape) if signature.batched else shape
@@ -116,15 +118,17 @@ class PolicyPort(_Policies):
         self._add(way, rows, context, arrays, 2 * rows * way.row_bytes)
 
     def _add(self, way: PolicyWay, rows: int, context: Any, arrays: Sequence[Piece], held_bytes: int) -> None:
+        entry = Entry(way.row_bytes, self._port, context, rows, arrays, None, held_bytes)
+        self._enter(way.lane, rows, held_bytes, (entry,))
+        self._note_added()
+
+    def _check_rows(self, way: PolicyWay, rows: int) -> None:
         supertensor = self._supertensor
         most = way.lane.batch_rows
         if rows < 1:
             raise InvalidRequest(f"the batch dimension for model '{supertensor.name}' is 0; send 1 row or more")
         if rows > most:
             raise InvalidRequest(f"inference request batch-size must be <= {most} for '{supertensor.name}'")
-        entry = Entry(way.row_bytes, self._port, context, rows, arrays, None, held_bytes)
-        self._enter(way.lane, rows, held_bytes, (entry,))
-        self._note_added()
 
 
 class RaggedPolicyPort(_Policies, RaggedPort):

@@ -11,7 +11,6 @@ request that comes: those that were walked stay so until one of them leaves, or 
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
@@ -38,11 +37,15 @@ class Waiting(Generic[T]):
         key: requests of equal keys may share a batch.
         arrived_ns: when it came.
         due_ns: when its time is over; 0 for never.
+        number: that no other has.
     """
 
-    __slots__ = ("arrived_ns", "due_ns", "is_delayed", "is_gone", "is_walked", "key", "level", "own", "rows", "size")
+    __slots__ = ("arrived_ns", "due_ns", "is_delayed", "is_walked", "key", "level", "number", "own", "rows", "size")
 
-    def __init__(self, own: T, rows: int, size: int, key: Any, arrived_ns: int, due_ns: int, level: _Level[T]) -> None:
+    def __init__(
+        self, number: int, own: T, rows: int, size: int, key: Any, arrived_ns: int, due_ns: int, level: _Level[T]
+    ) -> None:
+        self.number = number
         self.own = own
         self.rows = rows
         self.size = size
@@ -50,7 +53,7 @@ class Waiting(Generic[T]):
         self.arrived_ns = arrived_ns
         self.due_ns = due_ns
         self.level = level
-        self.is_delayed = self.is_walked = self.is_gone = False
+        self.is_delayed = self.is_walked = False
 
 
 class _Level(Generic[T]):
@@ -107,9 +110,9 @@ class PolicyScheduler(Generic[T]):
         #: levels with requests, by number, and these numbers, ascending: there may be 2**64 - 1 levels
         self._levels: dict[int, _Level[T]] = {}
         self._order: list[int] = []
-        #: (due, number, request) of those whose time may end; some of them may be gone
+        #: (due, number, request) of those whose time may end, ascending
         self._dues: list[tuple[int, int, Waiting[T]]] = []
-        self._due_number = 0
+        self._added = 0
         #: the requests that were walked
         self._walked: list[Waiting[T]] = []
         self._total = 0
@@ -148,13 +151,15 @@ class PolicyScheduler(Generic[T]):
             level = self._levels[number] = _Level(number, self._rules.policy_of(number))
             insort(self._order, number)
         timeout_ns = level.policy.timeout_ns(timeout_us)
-        request = Waiting(own, rows, size, key, now_ns, now_ns + timeout_ns if timeout_ns else 0, level)
+        self._added += 1
+        due_ns = now_ns + timeout_ns if timeout_ns else 0
+        request = Waiting(self._added, own, rows, size, key, now_ns, due_ns, level)
         level.live[request] = None
         level.count += 1
         self.requests += 1
         self.rows += rows
         if timeout_ns:
-            self._note_due(request)
+            insort(self._dues, (request.due_ns, request.number, request))
         if self._walked:
             last = self._walked[-1]
             if number < last.level.number or (number == last.level.number and last.is_delayed):
@@ -174,10 +179,12 @@ class PolicyScheduler(Generic[T]):
         """
         self.due_ns = 0
         self.expire(now_ns)
-        self.looks_again = bool(self._dues) and self._dues[0][0] <= now_ns
+        self.looks_again = 0 < self.next_expiry_ns <= now_ns
         most_dropped = len(self.dropped) + _MOST_DROPPED
         while not self.looks_again:
             is_full = self._walk(now_ns, most_dropped)
+            if self.looks_again:
+                break
             count = self._decide(now_ns, is_full=is_full, hurries=hurries)
             # The callers of some may have left while these waited for others.
             left = [one for one in self._walked[:count] if not self._is_wanted(one.own, now_ns)]
@@ -271,32 +278,27 @@ class PolicyScheduler(Generic[T]):
     # --- requests that do not run ------------------------------------------------------------------------------------
 
     def expire(self, now_ns: int) -> bool:
-        """Drop or delay requests whose time is over, so many at a time; returns whether anything was done."""
-        dues = self._dues
-        done = False
-        for _ in range(_MOST_DROPPED):
-            if not dues or (self._may_expire(dues[0][2]) and dues[0][0] > now_ns):
-                break
-            request = heapq.heappop(dues)[2]
-            if self._may_expire(request):
-                self._end_time(request)
-                done = True
-        return done
+        """Drop or delay requests whose time is over, so many at a time; returns whether there were any."""
+        late = self._dues[: min(bisect_left(self._dues, (now_ns + 1,)), _MOST_DROPPED)]
+        del self._dues[: len(late)]
+        for _, _, request in late:
+            request.due_ns = 0
+            if request.level.policy.delays:
+                self._delay(request)
+            else:
+                self._drop(request, is_late=True)
+        return bool(late)
 
     @property
     def next_expiry_ns(self) -> int:
-        """When ``expire`` is to be called, as far as is known; 0 if nothing can expire."""
+        """When ``expire`` is to be called; 0 if nothing can expire."""
         return self._dues[0][0] if self._dues else 0
 
-    def _end_time(self, request: Waiting[T]) -> None:
-        """The time of a request is over."""
-        if not request.level.policy.delays:
-            self._drop(request, is_late=True)
-            return
+    def _delay(self, request: Waiting[T]) -> None:
         if request.is_walked:
             self._walk_anew()
         del request.level.live[request]
-        request.is_delayed, request.due_ns = True, 0
+        request.is_delayed = True
         request.level.delayed[request] = None
 
     def _drop(self, request: Waiting[T], *, is_late: bool) -> None:
@@ -308,7 +310,8 @@ class PolicyScheduler(Generic[T]):
 
     def _forget(self, request: Waiting[T]) -> None:
         """A request is in no queue any more."""
-        request.is_gone = True
+        if request.due_ns:
+            del self._dues[bisect_left(self._dues, (request.due_ns, request.number))]
         self.requests -= 1
         self.rows -= request.rows
         level = request.level
@@ -316,15 +319,3 @@ class PolicyScheduler(Generic[T]):
         if not level.count:
             del self._levels[level.number]
             del self._order[bisect_left(self._order, level.number)]
-
-    def _note_due(self, request: Waiting[T]) -> None:
-        """Note a request whose time may end. Those that are gone are forgotten before they are many."""
-        if len(self._dues) > 2 * self.requests + 64:
-            self._dues = [one for one in self._dues if self._may_expire(one[2])]
-            heapq.heapify(self._dues)
-        self._due_number += 1
-        heapq.heappush(self._dues, (request.due_ns, self._due_number, request))
-
-    @staticmethod
-    def _may_expire(request: Waiting[T]) -> bool:
-        return not request.is_gone and request.due_ns > 0
