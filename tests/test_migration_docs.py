@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 from toutates.command.triton_flags import TRITON_FLAGS
+from toutates.models.config.queues import KEYS
 from toutates.models.config.settings import ModelSettings, SessionSettings
 from toutates.models.config.triton_fields import FIELDS, PARAMETERS
 
@@ -65,24 +66,13 @@ def test_every_parameter_is_listed() -> None:
     assert listed == list(PARAMETERS)
 
 
-#: What ``ModelSettings.policies`` is read from.
-POLICY_KEYS = [
-    "priority_levels",
-    "default_priority",
-    "queue_timeout_us",
-    "queue_timeout_action",
-    "allow_timeout_override",
-    "priority_queues",
-]
-
-
 def test_every_key_of_config_yaml_is_listed() -> None:
     table = rows("model-repository.md", "config.yaml")
     listed = [name for row in table if row[0].startswith("`") for name in names(row[0])]
     # The keys of ensembles are in ensembles.md.
     expected = [name for name in ModelSettings.__dataclass_fields__ if name != "ensemble"]
     at = expected.index("policies")
-    expected[at : at + 1] = POLICY_KEYS
+    expected[at : at + 1] = KEYS
     assert listed == expected
     text = (DOCS / "model-repository.md").read_text()
     for key in SessionSettings.__dataclass_fields__:

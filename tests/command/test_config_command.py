@@ -12,6 +12,7 @@ from toutates.backends.onnx.inspection import ALL_DEVICES
 from toutates.backends.onnx.session import SessionOptions
 from toutates.command.main import main
 from toutates.models.config.describe import model_config
+from toutates.models.config.queues import KEYS
 from toutates.models.config.settings import ModelSettings
 from toutates.models.kinds import inspect_version
 from toutates.models.repository import scan_model
@@ -91,7 +92,7 @@ def test_the_printed_yaml_gives_the_same_configuration(
     assert effective(tmp_path / name) == before
     # All keys are there, as keys or as comments, but for an ensemble's, which are not for a model by itself.
     named = {line.strip("# ").partition(":")[0] for line in printed.splitlines()}
-    assert {*ModelSettings.__dataclass_fields__, "backend"} - {"ensemble"} <= named
+    assert {*ModelSettings.__dataclass_fields__, *KEYS, "backend"} - {"ensemble", "policies"} <= named
 
 
 def test_without_its_pbtxt_the_printed_yaml_says_the_same_but_for_the_versions(

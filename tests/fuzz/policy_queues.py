@@ -1,7 +1,7 @@
 """Requests with priorities and timeouts that wait, and batches that are formed of them.
 
-Invariant, for any bytes: the scheduler forms the same batches at the same times as one that keeps plain lists and begins
-its walk anew each time; it drops the same requests; and it remembers nothing of those that have left.
+Invariant, for any bytes: the scheduler forms the same batches at the same times as one of plain lists, which begins
+its walk anew each time; drops the same requests; and it remembers nothing of those that have left.
 
 A case is the rules, four bytes, and then steps of two bytes each.
 """

@@ -13,6 +13,7 @@ from toutates.models.config.yaml_section import Section
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
 
 __all__ = [
+    "KEYS",
     "MAX_QUEUE_SIZE",
     "NO_POLICIES",
     "PolicySettings",
@@ -123,7 +124,18 @@ def _problems(policies: PolicySettings, preserve_ordering: bool, of_model: str) 
 
 # --- config.yaml -----------------------------------------------------------------------------------------------------
 
-_YAML_KEYS: Final = {
+#: The keys that ``read_policies`` reads, and what it means that they are not there.
+KEYS: Final = MappingProxyType(
+    {
+        "priority_levels": "requests have no priorities",
+        "default_priority": "required with priority_levels",
+        "queue_timeout_us": "requests wait for any time",
+        "queue_timeout_action": "reject",
+        "allow_timeout_override": "requests say no timeouts",
+        "priority_queues": "all priorities have the same policy",
+    }
+)
+_KEYS_OF_FIELDS: Final = {
     "default_priority_level": "default_priority",
     "priority_queue_policy": "priority_queues",
     "priority_levels": "priority_levels",
@@ -149,7 +161,7 @@ def read_policies(section: Section, *, preserve_ordering: bool) -> PolicySetting
         queues=MappingProxyType(queues),
     )
     for problem in _problems(policies, preserve_ordering, ""):
-        section.refuse(_YAML_KEYS[problem.field], problem.text, problem.value, problem.remedy)
+        section.refuse(_KEYS_OF_FIELDS[problem.field], problem.text, problem.value, problem.remedy)
     return policies
 
 

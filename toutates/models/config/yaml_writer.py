@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from toutates.models.config.padding import PaddingSettings
-from toutates.models.config.queues import PolicySettings, policies_as_yaml
+from toutates.models.config.queues import KEYS, PolicySettings, policies_as_yaml
 from toutates.models.config.ragged import RaggedSettings
 from toutates.models.config.sequences import SequenceSettings
 from toutates.models.config.settings import (
@@ -84,9 +84,7 @@ def _line(key: str, value: Any, nothing: str = "") -> str:
 
 def _policies(policies: PolicySettings) -> list[str]:
     values = policies_as_yaml(policies)
-    if not values:
-        return ["# priority_levels: requests have no priorities", "# queue_timeout_us: requests wait for any time"]
-    return [_line(key, value) for key, value in values.items()]
+    return [_line(key, values[key]) if key in values else f"# {key}: {nothing}" for key, nothing in KEYS.items()]
 
 
 def _shapes(shapes: Shapes) -> dict[str, list[int]]:
