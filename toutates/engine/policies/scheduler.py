@@ -183,7 +183,8 @@ class PolicyScheduler(Generic[T]):
         most_dropped = len(self.dropped) + _MOST_DROPPED
         while not self.looks_again:
             is_full = self._walk(now_ns, most_dropped)
-            if self.looks_again:
+            if is_full is None:
+                self.looks_again = True
                 break
             count = self._decide(now_ns, is_full=is_full, hurries=hurries)
             # The callers of some may have left while these waited for others.
@@ -195,16 +196,18 @@ class PolicyScheduler(Generic[T]):
             self.looks_again = len(self.dropped) >= most_dropped
         return []
 
-    def _walk(self, now_ns: int, most_dropped: int) -> bool:
-        """Go on with the walk; returns whether it has met a request that cannot be of the batch."""
+    def _walk(self, now_ns: int, most_dropped: int) -> bool | None:
+        """Go on with the walk; returns whether it has met a request that cannot be of the batch.
+
+        None: it has left off, because so many were dropped.
+        """
         if self._is_stale:
             self._walk_anew()
         rules, walked = self._rules, self._walked
         while (request := self._next()) is not None:
             if not self._is_wanted(request.own, now_ns):
                 if len(self.dropped) >= most_dropped:
-                    self.looks_again = True
-                    return False
+                    return None
                 self._drop(request, is_late=False)
                 continue
             if walked:
