@@ -160,7 +160,7 @@ def _check_refusal(error: ConfigurationError, source: Path) -> None:
     assert 1 <= len(lines) <= 11, "a log would be flooded"
     for line in lines:
         assert line.startswith(f"{source}: "), f"the file is not named: {line}"
-        assert len(line) < 700, "a log would be flooded"
+        assert len(line) < 1_000, "a log would be flooded"
         assert all(character.isprintable() for character in line), f"a log would be garbled: {line!r}"
     if len(lines) == 1:
         assert error.source == source

@@ -215,7 +215,7 @@ class Section:
         for key in self._values:
             if key not in self._known:
                 near = get_close_matches(key, self._known, n=1)
-                remedy = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(self._known))}"
+                remedy = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(set(self._known)))}"
                 self.refuse(key, "unknown key", None, remedy)
 
     def refuse(self, key: str, problem: str, value: object, remedy: str) -> None:
