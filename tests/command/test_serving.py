@@ -107,7 +107,17 @@ def test_a_repository_is_served_as_one(tmp_path: Path) -> None:
     add_model(tmp_path, "other", negative())
     options = serve(tmp_path)
     assert (options.model_repositories, options.load_models) == ((tmp_path,), None)
+    assert (options.model_control_mode, options.exit_on_error) == ("none", False), "as by --model-repository"
     assert "PATH is a repository" in refusal(tmp_path, "--name", "x")
+
+
+def test_a_repository_may_hold_text_models_and_numbers(tmp_path: Path) -> None:
+    put(tmp_path / "text" / "minilm" / "modules.json", b"[]")
+    assert serve(tmp_path / "text").model_name == ""
+    put(tmp_path / "numbers" / "7" / "1" / "model.onnx")
+    assert serve(tmp_path / "numbers").load_models is None
+    put(tmp_path / "python" / "configured" / "config.pbtxt", b"")
+    assert serve(tmp_path / "python").model_repositories == (tmp_path / "python",)
 
 
 def test_a_file_on_s3_is_a_model() -> None:
@@ -125,7 +135,9 @@ def test_a_file_on_s3_is_a_model() -> None:
     assert (place.prefix, place.model_name) == ("", "bucket")
     options = serve("s3://bucket/models")
     assert options.model_repositories == (S3Specification("bucket", "models/"),)
-    assert options.repository_poll_s == 15, "each look costs a request"
+    assert options.model_control_mode == "none"
+    assert serve("s3://bucket/net.onnx").model_control_mode == "poll"
+    assert serve("s3://bucket/net.onnx").repository_poll_s == 15, "each look costs a request"
     assert "PATH is a repository" in refusal("s3://bucket/models", "--name", "x")
 
 

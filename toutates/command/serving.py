@@ -11,15 +11,15 @@ from typing import Final
 
 from toutates.models.config.misplaced import graphs, near_name
 from toutates.models.config.other_kinds import kind_among_files
+from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.repository import (
     MODEL_FILENAME,
-    ModelFolder,
     has_control_characters,
     is_version,
     not_a_model_name,
     scan,
-    scan_model,
 )
+from toutates.models.text_folder import is_text_folder
 from toutates.repositories.specification import FileSpecification, S3Specification
 from toutates.server.options import Options
 from toutates.system.errors import ConfigurationError
@@ -62,9 +62,16 @@ _LFS: Final = b"version https://git-lfs"
 
 
 def defaults_of_path(path: str) -> dict[str, str]:
-    """Defaults of settings where one model is served: a new file is loaded soon, and a wrong one ends the start."""
-    soon = {} if "://" in path else {"repository-poll-secs": "2"}
-    return {"model-control-mode": "poll", "exit-on-error": "true", **soon}
+    """Defaults of settings where one model is served: a new file is loaded soon, and a wrong one ends the start.
+
+    A repository has those of a server. Blocks while it looks.
+    """
+    if "://" in path:
+        own = {"model-control-mode": "poll", "exit-on-error": "true"}
+        return own if path.rstrip("/").endswith(_SUFFIX) else {}
+    if _is_repository(Path(path)):
+        return {}
+    return {"model-control-mode": "poll", "repository-poll-secs": "2", "exit-on-error": "true"}
 
 
 def serving_path(options: Options, path: str) -> Options:
@@ -118,18 +125,18 @@ def _serving_folder(options: Options, folder: Path, path: str) -> Options:
             model_repositories=(folder.parent, *options.model_repositories[1:]),
             load_models=(folder.name,),
         )
+    if _is_repository(folder):
+        if options.model_name:
+            raise _refused("is for one model, and PATH is a repository", options.model_name, key="--name")
+        return options
     problem: ConfigurationError | None = None
-    found: list[ModelFolder] = []
+    is_lone = False
     try:
-        found = [one for one in scan(folder, asked_by="PATH", lone_name=_name_of_folder(folder)) if not one.passed_over]
+        is_lone = any(one.is_lone for one in scan(folder, asked_by="PATH", lone_name=_name_of_folder(folder)))
     except ConfigurationError as error:
         problem = error
-    if any(one.is_lone for one in found):
+    if is_lone:
         return replace(options, model_name=options.model_name or _name_of_folder(folder))
-    if found:
-        if options.model_name:
-            raise _refused("is for one model, and PATH is a repository", options.model_name, "leave it out", "--name")
-        return options
     own = graphs(folder)
     if len(own) == 1:
         return _serving_file(options, folder / own[0], path)
@@ -158,8 +165,22 @@ def _on_s3(place: S3Specification, path: str, name: str) -> S3Specification:
 
 def _is_model(folder: Path) -> bool:
     """Whether a folder is a model's, with versions in it that are no models themselves."""
-    versions = [version for version in scan_model(folder).versions if not version.is_lone]
-    return any(not any(is_version(name) for name in _names(version.path)) for version in versions)
+    versions = [name for name in _names(folder) if is_version(name)]
+    return any(
+        (folder / version).is_dir() and not any(is_version(name) for name in _names(folder / version))
+        for version in versions
+    )
+
+
+def _is_repository(folder: Path) -> bool:
+    """Whether a folder has folders of models in it, and is none itself."""
+    names = _names(folder)
+    if is_text_folder(names) or _is_model(folder):
+        return False
+    return any(
+        PBTXT_NAME in own or is_text_folder(own) or any(is_version(one) for one in own)
+        for own in (_names(folder / name) for name in names if not not_a_model_name(name))
+    )
 
 
 def _check(file: Path, path: str) -> None:
