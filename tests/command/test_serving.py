@@ -67,6 +67,15 @@ def test_a_served_file_is_watched_and_must_load(tmp_path: Path) -> None:
     assert (options.model_control_mode, options.exit_on_error) == ("none", False)
 
 
+def test_a_model_that_is_named_is_loaded_in_every_mode(tmp_path: Path) -> None:
+    explicit = ("--model-control-mode", "explicit")
+    assert serve(put(tmp_path / "net.onnx"), *explicit).load_models is None, "all that there is"
+    assert serve("s3://bucket/net.onnx", *explicit).load_models is None
+    put(tmp_path / "lone" / "model.onnx")
+    assert serve(tmp_path / "lone", *explicit).load_models is None
+    assert serve("s3://bucket/models", *explicit).load_models == ()
+
+
 def test_the_folder_of_one_model_with_versions_is_that_model_alone(tmp_path: Path) -> None:
     add_model(tmp_path, "one", negative())
     add_model(tmp_path, "other", negative())

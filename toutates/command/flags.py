@@ -169,7 +169,9 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
     "models on S3": (
         Flag("s3-bucket", "NAME", "serve the models in this bucket, as --model-repository s3://NAME does"),
         Flag("s3-prefix", "PREFIX", "serve only the models below this prefix of --s3-bucket"),
-        Flag("s3-endpoint", "URL", "use this S3 service for repositories on S3 that name none", unset="what boto3 finds"),
+        Flag(
+            "s3-endpoint", "URL", "use this S3 service for repositories on S3 that name none", unset="what boto3 finds"
+        ),
         Flag("s3-region", "NAME", "use this region for all repositories on S3", unset="what boto3 finds"),
         Flag(
             "model-cache-dir",

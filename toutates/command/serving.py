@@ -87,7 +87,9 @@ def serving_path(options: Options, path: str) -> Options:
     place, *others = options.model_repositories
     options = replace(options, shows_client=True)
     if isinstance(place, S3Specification):
-        return replace(options, model_repositories=(_on_s3(place, path, options.model_name), *others))
+        place = _on_s3(place, path, options.model_name)
+        options = _with_the_model(options) if place.file else options
+        return replace(options, model_repositories=(place, *others), model_name="")
     assert isinstance(place, Path)
     found = Path(os.path.abspath(place))
     if found.is_dir():
@@ -103,10 +105,14 @@ def serving_path(options: Options, path: str) -> Options:
 
 def _serving_file(options: Options, file: Path, path: str, name: str = "") -> Options:
     _check(file, path)
-    model = options.model_name or name or _name_of_file(file)
-    return replace(
-        options, model_repositories=(FileSpecification(file, model), *options.model_repositories[1:]), model_name=""
-    )
+    place = FileSpecification(file, options.model_name or name or _name_of_file(file))
+    places = (place, *options.model_repositories[1:])
+    return replace(_with_the_model(options), model_repositories=places, model_name="")
+
+
+def _with_the_model(options: Options) -> Options:
+    """The options of one model: with --model-control-mode explicit too it is loaded at the start."""
+    return replace(options, load_models=options.load_models or None)
 
 
 def _serving_folder(options: Options, folder: Path, path: str) -> Options:
@@ -136,7 +142,7 @@ def _serving_folder(options: Options, folder: Path, path: str) -> Options:
     except ConfigurationError as error:
         problem = error
     if is_lone:
-        return replace(options, model_name=options.model_name or _name_of_folder(folder))
+        return replace(_with_the_model(options), model_name=options.model_name or _name_of_folder(folder))
     own = graphs(folder)
     if len(own) == 1:
         return _serving_file(options, folder / own[0], path)

@@ -52,7 +52,7 @@ def as_found(fetched: ModelFolder, override: TritonConfiguration | None = None) 
     Returns:
         What ``scan_model`` has found, with these. What is wrong is said of the place where the operator finds it.
     """
-    if fetched.is_lone and fetched.versions[0].is_file:
+    if any(version.is_file for version in fetched.versions):
         found = file_model(fetched.versions[0].model_path, fetched.name, override)
     elif fetched.is_lone:
         found = lone_model(fetched.path, fetched.name, override)

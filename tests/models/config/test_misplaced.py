@@ -59,7 +59,8 @@ def test_a_file_is_none(repository: Path) -> None:
     assert right_path_for_file(repository / "bert" / "1" / "model.onnx") == f"name '{repository}'"
     for name, model in (("bert.onnx", "bert"), ("model.onnx", "NAME")):
         assert right_path_for_file(repository / name) == (
-            f"move it to '{repository}/{model}/1/model.onnx', and name '{repository}'"
+            f"serve it alone by 'toutates serve {repository / name}'; "
+            f"or move it to '{repository}/{model}/1/model.onnx', and name '{repository}'"
         )
     assert right_path_for_file(repository / "bert.zip") == "name the directory that holds one directory per model"
     assert right_path_for_file(repository / "1" / "bert.zip") == "name the directory that holds one directory per model"

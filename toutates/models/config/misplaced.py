@@ -64,7 +64,10 @@ def right_path_for_file(path: Path) -> str:
         return f"name '{here.parent.parent.parent}'"
     if here.suffix == _GRAPH_SUFFIX:
         model = here.stem if here.stem != "model" else "NAME"
-        return f"move it to '{here.parent / model / '1' / 'model.onnx'}', and name '{here.parent}'"
+        return (
+            f"serve it alone by 'toutates serve {path}'; "
+            f"or move it to '{here.parent / model / '1' / 'model.onnx'}', and name '{here.parent}'"
+        )
     return "name the directory that holds one directory per model"
 
 

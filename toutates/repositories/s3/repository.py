@@ -91,7 +91,7 @@ class S3Repository:
 
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
         """See ``Repository.recall``: from the listing of the whole repository, or those of the models wanted."""
-        whole = self._listings.recall(self._prefix)
+        whole = self._listings.recall(self._prefixes(None)[0])
         if only is None:
             kept = [] if whole is None else [whole]
         else:
