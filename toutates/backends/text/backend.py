@@ -74,6 +74,7 @@ class TextBackend:
         self._queue = queue
         self._reader = reader
         self._computing = computing
+        self._pads = computing.pads
         self._nothing: Float32 = np.zeros(dimensions, np.float32)
         self._elements = elements
         self._counters = counters
@@ -130,7 +131,7 @@ class TextBackend:
             self._pass_on(batch, read)
         elif read.rows:
             own = [row for row in read.rows if row.request.error is None] if read.failed else read.rows
-            self._compute(own, max([row.length for row in own], default=0))
+            self._compute(own, max([row.length for row in own], default=0) if self._pads else 0)
 
     def _pass_on(self, batch: ReadingBatch, read: ReadTexts) -> None:
         """Have the texts wait for a batch of their length; those that are done, or have failed, stay in this one."""
@@ -175,12 +176,14 @@ class TextBackend:
         self.started_ns = started_ns = time.monotonic_ns()
         found = self._computing.run(rows, length)
         self.ended_ns = ended_ns = time.monotonic_ns()
-        tokens = sum([row.length for row in rows])
-        self._elements.add_elements(len(rows), tokens, len(rows) * length if self._computing.pads else tokens)
+        tokens = padded = sum([row.length for row in rows])
         run_ns = ended_ns - started_ns
-        self._run_cost.note(len(rows) * length, run_ns)
+        if self._pads:
+            padded = len(rows) * length
+            self._run_cost.note(padded, run_ns)
+        self._elements.add_elements(len(rows), tokens, padded)
         for row, vector in zip(rows, found, strict=True):
-            request = row.request
+            request: TextRequest = row.context
             if isinstance(vector, TextError):
                 request.error = vector
                 continue

@@ -39,7 +39,7 @@ class Computing:
         if getattr(encoder, "is_pooled", False):  # all that the folder declares but the last is inside of the graph
             self._steps = ()
         #: of a table behind which there is nothing but the last normalisation
-        self._means = encoder.means if isinstance(encoder, Table) and not self._steps else None
+        self._sums = encoder.sums if isinstance(encoder, Table) and not self._steps else None
         self._wants_prompts = any(not getattr(step, "with_prompt", True) for step in self._steps)
 
     @property
@@ -64,8 +64,8 @@ class Computing:
         """
         first = rows[0].context.settled
         is_alike = len(rows) == 1 or all([row.context.settled is first for row in rows])
-        if self._means is not None and is_alike and not first.options.token_vectors:
-            return list(_finished(self._means(rows), first))
+        if self._sums is not None and is_alike and not first.options.token_vectors:
+            return _means(self._sums(rows), rows, first)
         features = self._encoder.run(rows, length)
         if self._folder.task is not Task.EMBED:
             return self._scores(rows, features)
@@ -123,6 +123,16 @@ class Computing:
             else:
                 found.append(scores)
         return found
+
+
+def _means(sums: Float32, rows: Sequence[Row], settled: Settled) -> list[Float32 | SparseVector | TextError]:
+    """What texts get of the sums [texts, dimensions] of their tokens' vectors, which are written over."""
+    if not settled.normalize:
+        sums /= np.array([row.length for row in rows], np.float32)[:, None]
+    # Of length 1, the sum is the mean.
+    if len(rows) == 1:
+        return [_finished(sums[0], settled)]
+    return list(_finished(sums, settled))
 
 
 def _finished(vectors: Float32, settled: Settled) -> Float32:

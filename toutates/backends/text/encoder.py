@@ -221,20 +221,18 @@ class Table:
 
     def run(self, rows: Sequence[Row], length: int) -> Features:
         """See ``Encoder``. There are no vectors of tokens in what it returns."""
-        vectors = self.means(rows)
+        vectors = self.sums(rows)
+        vectors /= np.array([row.length for row in rows], np.float32)[:, None]
         return Features(vectors[:, None], np.ones((len(rows), 1), np.int64), vectors, is_full=True)
 
-    def means(self, rows: Sequence[Row]) -> Float32:
-        """The means of the texts' tokens, [texts, dimensions]."""
-        if len(rows) == 1:
-            sums: Float32 = np.add.reduce(self._vectors.take(rows[0].ids, axis=0), axis=0, keepdims=True)
-            sums /= rows[0].length
-            return sums
-        sizes = np.array([row.length for row in rows])
-        ids = np.concatenate([np.asarray(row.ids, np.int64) for row in rows])
-        sums = np.add.reduceat(self._vectors.take(ids, axis=0), np.cumsum(sizes) - sizes, axis=0)
-        sums /= sizes[:, None].astype(np.float32)
-        return sums
+    def sums(self, rows: Sequence[Row]) -> Float32:
+        """The sums of the vectors of the texts' tokens, [texts, dimensions]."""
+        take, add = self._vectors.take, np.add.reduce
+        found = np.empty((len(rows), self._vectors.shape[1]), np.float32)
+        # One by one: ``reduceat`` over the tokens of all texts takes twice as long, and five times for long texts.
+        for row, own in zip(rows, found, strict=True):
+            add(take(row.ids, 0), 0, None, own)
+        return found
 
 
 def _names(tensors: Sequence[Any]) -> str:

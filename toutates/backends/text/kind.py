@@ -60,7 +60,7 @@ _SPARSE_TOKENS: Final = 512
 _TABLE_ROWS: Final = 256
 #: A table's texts are run by the worker as long as a run takes less. Other threads would compute them no sooner,
 #: because most of it is Python.
-_QUICK_TABLE_NS: Final = 1_000_000
+_QUICK_TABLE_NS: Final = 2_000_000
 #: Texts that may be under way at least: clients send 2,048 in one request.
 _LEAST_TEXTS: Final = 4_096
 _MEMORY_BYTES: Final = 256 * 1024 * 1024

@@ -33,8 +33,11 @@ _SLICE: Final = 64
 _SLICE_SIZE: Final = 65_536
 #: How many slices are read in a row while others wait to be run.
 _MOST_READS: Final = 8
-#: Characters of texts that a worker may read and run itself, where that is known to be quick: 1 ms of work at most.
+#: Characters of texts that a worker may read and run itself, where that is known to be quick. They are half a
+#: millisecond of work mostly, and 8 ms at worst, of words that are as long as a tokenizer takes them and not known.
 _QUICK_SIZE: Final = 1_024
+#: After a run that took so long, all runs have to show anew that they are quick.
+_SLOW_NS: Final = 4_000_000
 
 
 class ReadingLane(Lane):
@@ -55,9 +58,12 @@ class ReadingLane(Lane):
         self._is_quick = is_quick
 
     def note_run(self, rows: int, duration_ns: int, moved_bytes: int = 0) -> None:
-        """See ``Lane``."""
-        if self._is_quick:
-            super().note_run(rows, duration_ns, moved_bytes)
+        """See ``Lane``. Texts that take long for their size rarely come alone, so they count against all sizes."""
+        if not self._is_quick:
+            return
+        super().note_run(rows, duration_ns, moved_bytes)
+        if duration_ns > _SLOW_NS:
+            self.run_ns[:] = [max(known_ns, _SLOW_NS) for known_ns in self.run_ns]
 
 
 class ReadingBatch(Batch):
@@ -123,14 +129,22 @@ class UnreadPool(Pool):
     def take(self, lanes: LaneTable) -> ReadingBatch:
         texts = left_out = size = 0
         found: list[Slice] = []
-        while self._slices and texts < _SLICE and size < _SLICE_SIZE:
-            request, first, end = slice_ = self._slices.popleft()
+        slices = self._slices
+        # Texts of a table cost the same in any company, so there are no more of them than a worker may run.
+        most = _SLICE_SIZE if self._pads else _QUICK_SIZE
+        while slices and texts < _SLICE:
+            request, first, end = slice_ = slices[0]
+            count = end - first
             if request.error is not None:
-                left_out += end - first
-                continue
-            found.append(slice_)
-            texts += end - first
-            size += request.text_size * (end - first) // len(request.texts)
+                left_out += count
+            else:
+                own = request.text_size * count // len(request.texts) + count * len(request.settled.prompt)
+                if found and size + own > most:
+                    break
+                size += own
+                texts += count
+                found.append(slice_)
+            slices.popleft()
         self.rows = self.counted = self.rows - texts - left_out
         runs = not self._pads or (texts == 1 and not self.rows and not self.has_company)
         lane = self.lane if not runs else self._alone if size <= _QUICK_SIZE else self._large

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -26,7 +25,6 @@ Slice: TypeAlias = tuple[TextRequest, int, int]
 _String: TypeAlias = str | tuple[str, str]
 
 
-@dataclass(slots=True)
 class ReadTexts:
     """What has become of texts.
 
@@ -37,10 +35,13 @@ class ReadTexts:
         cut: how many texts were cut.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    empty: list[Row] = field(default_factory=list)
-    failed: list[tuple[TextRequest, TextError]] = field(default_factory=list)
-    cut: int = 0
+    __slots__ = ("cut", "empty", "failed", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.empty: list[Row] = []
+        self.failed: list[tuple[TextRequest, TextError]] = []
+        self.cut = 0
 
 
 class Reader:
@@ -62,36 +63,31 @@ class Reader:
     def read(self, slices: Sequence[Slice]) -> ReadTexts:
         """Read texts of some requests. Never raises for a text's sake."""
         done = ReadTexts()
-        if len(slices) == 1 and slices[0][2] - slices[0][1] == 1:  # what follows, without its sorting
-            request, index, _ = slices[0]
-            alone: Any = request.texts[index]
-            if type(alone) is str:
-                settled = request.settled
-                try:
-                    string = self._prepared_string(alone, settled.prompt, settled)
-                except TextError as error:
-                    done.failed.append((request, _of(error, index)))
-                else:
-                    self._encode([Row(request, index, ())], [string], settled.special, settled.limit, done)
-                return done
         strings: dict[tuple[bool, int], tuple[list[Row], list[_String]]] = {}
+        last: Settled | None = None
         for request, first, end in slices:
             settled = request.settled
+            if settled is not last:
+                last = settled
+                rows, texts = strings.setdefault((settled.special, settled.limit), ([], []))
+                as_is = not (settled.prompt or self._lower)
             for index in range(first, end):
                 text: Any = request.texts[index]
                 try:
-                    if type(text) is str or type(text) is bytes or type(text) is tuple:
-                        prepared = self._prepared(text, settled)
-                        rows, texts = strings.setdefault((settled.special, settled.limit), ([], []))
-                        rows.append(Row(request, index, ()))
-                        texts.append(prepared)
+                    if as_is and type(text) is str and text.isascii() and len(text) <= _MOST_CHARACTERS:
+                        texts.append(text)
+                    elif type(text) is str or type(text) is bytes or type(text) is tuple:
+                        texts.append(self._prepared(text, settled))
                     else:
                         self._take_ids(Row(request, index, text, has_prompt=False), done)
+                        continue
                 except TextError as error:
                     done.failed.append((request, _of(error, index)))
                     break
+                rows.append(Row(request, index, ()))
         for (special, limit), (rows, texts) in strings.items():
-            self._encode(rows, texts, special, limit, done)
+            if rows:
+                self._encode(rows, texts, special, limit, done)
         return done
 
     def _prepared(self, text: str | bytes | tuple[Any, Any], settled: Settled) -> _String:
@@ -151,9 +147,16 @@ class Reader:
             for row, text in zip(rows, texts, strict=True):  # one of them is at fault
                 self._encode([row], [text], special, limit, done)
             return
+        kept = done.rows
         for row, text, tokens in zip(rows, texts, found, strict=True):
+            ids = tokens.ids
+            size = len(ids)
+            if type(text) is str and 0 < size <= limit and size <= _FEW_TOKENS:  # ``_add``, without its call
+                row.ids = ids
+                row.length = row.context.tokens[row.index] = size
+                kept.append(row)
+                continue
             try:
-                ids = tokens.ids
                 if type(text) is tuple:
                     row.segments = tokens.type_ids
                 if len(ids) > limit:

@@ -13,6 +13,7 @@ from toutates.backends.text.backend import TextBackend, TextCounters
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import (
+    DEFAULT_OPTIONS,
     Fault,
     Scores,
     Task,
@@ -30,7 +31,7 @@ from toutates.backends.text.queue import TextQueue, slices_of
 from toutates.backends.text.reading import Reader
 from toutates.backends.text.steps import ACTIVATIONS, Activation, sigmoid, softmax
 from toutates.backends.text.tokenizing import WordTokenizer
-from toutates.backends.text.work import Settled, Sink, TextRequest
+from toutates.backends.text.work import Settled, TextRequest
 from toutates.engine.batched import BatchedServable
 from toutates.engine.budget import Budget
 from toutates.engine.counters import ExecutorCounters, WorkerCounters
@@ -90,6 +91,8 @@ class TextServable(BatchedServable, TextModel):
         self._queue = queue
         #: replaced as a whole, so that readers need no lock
         self._settled: dict[TextOptions, Settled] = {}
+        #: of DEFAULT_OPTIONS, which nearly all requests have; None until one has
+        self._usual: Settled | None = None
         self._settling = threading.Lock()
         self._shared: WorkerCounters | None = None
         finish = self._finish_batch
@@ -117,7 +120,9 @@ class TextServable(BatchedServable, TextModel):
         """See ``TextModel``."""
         try:
             size = self._check_texts(texts)
-            self.put(TextRequest(texts, self.settle(options), self, on_done, is_wanted, size, time.monotonic_ns()))
+            settled = self._usual if options is DEFAULT_OPTIONS else None
+            settled = settled or self.settle(options)
+            self.put(TextRequest(texts, settled, self, on_done, is_wanted, size, time.monotonic_ns()))
         except RequestError as error:
             with self._settling:
                 counters = self._shared_counters()
@@ -188,6 +193,8 @@ class TextServable(BatchedServable, TextModel):
             with self._settling:
                 kept = self._settled if len(self._settled) < _MAX_SETTLED else {}
                 self._settled = {**kept, options: settled}
+            if options is DEFAULT_OPTIONS:
+                self._usual = settled
         return settled
 
     def _settle(self, options: TextOptions) -> Settled:
@@ -222,7 +229,7 @@ class TextServable(BatchedServable, TextModel):
 
     def _finish_batch(self, result: BatchResult) -> None:
         """A batch is over: requests with all of their vectors, and those that have failed, go to their sinks."""
-        over: dict[Sink, list[TextRequest]] = {}
+        over: list[TextRequest] = []
         with self.supertensor.lock:
             budget = self.supertensor.budget
             for request, _, texts, _ in result.pending:
@@ -236,8 +243,12 @@ class TextServable(BatchedServable, TextModel):
                 if request.error is not None or not request.left:
                     request.is_over = True
                     budget.memory_bytes -= request.size
-                    over.setdefault(request.sink, []).append(request)
-        for sink, own in over.items():
+                    over.append(request)
+        while over:
+            sink, own = over[0].sink, over
+            over = [request for request in over if request.sink is not sink]
+            if over:
+                own = [request for request in own if request.sink is sink]
             try:
                 sink.finish(own, result.timing)
             except Exception:  # and the others hear
@@ -322,6 +333,7 @@ class TextServable(BatchedServable, TextModel):
     def free(self) -> None:
         """See ``Servable``. Executors, which have ended, had the session to themselves."""
         self._settled = {}
+        self._usual = None
         super().free()
 
 

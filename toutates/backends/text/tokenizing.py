@@ -154,7 +154,7 @@ class WordTokenizer:
             TextError: the tokenizer failed; it may be because of any of the texts.
         """
         most = _most_characters(limit)
-        if all([_characters(text) <= most for text in texts]):
+        if all([len(text) <= most if type(text) is str else _characters(text) <= most for text in texts]):
             return self._encode(texts, special)
         short = [text if _characters(text) <= most else _beginning(text, most) for text in texts]
         found = self._encode(short, special)

@@ -148,7 +148,14 @@ class Row(Entry):
     def __init__(
         self, request: TextRequest, index: int, ids: Sequence[int] | npt.NDArray[np.int32], *, has_prompt: bool = True
     ) -> None:
-        super().__init__(len(ids), 0, request, 1, ())
+        # As ``Entry``'s, whose call would cost as much as all of this.
+        self.length = len(ids)
+        self.port = 0
+        self.context = request
+        self.rows = 1
+        self.contents = ()
+        self.part = None
+        self.held_bytes = self.arrived_ns = 0
         self.index = index
         self.ids = ids
         self.segments: Sequence[int] | None = None
