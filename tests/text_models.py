@@ -259,6 +259,6 @@ def compute(
         done.set()
 
     model.compute(texts, options, on_done, is_wanted)
-    assert done.wait(60)
+    assert done.wait(600)
     [result] = results
     return result
