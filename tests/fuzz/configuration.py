@@ -55,6 +55,25 @@ warmup:
 - {count: 2, inputs: {y: {datatype: BOOL, shape: [], file: f}}}
 parameters: {threads: 2}
 """
+PADDED = """\
+padding:
+  inputs: {input_ids: {axis: 1, value: 0}, position_ids: {value: -1}}
+  mask: attention_mask
+  outputs: {last_hidden_state: 1}
+  buckets: [16, 64, 256]
+  max_batch_tokens: 4096
+"""
+RAGGED = """\
+ragged:
+  inputs: {values: [-1, -1], points: [-1, -1, 3]}
+  batch_inputs:
+    ends: {kind: ends, of: values, datatype: INT32}
+    shapes: {kind: shapes, of: points, datatype: INT64}
+  outputs: {scaled: {of: values, shape: [-1, -1]}}
+  max_batch_elements: 1048576
+"""
+#: What a good file has of rows of different length.
+OF_LENGTHS = ("", PADDED, RAGGED)
 KEYS = ("backend", *ModelSettings.__dataclass_fields__)
 PIECES = (
     *(
@@ -65,6 +84,8 @@ PIECES = (
         "cpu",
         "cuda_pinned",
         "batchsize",
+        *("inputs", "axis", "mask", "buckets", "max_batch_tokens"),
+        *("batch_inputs", "kind", "of", "datatype", "shape", "ends", "max_batch_elements"),
         "x" * 300,
         "\u00fc",
     ),
@@ -94,6 +115,10 @@ VALUES: tuple[Any, ...] = (
         "\ud800",
     ),
     *([], {}, [[1]], {"x": [-1, 8]}, {"x": "y"}, {1: [2]}, {"x": [1.0]}, {"file_prefix": 5}, {"x": [1] * 40}, b"\xff"),
+    *({"inputs": {}}, {"inputs": {"x": {}}}, {"inputs": {"x": [-1, 8]}, "batch_inputs": {}}, {"inputs": {"x": [8]}}),
+    *({"inputs": {"x": [-1, -1]}, "batch_inputs": {"y": {"kind": "ends", "of": "x", "datatype": "FP32"}}},),
+    *({"inputs": {"x": {"axis": 1}}, "buckets": [4, 8]}, {"batch_inputs": {"y": {"kind": "end", "of": 5}}}),
+    *({"inputs": {"x": [-1, -1]}, "outputs": {"y": {"of": "x", "shape": [-1]}}},),
 )
 
 
@@ -116,8 +141,9 @@ EDGES = (-1, 0, 1, 2**10, 2**10 + 1, 2**16, 2**16 + 1, 2**20, 2**20 + 1, 2**31 -
 def make_case(rng: random.Random) -> bytes:
     """A good file with some keys changed, its text mutated, or pieces of YAML in any order."""
     kind = rng.random()
+    good = GOOD + rng.choice(OF_LENGTHS)
     if kind < 0.4:
-        document: dict[Any, Any] = yaml.safe_load(GOOD)
+        document: dict[Any, Any] = yaml.safe_load(good)
         for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
             key = rng.choice((*KEYS, *KEYS, *KEYS, "batchsize", 7, "x" * 200))
             if rng.random() < 0.3:
@@ -127,9 +153,9 @@ def make_case(rng: random.Random) -> bytes:
         text = yaml.safe_dump(document, default_flow_style=rng.choice((True, False, None)), allow_unicode=True)
         return text.encode(errors="surrogatepass")
     if kind < 0.7:
-        return mutate(GOOD.encode(), rng)
+        return mutate(good.encode(), rng)
     text = "".join(rng.choice(PIECES) for _ in range(rng.randint(0, 40)))
-    return (GOOD * rng.randint(0, 1) + text).encode(errors="surrogatepass")
+    return (good * rng.randint(0, 1) + text).encode(errors="surrogatepass")
 
 
 def check(case: bytes) -> None:
