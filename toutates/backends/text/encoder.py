@@ -231,7 +231,7 @@ class Table:
         found = np.empty((len(rows), self._vectors.shape[1]), np.float32)
         # One by one: ``reduceat`` over the tokens of all texts takes twice as long, and five times for long texts.
         for row, own in zip(rows, found, strict=True):
-            add(take(row.ids, 0), 0, None, own)
+            add(take(row.ids, 0), 0, out=own)
         return found
 
 
