@@ -186,7 +186,7 @@ def _load(
     asked = [Asked(METHOD, one.message, weight) for one, weight in zip(questions, weights, strict=True)]
     load = Load(
         host, int(port), asked, _CONNECTIONS, rate, seconds, variation, _UNDER_WAY, bound_ms=BOUND_MS, seed=seed,
-        cores=(core,), ahead=True,
+        cores=(core,), ahead=True, patience_s=1.0,
     )  # fmt: skip
     try:
         result = run_load(load)

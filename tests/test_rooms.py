@@ -19,12 +19,13 @@ ROOT = Path(toutates.__file__).parent
 #: __init__.
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"command"},
-    # A client: of the server's rooms it has the names of gRPC's statuses.
-    "bench": {"h2grpc"},
+    # A client: of the server's rooms it has the names of gRPC's statuses, the messages and the types of tensors.
+    "bench": {"h2grpc", "protocol"},
     "command": {
         "access",
         "api",
         "backends",
+        "bench",
         "h2grpc",
         "infer",
         "models",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from toutates.bench.client_connection import Request
 from toutates.bench.driver import Driver
 from toutates.bench.load import Asked, Load, LoadFailed, run_load
 from toutates.bench.outcome import UNANSWERED, summarise
+from toutates.command.main import main
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
 PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -62,3 +64,52 @@ def test_requests_without_an_answer_are_told_when_patience_ends(held_server: tup
 def test_a_server_that_is_not_there_is_told() -> None:
     with dead_port() as port, pytest.raises(LoadFailed, match=f"127.0.0.1:{port}: .*refused"):
         run_load(load(port, 10))
+
+
+def bench(*arguments: str) -> int:
+    return main(["bench", *arguments, "--seconds", "0.1", "--repeats", "2", "--connections", "2"])
+
+
+@pytest.mark.parametrize(
+    "way", [["--rate", "300", "--arrivals", "gamma:4"], ["--concurrency", "2"]], ids=["open", "closed"]
+)
+def test_a_server_is_measured_and_its_answers_compared(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], way: list[str]
+) -> None:
+    address = f"127.0.0.1:{server.port}"
+    models = ["--model", "dynamic=3", "--model", "texts", "--shape", "dynamic.INPUT:2,3"]
+    code = bench(address, *models, *way, "--json", "--fail-if", "rate<1", "--fail-if", "errors>0%")
+    found = json.loads(capsys.readouterr().out)
+    assert found["statuses"] == {"OK": found["statuses"]["OK"]}
+    assert found["checked"] > 0
+    assert found["wrong"] == found["failed"] == []
+    assert len(found["repeats"]) == 2
+    assert 0 < found["latency_us"]["p50"] <= found["latency_us"]["p99"] <= found["latency_us"]["max"]
+    assert code == bool(found["doubt"])  # on a busy machine
+
+
+def test_a_condition_that_holds_fails_the_command(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"127.0.0.1:{server.port}", "--model", "dynamic", "--fail-if", "p50>0.001us") == 1
+    out = capsys.readouterr().out
+    assert "FAILED: p50>0.001us" in out
+    assert "0 wrong" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model", "nosuch"], 1, "NOT_FOUND: Request for unknown model: 'nosuch'"),
+        (["--model", "dynamic", "--shape", "NONE:1"], 1, "model 'dynamic' has no input 'NONE'; it has 'INPUT'"),
+        (["--model", "dynamic", "--shape", "INPUT:1,a"], 2, "--shape"),
+        (["--model", "dynamic", "--shape", "m.INPUT:1"], 2, "names a model that is not asked"),
+        (["--model", "dynamic=0"], 2, "write NAME or NAME=2.5"),
+        (["--model", "dynamic", "--arrivals", "gamma:x"], 2, "write constant, poisson or gamma:4"),
+        (["--model", "dynamic", "--rate", "0"], 2, "--rate"),
+        (["--model", "dynamic", "--fail-if", "p99>10"], 2, "expected a condition such as p99>10ms"),
+    ],
+)
+def test_what_cannot_be_measured_is_told(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    assert bench(f"127.0.0.1:{server.port}", *arguments) == code
+    assert said in capsys.readouterr().err

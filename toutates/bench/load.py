@@ -76,7 +76,7 @@ class Load:
     seconds: float
     variation: float = 1.0
     under_way: int = 64
-    patience_s: float = 1.0
+    patience_s: float = 10.0
     bound_ms: float = 20.0
     seed: int = 0
     cores: Sequence[int] = ()

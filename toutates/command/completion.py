@@ -27,6 +27,7 @@ _ABOUT: Final[Mapping[str, str]] = MappingProxyType(
         "config": "print the configuration of a model, or the settings of a server",
         "import": "make a model of a folder of sentence-transformers, or of an archive of TorchServe",
         "init": "write a repository to begin with",
+        "bench": "measure a server",
         "completion": "print a script like this one",
     }
 )

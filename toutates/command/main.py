@@ -1,7 +1,8 @@
 """The command line: ``toutates`` serves, as ``toutates serve`` and ``tritonserver`` do; ``toutates probe`` checks a
-server's health, ``toutates check`` a repository, ``toutates config`` shows what a model's configuration comes to, and
-``toutates import`` makes a model of a folder of sentence-transformers or of an archive of TorchServe, ``toutates init``
-writes a repository to begin with, and ``toutates completion`` a script for a shell.
+server's health, ``toutates bench`` measures a server, ``toutates check`` reads a repository, ``toutates config`` shows
+what a model's configuration comes to, and ``toutates import`` makes a model of a folder of sentence-transformers or of
+an archive of TorchServe, ``toutates init`` writes a repository to begin with, and ``toutates completion`` a script for
+a shell.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -21,6 +22,7 @@ from toutates.command.flags import FLAGS, REFUSED
 from toutates.command.options import make_options, repositories
 from toutates.command.parser import COMMANDS, SERVERS, Parser, add_flags, server_parser
 from toutates.command.parsers import (
+    bench_parser,
     check_parser,
     completion_parser,
     config_parser,
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _import(arguments[1:])
         if arguments[:1] == ["init"]:
             return _init(arguments[1:])
+        if arguments[:1] == ["bench"]:
+            return _bench(arguments[1:])
         if arguments[:1] == ["completion"]:
             return _completion(arguments[1:])
         return _serve(parse_options(arguments))
@@ -161,6 +165,12 @@ def _probe(arguments: list[str]) -> int:
     healthy, text = probe(address, parsed.timeout, tls)
     print(text, file=sys.stdout if healthy else sys.stderr)
     return EXIT_OK if healthy else EXIT_FAILURE
+
+
+def _bench(arguments: list[str]) -> int:
+    from toutates.command.bench import bench
+
+    return bench(bench_parser().parse_args(arguments))
 
 
 def _check(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ __all__ = ["COMMANDS", "SERVERS", "Parser", "add_flags", "server_parser"]
 SERVERS: Final = ("serve", PROGRAM)
 
 #: Subcommands, each of which has a parser of its own.
-COMMANDS: Final = ("probe", "check", "config", "import", "init", "completion")
+COMMANDS: Final = ("probe", "check", "config", "import", "init", "bench", "completion")
 
 #: Least similarity of a name that is suggested, from 0 to 1 (``difflib.get_close_matches``).
 _LIKENESS: Final = 0.7
