@@ -38,9 +38,9 @@ IN_ORDER: Final = "in order"
 _KEY: Final = "latency_target_ms"
 WITH_TARGET: Final = f"{_KEY}: {BOUND_MS:g}"
 
-#: Microseconds of a run of one row, rows of a batch, and requests for each one of the largest model: each model gets a
-#: third of the computing.
-_MODELS: Final = {"small": (50, 64, 100), "middle": (500, 16, 10), "large": (5_000, 2, 1)}
+#: Microseconds of a run of one row, rows of a batch, and requests for each one of the largest model: as many as leave it
+#: to the models, and not to receiving requests, what the server can do.
+_MODELS: Final = {"small": (50, 64, 10), "middle": (500, 16, 3), "large": (5_000, 2, 1)}
 _CONNECTIONS: Final = 16
 _UNDER_WAY: Final = 128
 #: A client that is later than this with one request of a hundred has no verdict.
