@@ -38,8 +38,8 @@ IN_ORDER: Final = "in order"
 _KEY: Final = "latency_target_ms"
 WITH_TARGET: Final = f"{_KEY}: {BOUND_MS:g}"
 
-#: Microseconds of a run of one row, rows of a batch, and requests for each one of the largest model: as many as leave it
-#: to the models, and not to receiving requests, what the server can do.
+#: Microseconds of a run of one row, rows of a batch, and requests for each one of the largest model: so that the server
+#: is short of time for its models, and not for receiving requests.
 _MODELS: Final = {"small": (50, 64, 10), "middle": (500, 16, 3), "large": (5_000, 2, 1)}
 _CONNECTIONS: Final = 16
 _UNDER_WAY: Final = 128
