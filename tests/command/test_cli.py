@@ -114,6 +114,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
     ("--access-file", "access.yaml", "access_file", Path("access.yaml")),
     ("--server-id", "mine", "server_id", "mine"),
+    ("--shutdown-delay", "0.5", "shutdown_delay_s", 0.5),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
     ("--log-level", "debug", "log_level", "debug"),
     ("--log-format", "json", "log_format", "json"),
@@ -135,7 +136,7 @@ def test_every_flag_is_in_the_table_above() -> None:
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
     together |= {"--torchserve-management-addr", "--torchserve-model-store", "--torchserve-allowed-urls"}
-    together |= {"--limit", "--config", "--executor-cores", "--api-key-file"}
+    together |= {"--limit", "--config", "--executor-cores", "--api-key-file", "--metrics-tls"}
     assert flags - {effect[0] for effect in EFFECTS} == together
 
 

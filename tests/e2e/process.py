@@ -32,7 +32,7 @@ NO_HTTP: Final = ("--metrics-addr", "off", "--http-addr", "off")
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
 _REST = re.compile(r", HTTP on 127\.0\.0\.1:(\d+) with ")
 _MANAGEMENT = re.compile(r"management API of TorchServe is on http://127\.0\.0\.1:(\d+)/")
-_STATUS_PAGE = re.compile(r"status page on http://127\.0\.0\.1:(\d+)/")
+_STATUS_PAGE = re.compile(r"status page on https?://127\.0\.0\.1:(\d+)/")
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
 _STOP_SECONDS = 60.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -148,6 +149,22 @@ def test_models_are_loaded_and_unloaded_by_those_who_may(server: ServerProcess, 
         client.load_model("mine-too", headers=mine)
         assert refusal(client.update_log_settings, {"log_verbose_level": 0}, headers=mine)[0] == forbidden
         client.get_log_settings(headers=headers("sk-admin"))
+
+
+def test_changes_leave_a_line_with_who_has_made_them(server: ServerProcess, grpc: Any, rest: Any) -> None:
+    admin = headers("sk-admin")
+    for client, via in ((grpc, "gRPC"), (rest, "REST")):
+        client.load_model("theirs", headers=admin)
+        with pytest.raises(Exception, match="nowhere"):
+            client.load_model("nowhere", headers=admin)
+        client.update_log_settings({"log_verbose_level": 0}, headers=admin)
+        client.get_log_settings(headers=admin)
+        for line in (
+            rf"audit\W.*load of 'theirs' by key admin \(127\.0\.0\.1:\d+, {via}\): done",
+            rf"load of 'nowhere' by key admin \(127\.0\.0\.1:\d+, {via}\): refused: .*nowhere",
+            rf"log settings: log_verbose_level by key admin \(127\.0\.0\.1:\d+, {via}\): done",
+        ):
+            wait_until(lambda line=line: len(re.findall(line, server.log)) == 1)  # type: ignore[misc]
 
 
 def test_a_quota_counts_the_rows_of_all_transports(server: ServerProcess, grpc: Any, rest: Any) -> None:

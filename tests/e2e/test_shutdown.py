@@ -10,15 +10,18 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import requests
 
+from tests.certificates import issue
 from tests.e2e.held import Runs, running_held
 from tests.e2e.prepared import prepared_connection
 from tests.e2e.process import ROOT, ServerProcess, environment, running
@@ -95,6 +98,53 @@ def test_a_second_signal_ends_the_grace(repository: Path, tmp_path: Path) -> Non
         assert future.exception().code().name == "UNAVAILABLE"
         runs.allow()
         assert process.process.wait(60) == 1
+
+
+@pytest.mark.parametrize("flags", [(), ("--processes", "2")], ids=["one", "processes"])
+def test_a_server_that_is_to_stop_says_so_and_serves_on(repository: Path, tmp_path: Path, flags: Sequence[str]) -> None:
+    rules = tmp_path / "access.yaml"
+    rules.write_text(
+        f"anonymous: [health]\nkeys: [{{name: a, sha256: {sha256(b'sk').hexdigest()}, groups: [inference, metrics]}}]\n"
+    )
+    certificate = issue(tmp_path)
+    flags = [*flags, *certificate.server_flags(), "--metrics-tls", "true", "--access-file", str(rules)]
+    flags += ["--http-addr", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0", "--load-models", "slow"]
+    with (
+        running(repository, tmp_path, [*flags, "--shutdown-delay", "3600"]) as server,
+        requests.Session() as session,
+    ):
+        side, rest = f"https://127.0.0.1:{server.http_port}", f"https://127.0.0.1:{server.rest_port}"
+        key = {"authorization": "Bearer sk"}
+
+        def status(url: str, fields: Mapping[str, str] | None = None) -> int:
+            return session.get(url, headers=fields, timeout=60, verify=str(certificate.ca)).status_code
+
+        assert status(f"{side}/metrics", key) == 200
+        assert [status(f"{side}{path}") for path in ("/metrics", "/", "/status.json")] == [401] * 3
+        assert status(f"{side}/debug/tasks", key) == 403
+        ready = [f"{side}/health/ready", f"{rest}/v2/health/ready", f"{rest}/health/ready"]
+        wait_until(lambda: [status(url) for url in ready] == [200] * 3)
+        server.process.terminate()
+        wait_until(lambda: [status(url) for url in ready] == [503, 400, 503])
+        assert status(f"{side}/health/live") == 200
+        document = {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "INT64", "data": [3]}]}
+        with requests.Session() as other:  # over a new connection
+            url = f"{rest}/v2/models/slow/infer"
+            answer = other.post(url, json=document, headers=key, timeout=60, verify=str(certificate.ca))
+        assert answer.status_code == 200
+        session.close()
+        server.process.terminate()
+        assert server.process.wait(60) in (0, 1)
+        assert "Traceback" not in server.log
+
+
+def test_the_delay_ends_by_itself_and_then_calls_are_drained(repository: Path, tmp_path: Path) -> None:
+    with busy_server(repository, tmp_path, "--shutdown-delay", "0.2") as (process, runs, future):
+        process.process.terminate()
+        wait_until(lambda: is_refused(process.port))
+        runs.allow()
+        assert_answered(future)
+        assert process.process.wait(60) == 0
 
 
 def test_calls_of_a_client_that_leaves_do_not_hold_up_the_end(repository: Path, tmp_path: Path) -> None:

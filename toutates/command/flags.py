@@ -330,9 +330,17 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         ),
         Flag("server-id", "NAME", "report this name in ServerMetadata", "triton"),
         Flag(
+            "shutdown-delay",
+            "SECONDS",
+            "after SIGTERM serve for SECONDS seconds more, and say that the server is not ready",
+            "0",
+            seconds,
+            option="shutdown_delay_s",
+        ),
+        Flag(
             "shutdown-grace",
             "SECONDS",
-            "after SIGTERM wait up to SECONDS seconds for calls to end; a second signal ends them at once",
+            "then wait up to SECONDS seconds for calls to end; a second signal ends them at once",
             "30",
             seconds,
             option="shutdown_grace_s",
@@ -454,6 +462,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "serve metrics, the status page and health probes on this HOST:PORT; off for none",
             "0.0.0.0:9090",
             address_or_off,
+        ),
+        Flag(
+            "metrics-tls",
+            "BOOL",
+            "speak TLS on the address of --metrics-addr, with the certificate of --tls-cert",
+            "false",
+            boolean,
         ),
         Flag(
             "debug-endpoints",

@@ -157,6 +157,10 @@ def _open_ways(settings: Settings) -> list[str]:
     grpc = parse_restrictions(settings["grpc-restricted-protocol"])
     rest = parse_restrictions(settings["http-restricted-api"], HTTP_FLAG)
     restricted = [name for name, groups in ((FLAG, (grpc,)), (HTTP_FLAG, (grpc, rest))) if _inference_in(groups)]
+    if settings["metrics-tls"] and settings["tls-cert"] is None:
+        raise ConfigurationError(
+            "needs a certificate", key="--metrics-tls", value="true", remedy="add --tls-cert FILE and --tls-key FILE"
+        )
     if settings["access-file"] is not None and settings["api-key-file"] is not None:
         raise ConfigurationError(
             "does not go with --access-file, which says who may use the APIs for text too",

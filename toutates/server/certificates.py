@@ -61,6 +61,7 @@ class ServerCertificate:
 
     Attributes:
         contexts: one per worker; none for plaintext.
+        for_monitoring: that of the HTTP side, which speaks HTTP/1.1 only; None for plaintext.
 
     Raises:
         ConfigurationError: see ``load_server_tls``.
@@ -68,6 +69,7 @@ class ServerCertificate:
 
     def __init__(self, files: TlsFiles | None, workers: int) -> None:
         self.contexts: tuple[ssl.SSLContext, ...] = ()
+        self.for_monitoring: ssl.SSLContext | None = None
         self._files = files
         self._workers = workers
         if files is not None:
@@ -87,8 +89,10 @@ class ServerCertificate:
         return True
 
     def _load(self, files: TlsFiles) -> None:
-        tls = load_server_tls(files, self._workers)
-        self.contexts = tls.contexts
+        tls = load_server_tls(files, self._workers + 1)
+        self.contexts = tls.contexts[:-1]
+        tls.contexts[-1].set_alpn_protocols(["http/1.1"])
+        self.for_monitoring = tls.contexts[-1]
         validity = f"valid until {tls.valid_until}" if tls.valid_until else "which is not valid"
         clients = "clients need one too" if files.client_ca is not None else "clients need none"
         logger.info("TLS with the certificate %s, %s; %s", files.cert, validity, clients)

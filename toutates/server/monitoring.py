@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from toutates.access.gate import Gate
 from toutates.observe.debug.debug_dump import dump, this_run
 from toutates.observe.view import ServerView
 from toutates.system.address import Address
@@ -40,6 +42,8 @@ class Monitoring:
         *,
         debug_for_all: bool,
         more_warnings: Callable[[], Iterable[RecentWarning]] = tuple,
+        gate: Gate | None = None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> AbstractAsyncContextManager[None]:
         """Serve metrics, probes, the status page and /debug for as long as the block lasts.
 
@@ -48,6 +52,8 @@ class Monitoring:
             placement: where its thread runs.
             debug_for_all: whether /debug answers to other machines too.
             more_warnings: the last ones of other logs.
+            gate: knows callers; None lets everybody in.
+            tls: the context for connections to come; None for plaintext.
         """
         if listener is None:
             return nullcontext()
@@ -58,7 +64,8 @@ class Monitoring:
         from toutates.observe.status.app import make_site
 
         host, port = listener.getsockname()[:2]
-        page = f"http://{Address('localhost' if host in ('0.0.0.0', '::') else host, port)}/"
+        scheme = "http" if tls() is None else "https"
+        page = f"{scheme}://{Address('localhost' if host in ('0.0.0.0', '::') else host, port)}/"
         logger.info("status page on %s, metrics on %smetrics", page, page)
 
         def warnings() -> list[RecentWarning]:
@@ -71,9 +78,10 @@ class Monitoring:
                 warnings,
                 [self._main],
                 debug_for_all=debug_for_all,
+                gate=gate,
             )
 
-        return serving_http(listener, make, placement)
+        return serving_http(listener, make, placement, tls)
 
     async def log_dump(self) -> None:
         """Write to the log what the server is doing; nothing while another dump is being made."""

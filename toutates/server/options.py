@@ -103,8 +103,10 @@ class Options:
         api_key_file: has the keys that let callers of the APIs for text in; None lets everybody in.
         access_file: says who may do what; None lets everybody in.
         metrics_addr: address of the HTTP side; None for none.
+        metrics_tls: whether it speaks TLS, with the server's certificate.
         debug_endpoints: whether /debug answers to other machines too.
-        shutdown_grace_s: seconds that calls under way get after SIGTERM.
+        shutdown_delay_s: seconds that the server goes on after SIGTERM, not ready, before it drains.
+        shutdown_grace_s: seconds that calls under way then get.
         log_level: levels of the log, see ``toutates.system.logs.levels``.
         log_format: "text", "ISO8601" for text with times in UTC, or "json".
         access_log_rate: share of inference requests that get a line in the log, from 0 to 1.
@@ -156,8 +158,10 @@ class Options:
     api_key_file: Path | None = None
     access_file: Path | None = None
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
+    metrics_tls: bool = False
     debug_endpoints: bool = False
     server_id: str = "triton"
+    shutdown_delay_s: float = 0.0
     shutdown_grace_s: float = 30.0
     log_level: str = "info"
     log_format: LogFormat = "text"

@@ -53,7 +53,7 @@ class ServerReadiness:
 
     def reason(self) -> str:
         """Why the server is not ready, a sentence without a full stop; "" if it is, as ServerReady says."""
-        if self._shutdown.begun.is_set():
+        if self._shutdown.leaving.is_set():
             return "the server is shutting down"
         return str(self._waiting) or self.models_reason() or self._others()
 
@@ -79,4 +79,4 @@ class ServerReadiness:
             else:
                 logger.info("the server is ready")
         self._logged = reason
-        self._tell_workers(not (reason or self._others()))
+        self._tell_workers(not (reason or self._others() or self._shutdown.leaving.is_set()))

@@ -12,8 +12,9 @@ listen, serve. The gRPC port opens only after the initial load, as with Triton: 
 While it serves, SIGHUP has the TLS certificate read again for connections to come, and keys and access rules; SIGUSR1
 has everything logged, or ends that; and SIGUSR2 logs what the server is doing.
 
-Stop, on SIGTERM or SIGINT: the workers stop accepting, say goodbye, and answer what is under way, within the grace;
-then the executors end. A second signal ends the grace.
+Stop, on SIGTERM or SIGINT: the server is not ready from then on, and serves for ``--shutdown-delay`` more, so that
+load balancers notice; then the workers stop accepting, say goodbye, and answer what is under way, within the grace;
+then the executors end. A second signal ends both.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class Server:
         # On one core the system shares it between two.
         permits = max(2, usable_cores(self._placement))
         self._arbiter = Arbiter(permits, Resources(options.rate_limit_resources) if rated else None)
-        self.shutdown = Shutdown()
+        self.shutdown = Shutdown(options.shutdown_delay_s)
+        self._serves = False
         self.workers = Workers(options, self._placement, self.shutdown)
         self._first_load = FirstLoad(
             options, self._placement, [name for name, _ in self._providers], self._logs, self.shutdown
@@ -180,6 +182,7 @@ class Server:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._handle_signals, signals, nursery)
                         nursery.start_soon(self._access.watch)
+                        nursery.start_soon(self.shutdown.wait_delay, lambda: self._serves)
                         if self._member is not None:
                             handle = partial(self._handle_signal, nursery)
                             await nursery.start(self._member.run, self.shutdown, handle)
@@ -206,7 +209,10 @@ class Server:
         elif number == signal.SIGUSR1:
             self._logs.control.toggle_debug()
         else:
-            how = "stopping now" if self.shutdown.begun.is_set() else "stopping"
+            delay_s = self._options.shutdown_delay_s if self._serves else 0
+            how = "stopping" if not delay_s else f"not ready from now on, and stopping in {delay_s:g} s"
+            if self.shutdown.leaving.is_set():
+                how = "stopping now"
             logger.info("%s: %s", signal.Signals(number).name, how)
             self.stop()
 
@@ -230,7 +236,11 @@ class Server:
                 self._member.watch(self.view, readiness.changed)
             self._monitoring = Monitoring(self.view, self._logs)
             watched = self._monitoring.serving(
-                listeners.monitoring, self._placement, debug_for_all=self._options.debug_endpoints
+                listeners.monitoring,
+                self._placement,
+                debug_for_all=self._options.debug_endpoints,
+                gate=self._access.gate,
+                tls=lambda: self._certificate.for_monitoring if self._options.metrics_tls else None,
             )
             try:
                 async with watched:
@@ -291,6 +301,8 @@ class Server:
             async with trio.open_nursery() as serving:
                 await serving.start(self.workers.run, listeners.grpc, listeners.http, listeners.management)
                 unready_reason = readiness.begin()
+                self._serves = True
+                changes.start_soon(self._say_goodbye, readiness)
                 if member is None:
                     self._announce(unready_reason)
                     self._show_client(manager)
@@ -339,6 +351,11 @@ class Server:
             control.stop()
             queue.close()
             pages_queue.close()
+
+    async def _say_goodbye(self, readiness: ServerReadiness) -> None:
+        """Tell the workers, when the server has to stop, that it is not ready any more."""
+        await self.shutdown.leaving.wait()
+        readiness.changed()
 
     def _announce_management(self) -> None:
         if self.management_address is not None:

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from toutates.access.worker_gate import WorkerGate
+from toutates.api.audit import audited, audited_later, author_of
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
@@ -20,7 +21,7 @@ from toutates.api.grpc.reflection import reflection_methods
 from toutates.api.grpc.shared_answers import shared_answers
 from toutates.api.grpc.unary import unary
 from toutates.api.restrictions import RestrictedProtocol
-from toutates.h2grpc import Method, UnaryHandler, method_table
+from toutates.h2grpc import Call, Method, UnaryHandler, method_table
 from toutates.infer.regions import Regions
 from toutates.net import Worker
 from toutates.protocol import grpc_service_pb2 as pb
@@ -63,6 +64,7 @@ def build_methods(
     def regions(answer: Callable[[Regions, Request], Message]) -> Callable[[Request], Message]:
         return partial(answer, plane.regions)
 
+    changes = partial(_changes, worker, gate)
     handlers: dict[str, UnaryHandler] = {
         "ServerLive": unary(pb.ServerLiveRequest, plane.server_live),
         "ServerReady": unary(pb.ServerReadyRequest, plane.server_ready),
@@ -80,17 +82,17 @@ def build_methods(
             if plane.loads_on_request or plane.asks_others
             else kept(pb.RepositoryIndexRequest, plane.repository_index, _repository_and_ready)
         ),
-        "RepositoryModelLoad": loads(pb.RepositoryModelLoadRequest, plane.load, large=True),
-        "RepositoryModelUnload": loads(pb.RepositoryModelUnloadRequest, plane.unload),
+        "RepositoryModelLoad": changes(loads, pb.RepositoryModelLoadRequest, later=plane.load, large=True),
+        "RepositoryModelUnload": changes(loads, pb.RepositoryModelUnloadRequest, later=plane.unload),
         "LogSettings": (
-            awaited(pb.LogSettingsRequest, plane.log_settings_of_all)
+            changes(awaited, pb.LogSettingsRequest, later=plane.log_settings_of_all)
             if plane.asks_others
-            else unary(pb.LogSettingsRequest, plane.log_settings)
+            else changes(unary, pb.LogSettingsRequest, now=plane.log_settings)
         ),
         "TraceSetting": (
-            awaited(pb.TraceSettingRequest, plane.trace_setting_of_all)
+            changes(awaited, pb.TraceSettingRequest, later=plane.trace_setting_of_all)
             if plane.asks_others
-            else unary(pb.TraceSettingRequest, plane.trace_setting)
+            else changes(unary, pb.TraceSettingRequest, now=plane.trace_setting)
         ),
         "SystemSharedMemoryStatus": unary(pb.SystemSharedMemoryStatusRequest, regions(shared_memory.system_status)),
         "SystemSharedMemoryRegister": unary(
@@ -114,20 +116,54 @@ def build_methods(
     with_secrets = restricted(methods, restrictions)
     if gate is None:
         return method_table(with_secrets)
-    for_limited = _for_limited(plane, awaited, loads)
+    for_limited = _for_limited(plane, awaited)
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
 
 
-def _for_limited(plane: DataPlane, awaited: Adapter, loads: Adapter) -> Mapping[str, Limited]:
+def _changes(
+    worker: Worker,
+    gate: WorkerGate | None,
+    adapter: Adapter,
+    request_type: type[Message],
+    *,
+    now: Callable[[Any], Message] | None = None,
+    later: Callable[[Any], Awaitable[Message]] | None = None,
+    **options: bool,
+) -> UnaryHandler:
+    """A handler of requests that change the server, each of which leaves a line in the log.
+
+    Args:
+        worker: whose handler it is.
+        gate: of the worker.
+        adapter: makes handlers.
+        request_type: the request's message class.
+        now: of the data plane, or
+        later: an async one.
+        options: for the adapter.
+    """
+
+    def handle(call: Call) -> None:
+        author = author_of(gate, worker.peer(call), "gRPC")
+        caller = None if gate is None or gate.caller is None or not gate.caller.models else gate.caller
+        answer: Any
+        if later is not None:
+            answer = audited_later(author, later if caller is None else awaiting(caller, later))
+        else:
+            assert now is not None
+            answer = audited(author, now if caller is None else limited(caller, now))
+        adapter(request_type, answer, **options)(call)
+
+    return handle
+
+
+def _for_limited(plane: DataPlane, awaited: Adapter) -> Mapping[str, Limited]:
     """By path, what answers callers who may use some models only: their answers are shared with nobody."""
 
     def at_once(request_type: type[Message], answer: Callable[[Any], Message]) -> Limited:
         return lambda caller: unary(request_type, limited(caller, answer))
 
-    def later(
-        adapter: Adapter, request_type: type[Message], answer: Callable[[Any], Awaitable[Message]], **options: bool
-    ) -> Limited:
-        return lambda caller: adapter(request_type, awaiting(caller, answer), **options)
+    def later(request_type: type[Message], answer: Callable[[Any], Awaitable[Message]]) -> Limited:
+        return lambda caller: awaited(request_type, awaiting(caller, answer))
 
     asks_others = plane.asks_others
     by_name: dict[str, Limited] = {
@@ -135,21 +171,14 @@ def _for_limited(plane: DataPlane, awaited: Adapter, loads: Adapter) -> Mapping[
         "ModelMetadata": at_once(pb.ModelMetadataRequest, plane.model_metadata),
         "ModelConfig": at_once(pb.ModelConfigRequest, plane.model_config),
         "ModelStatistics": (
-            later(awaited, pb.ModelStatisticsRequest, plane.statistics_of_all)
+            later(pb.ModelStatisticsRequest, plane.statistics_of_all)
             if asks_others
             else at_once(pb.ModelStatisticsRequest, plane.model_statistics)
         ),
         "RepositoryIndex": (
-            later(awaited, pb.RepositoryIndexRequest, plane.repository_index_on_request)
+            later(pb.RepositoryIndexRequest, plane.repository_index_on_request)
             if plane.loads_on_request or asks_others
             else at_once(pb.RepositoryIndexRequest, plane.repository_index)
-        ),
-        "RepositoryModelLoad": later(loads, pb.RepositoryModelLoadRequest, plane.load, large=True),
-        "RepositoryModelUnload": later(loads, pb.RepositoryModelUnloadRequest, plane.unload),
-        "TraceSetting": (
-            later(awaited, pb.TraceSettingRequest, plane.trace_setting_of_all)
-            if asks_others
-            else at_once(pb.TraceSettingRequest, plane.trace_setting)
         ),
     }
     return {SERVICE + name: one for name, one in by_name.items()}

@@ -13,6 +13,7 @@ import trio
 
 from toutates.access.callers import Caller
 from toutates.access.worker_gate import Visit
+from toutates.api.audit import Author, audited, audited_later, author_of
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.doors import Doors
@@ -45,6 +46,8 @@ _GETS: Final = ("GET", "HEAD")
 _ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
 _PLAIN: Final = re.compile(r"[1-9][0-9]{0,8}")
 _LENGTH_FIELD: Final = HEADER_LENGTH.lower()
+#: Endpoints by which a caller can change the server at once.
+_CHANGING: Final = ("logging", "trace")
 #: The groups of pages; that of others is ``metadata``, because they describe the server.
 _PAGES: Final = {"/metrics": "metrics", "/health/live": "health", "/health/ready": "health"}
 _ASKS: Final = {"infer": Asks.INFER, "generate": Asks.GENERATE, "generate_stream": Asks.STREAM}
@@ -240,12 +243,15 @@ class RestHandler:
         body = None if call.head.method == "GET" else bytes(call.body)
         if endpoint.awaited is not None and endpoint.waits(self._plane):
             caller = None if self._doors.gate is None else self._doors.gate.caller
-            work = partial(self._await, route, call, caller)
+            work = partial(self._await, route, call, caller, self._author(call))
             self._queue.put(self._worker, body or b"", work, partial(self.fail, call))
             return
         assert endpoint.function is not None
         request = endpoint.read(route, body)
-        answer = partial(endpoint.function, self._plane, request)
+        function: Callable[[Any], Any] = partial(endpoint.function, self._plane)
+        if endpoint.name in _CHANGING:
+            function = audited(self._author(call), function)
+        answer = partial(function, request)
         caller = self._limited_caller(route, request)
         write = endpoint.write if caller is None else lambda message: endpoint.write(only(caller, message))
         if endpoint.grows and not route.model:
@@ -266,20 +272,25 @@ class RestHandler:
         check_names(gate.caller, request)
         return gate.caller
 
-    async def _await(self, route: Route, call: RestHttpCall, caller: Caller | None, body: bytes) -> Callable[[], None]:
+    def _author(self, call: RestHttpCall) -> Author:
+        return author_of(self._doors.gate, self._worker.peer(call), "REST")
+
+    async def _await(
+        self, route: Route, call: RestHttpCall, caller: Caller | None, author: Author, body: bytes
+    ) -> Callable[[], None]:
         """On the main thread: read a request, which may hold a whole model, and have it answered."""
         endpoint = route.endpoint
         assert endpoint.awaited is not None
         given = None if call.head.method == "GET" else body
         request = await trio.to_thread.run_sync(endpoint.read, route, given)
         del body, given
+        answer = audited_later(author, partial(endpoint.awaited, self._plane))
         if caller is not None and caller.models and not route.model:
             check_names(caller, request)
-            response = only(caller, await endpoint.awaited(self._plane, request))
+            response = only(caller, await answer(request))
         else:
-            response = await endpoint.awaited(self._plane, request)
-        answer = endpoint.write(response)
-        return partial(call.reply, *answer)
+            response = await answer(request)
+        return partial(call.reply, *endpoint.write(response))
 
 
 def _admit(head: Head, handle: Callable[[Any], None], most: int = MAX_BODY) -> int:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from toutates.api.audit import Author, author_of
 from toutates.api.control_queue import ControlQueue
 from toutates.api.doors import Doors
 from toutates.api.rest.calls import Purpose, RestHttpCall
@@ -198,15 +199,20 @@ class ManagementHandler:
         return fields, body
 
     def _ask(self, operation: Operation, call: RestHttpCall) -> None:
-        work = partial(self._work, operation, call, call.head.query)
+        author = author_of(self._doors.gate, self._worker.peer(call), "TorchServe's management API")
+        work = partial(self._work, operation, call, author)
         self._queue.put(self._worker, bytes(call.body), work, call.fail)
 
-    async def _work(self, operation: Operation, call: RestHttpCall, query: str, body: bytes) -> Callable[[], None]:
+    async def _work(self, operation: Operation, call: RestHttpCall, author: Author, body: bytes) -> Callable[[], None]:
         """On the main thread."""
         try:
-            code, document = await operation(self._models, _Parameters(query, body))
+            code, document = await operation(self._models, _Parameters(call.head.query, body))
         except Problem as problem:
+            if call.head.method != "GET":
+                author.note(f"{call.head.method} {call.head.path}", "", problem.message)
             return partial(_reply, problem, call)
+        if call.head.method != "GET":
+            author.note(f"{call.head.method} {call.head.path}", "")
         return partial(call.reply, *document_answer(document, code))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import select
+import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -33,6 +34,8 @@ SEND_S: Final = 10.0
 KEEP_ALIVE_S: Final = 75.0
 #: Seconds without a byte in either direction after which a connection ends; no answer takes so long to make.
 SILENCE_S: Final = 90.0
+#: Seconds that a TLS handshake may take.
+HANDSHAKE_S: Final = 10.0
 #: Seconds for which a peer that has shut down its side is still answered.
 LAST_ANSWER_S: Final = 2.0
 #: Before a connection is closed, what the peer still sends is read and dropped: for LAST_LOOK_S seconds, up to
@@ -125,6 +128,7 @@ class HttpConnection:
         site: what it serves.
         common: the fields that every response has.
         failed: called with what an endpoint raised.
+        tls: the context; None for plaintext.
 
     Attributes:
         used_at: when bytes last went in or out, on Trio's clock.
@@ -138,10 +142,14 @@ class HttpConnection:
         site: Site,
         common: Callable[[], bytes],
         failed: Callable[[Exception], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.used_at = trio.current_time()
         self._socket = stream.socket
-        self._stream = stream
+        self._plain = stream
+        self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = stream
+        if tls is not None:
+            self._stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         self._table = table
         self._lanes = lanes
         self._site = site
@@ -169,8 +177,8 @@ class HttpConnection:
                 self._peer = self._socket.getpeername()[0]
                 await self._serve()
                 await self._last_look()
-        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            pass  # the peer is gone
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, OSError):
+            pass  # the peer is gone, or speaks no TLS
         finally:
             self.abort()
 
@@ -188,6 +196,9 @@ class HttpConnection:
 
     async def _serve(self) -> None:
         http = self._http
+        if isinstance(self._stream, trio.SSLStream):
+            with trio.fail_after(HANDSHAKE_S):
+                await self._stream.do_handshake()
         while not http.finished:
             data = await self._receive()
             if data is None:
@@ -288,10 +299,12 @@ class HttpConnection:
         Closing with unread bytes would make the kernel send a reset, which can overtake an answer such as 431 at the
         peer's (RFC 9112 section 9.6).
         """
-        await self._stream.send_eof()
         left = LAST_BYTES
         with trio.move_on_after(LAST_LOOK_S):
-            while left > 0 and (data := await self._stream.receive_some(READ_BYTES)):
+            if isinstance(self._stream, trio.SSLStream):
+                await self._stream.unwrap()  # which tells the peer that nothing was cut off
+            await self._plain.send_eof()
+            while left > 0 and (data := await self._plain.receive_some(READ_BYTES)):
                 left -= len(data)
 
 

@@ -10,6 +10,7 @@ import logging
 import math
 import select
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -37,7 +38,10 @@ GRACE_S: Final = 1.0
 
 @asynccontextmanager
 async def serving_http(
-    listener: socket.socket, make_site: Callable[[], Site], placement: Placement
+    listener: socket.socket,
+    make_site: Callable[[], Site],
+    placement: Placement,
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None,
 ) -> AsyncIterator[None]:
     """Serve HTTP in a thread of its own for as long as the block lasts.
 
@@ -45,6 +49,7 @@ async def serving_http(
         listener: bound and not listening yet; closed at the end.
         make_site: called in the thread, within its Trio run.
         placement: the thread runs where the manager does, which idles too.
+        tls: the context for connections to come; None for plaintext. Called in the thread.
     """
     stop = _Stop()
 
@@ -52,7 +57,7 @@ async def serving_http(
         with running_on(placement.manager, placement.anywhere):
             try:
                 lanes = Lanes()
-                trio.run(_serve, listener, make_site, stop, lanes, instruments=[CpuMeter(lanes.other.budget)])
+                trio.run(_serve, listener, make_site, stop, lanes, tls, instruments=[CpuMeter(lanes.other.budget)])
             except BaseException:  # of any kind: none may pass for a failure of the thread that waits for this one
                 logger.critical(
                     "the HTTP side has failed; there are no metrics and no status page any more", exc_info=True
@@ -91,7 +96,13 @@ class _Stop:
             await self._event.wait()
 
 
-async def _serve(listener: socket.socket, make_site: Callable[[], Site], stop: _Stop, lanes: Lanes) -> None:
+async def _serve(
+    listener: socket.socket,
+    make_site: Callable[[], Site],
+    stop: _Stop,
+    lanes: Lanes,
+    tls: Callable[[], ssl.SSLContext | None],
+) -> None:
     site = make_site()
     table = ConnectionTable()
     common = CommonFields()
@@ -103,7 +114,7 @@ async def _serve(listener: socket.socket, make_site: Callable[[], Site], stop: _
 
     async def handle(stream: trio.SocketStream) -> None:
         try:
-            await HttpConnection(stream, table, lanes, site, common, failed).serve()
+            await HttpConnection(stream, table, lanes, site, common, failed, tls()).serve()
         except Exception as error:
             failed(error)
 

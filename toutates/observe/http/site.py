@@ -52,11 +52,13 @@ class Site:
         endpoints: by path; for GET and HEAD.
         nothing_here: what a request for another path is answered, without the end of its line.
         beside: run in the thread's nursery.
+        check: refuses a request whose caller may not see what is at its path; None lets everybody in.
     """
 
     endpoints: Mapping[str, Endpoint]
     nothing_here: str
     beside: Sequence[Callable[[], Awaitable[None]]] = ()
+    check: Callable[[Head], None] | None = None
 
     def admit(self, head: Head) -> int:
         """The bytes that a request's body may have.
@@ -78,4 +80,6 @@ class Site:
         Raises:
             Refused: an error for the client.
         """
+        if self.check is not None:
+            self.check(asked.head)
         return await self.endpoints[unquote(asked.head.path)](asked)

@@ -144,11 +144,16 @@ def _tensors(reports: Iterable[Any]) -> tuple[TensorSpec, ...]:
 def _sum_of(records: Iterable[Any], kind: type[Any]) -> Any:
     """Records of numbers, and of dicts of numbers, added up field by field."""
     all_records = list(records)
-    return kind(*(_total([getattr(one, each.name) for one in all_records]) for each in fields(kind)))
+    return kind(
+        *(
+            _total([getattr(one, each.name) for one in all_records], of_dicts=each.default_factory is dict)
+            for each in fields(kind)
+        )
+    )
 
 
-def _total(values: list[Any]) -> Any:
-    if not values or not isinstance(values[0], dict):
+def _total(values: list[Any], *, of_dicts: bool) -> Any:
+    if not of_dicts:
         return sum(values)
     total: Counter[str] = Counter()
     for value in values:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import trio
 
+from toutates.access.gate import Gate
 from toutates.http1 import encode_fields
 from toutates.models.graph_picture import graph_svg
 from toutates.observe.debug.debug_dump import TrioRun, dump, this_run
 from toutates.observe.debug.flame_graph import collapsed, flame_page
 from toutates.observe.debug.profiler import MAX_HZ, MAX_SECONDS, Busy, Profile, Profiler, Weight
 from toutates.observe.http.addresses import foreign_page, is_local_request
+from toutates.observe.http.callers import check_caller
 from toutates.observe.http.http_thread import THREAD_NAME
 from toutates.observe.http.responses import Response, page_response, refusal, text_response
 from toutates.observe.http.reuse import ReusedText
@@ -46,6 +49,7 @@ def make_site(
     runs: Sequence[TrioRun] = (),
     *,
     debug_for_all: bool = False,
+    gate: Gate | None = None,
 ) -> Site:
     """Make the endpoints, and the tasks that run beside them. Called in the thread and the Trio run that serve them.
 
@@ -55,6 +59,7 @@ def make_site(
         warnings: the last ones of the log, the oldest first.
         runs: Trio runs other than those of the workers, for /debug/tasks.
         debug_for_all: whether /debug answers to other machines too (``--debug-endpoints``).
+        gate: knows callers; None lets everybody in.
     """
     sampler = Sampler(view)
     status = Status(view, sampler, warnings)
@@ -76,7 +81,7 @@ def make_site(
     if metrics is not None:
         endpoints["/metrics"] = _MetricsText(metrics).get
         beside.append(metrics.run)
-    return Site(endpoints, _NOTHING_HERE, beside)
+    return Site(endpoints, _NOTHING_HERE, beside, None if gate is None else partial(check_caller, gate))
 
 
 async def _page(asked: Asked) -> Response:

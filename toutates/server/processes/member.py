@@ -86,6 +86,7 @@ class Member:
             task_status.started()
             await self._channel.run()
             logger.critical("the parent process has ended, and so does this one")
+            shutdown.leaving.set()
             shutdown.begun.set()
             shutdown.grace_ended.set()
 
@@ -198,8 +199,9 @@ class Member:
             self._signalled(int(body))
         elif name == messages.STOP:
             # Not Shutdown.request: a terminal, or systemd, may have sent the signal to this process too.
-            self._shutdown.begun.set()
+            self._shutdown.begin()
             if body == messages.AT_ONCE:
+                self._shutdown.begun.set()
                 self._shutdown.grace_ended.set()
 
     async def _poll(self, control: ModelControl) -> None:

@@ -14,6 +14,7 @@ Stop: every process drains as a server of one process does. One that has not end
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -35,6 +36,8 @@ from toutates.observe.processes.replica import Replica
 from toutates.observe.view import ProcessState, ServerView
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.parsing import parse
+from toutates.server.access import Access
+from toutates.server.certificates import ServerCertificate
 from toutates.server.listeners import OR_OFF
 from toutates.server.monitoring import Monitoring
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
@@ -85,6 +88,8 @@ class Parent:
     def __init__(self, options: Options, logs: Logs) -> None:
         self._options = options
         self._logs = logs
+        self._access = Access(options)
+        self._certificate = ServerCertificate(options.tls if options.metrics_tls else None, 0)
         self._identity = ServerIdentity(options.server_id, package_version())
         self._started_s = time.time()
         self._replica = Replica(count_of(options))
@@ -92,6 +97,8 @@ class Parent:
         self._processes: list[Process] = []
         self._stopping = trio.Event()
         self._stopping_now = trio.Event()
+        #: when the processes drain, once they have to stop
+        self._live_until_s = math.inf
         #: once all of them serve for the first time, or the start has failed
         self._has_begun = trio.Event()
         self._first_loaded = trio.Event()
@@ -139,11 +146,14 @@ class Parent:
                 Placement(),
                 debug_for_all=self._options.debug_endpoints,
                 more_warnings=lambda: self._replica.warnings,
+                gate=self._access.gate,
+                tls=lambda: self._certificate.for_monitoring,
             )
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._handle_signals, signals)
                 nursery.start_soon(self._kill_late)
+                nursery.start_soon(self._access.watch)
                 async with watched, trio.open_nursery() as processes:
                     processes.start_soon(self._begin, grpc, http)
                     for process in self._processes:
@@ -306,12 +316,19 @@ class Parent:
                 self._logs.control.toggle_debug()
             elif number == signal.SIGUSR2:
                 self._nursery.start_soon(self._monitoring.log_dump)
+            elif number == signal.SIGHUP:
+                self._access.reload()
+                if self._options.metrics_tls:
+                    self._certificate.reload()
             for process in self._processes:
                 process.tell(messages.SIGNAL, str(int(number)).encode())
 
     def _stop(self, *, at_once: bool) -> None:
+        if not self._stopping.is_set():
+            self._live_until_s = time.monotonic() + self._options.shutdown_delay_s
         self._stopping.set()
         if at_once:
+            self._live_until_s = 0.0
             self._stopping_now.set()
         for process in self._processes:
             process.stop(at_once=at_once)
@@ -320,7 +337,7 @@ class Parent:
     async def _kill_late(self) -> None:
         """End what does not end by itself."""
         await self._stopping.wait()
-        with trio.move_on_after(self._options.shutdown_grace_s):
+        with trio.move_on_after(self._options.shutdown_delay_s + self._options.shutdown_grace_s):
             await self._stopping_now.wait()
         await trio.sleep(LATE_S)
         for process in self._processes:
@@ -372,7 +389,7 @@ class Parent:
             loading=replica.loading,
             dropped_log_lines=lambda: self._logs.lost + replica.dropped_log_lines,
             traces=lambda: replica.traces,
-            is_live=lambda: not self._stopping.is_set(),
+            is_live=lambda: time.monotonic() < self._live_until_s,
             unready_reason=self._reason,
             processes=self._states,
             response_cache=lambda: replica.response_cache,

@@ -1,0 +1,113 @@
+"""A line of the log for everything by which a caller changes the server: what, who, from where, and what became of it.
+
+The logger is ``toutates.audit``, and the fields of its lines have names (docs/logging.md). Who is the name of a key, or
+the subject of a token, never a secret.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from toutates.access.worker_gate import WorkerGate
+from toutates.protocol import grpc_service_pb2 as pb
+from toutates.system.errors import RequestError
+from toutates.system.text import printable
+
+__all__ = ["Author", "audited", "audited_later", "author_of"]
+
+logger = logging.getLogger("toutates.audit")
+
+_ACTIONS: Final = {
+    pb.RepositoryModelLoadRequest: "load",
+    pb.RepositoryModelUnloadRequest: "unload",
+    pb.LogSettingsRequest: "log settings",
+    pb.TraceSettingRequest: "trace settings",
+}
+MAX_SHOWN: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who changes something.
+
+    Attributes:
+        name: of a key or token; "anybody" where nobody asks.
+        peer: address of the connection.
+        via: the protocol.
+    """
+
+    name: str
+    peer: str
+    via: str
+
+    def note(self, action: str, subject: str, problem: str = "") -> None:
+        """Write the line.
+
+        Args:
+            action: what was done.
+            subject: to what.
+            problem: why it failed; "" if it did not.
+        """
+        subject, problem = printable(subject, MAX_SHOWN), printable(problem, MAX_SHOWN)
+        outcome = f"refused: {problem}" if problem else "done"
+        fields = {"action": action, "subject": subject, "who": self.name, "peer": self.peer, "via": self.via}
+        logger.info(
+            "%s%s by %s (%s, %s): %s",
+            action,
+            f" of '{subject}'" if subject else "",
+            self.name,
+            self.peer,
+            self.via,
+            outcome,
+            extra={**fields, "outcome": outcome},
+        )
+
+
+def author_of(gate: WorkerGate | None, peer: str, via: str) -> Author:
+    """Who sends the request that is being handled."""
+    caller = None if gate is None else gate.caller
+    return Author("anybody" if caller is None else caller.name, peer, via)
+
+
+def audited(author: Author, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``answer`` of the data plane, with a line for each request that changes something."""
+
+    def answer_audited(request: Any) -> Any:
+        try:
+            response = answer(request)
+        except RequestError as error:
+            _note(author, request, str(error))
+            raise
+        _note(author, request)
+        return response
+
+    return answer_audited
+
+
+def audited_later(author: Author, answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """The same of an async function."""
+
+    async def answer_audited(request: Any) -> Any:
+        try:
+            response = await answer(request)
+        except RequestError as error:
+            _note(author, request, str(error))
+            raise
+        _note(author, request)
+        return response
+
+    return answer_audited
+
+
+def _note(author: Author, request: Any, problem: str = "") -> None:
+    action = _ACTIONS.get(type(request))
+    if action is None:
+        return
+    if isinstance(request, pb.LogSettingsRequest | pb.TraceSettingRequest):
+        if not request.settings:
+            return  # it asks
+        action += ": " + ", ".join(sorted(request.settings))
+    author.note(action, getattr(request, "model_name", ""), problem)
