@@ -127,7 +127,7 @@ def test_a_server_that_is_to_stop_says_so_and_serves_on(repository: Path, tmp_pa
         server.process.terminate()
         wait_until(lambda: [status(url) for url in ready] == [503, 400, 503])
         assert status(f"{side}/health/live") == 200
-        document = {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "INT64", "data": [3]}]}
+        document: Any = {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "INT64", "data": [3]}]}
         with requests.Session() as other:  # over a new connection
             url = f"{rest}/v2/models/slow/infer"
             answer = other.post(url, json=document, headers=key, timeout=60, verify=str(certificate.ca))
