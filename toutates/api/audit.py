@@ -1,6 +1,6 @@
 """A line of the log for everything by which a caller changes the server: what, who, from where, and what became of it.
 
-The logger is ``toutates.audit``, and the fields of its lines have names (docs/logging.md). Who is the name of a key, or
+The lines are of the area ``audit``, and their fields have names (docs/access.md). Who is the name of a key, or
 the subject of a token, never a secret.
 """
 
@@ -18,7 +18,7 @@ from toutates.system.text import printable
 
 __all__ = ["Author", "audited", "audited_later", "author_of"]
 
-logger = logging.getLogger("toutates.audit")
+logger = logging.getLogger(__name__)
 
 _ACTIONS: Final = {
     pb.RepositoryModelLoadRequest: "load",

@@ -20,6 +20,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "access": ("access",),
         "batching": ("engine", "backends.onnx.pinned", "backends.onnx.session"),
+        "audit": ("api.audit",),
         "h2grpc": ("h2grpc", "net"),
         "logs": ("system.logs",),
         "metrics": ("observe.metrics",),
