@@ -29,7 +29,7 @@ from toutates.h2grpc.events import ConnectionTerminated, Event, LargeRequest, Me
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.foresight import Foresight
 from toutates.h2grpc.frame_loop import DIRECTLY, FrameLoop
-from toutates.h2grpc.frames import PING, PREFACE, ErrorCodes, pack_frame
+from toutates.h2grpc.frames import FRAME_HEAD_SIZE, PING, PREFACE, ErrorCodes, pack_frame
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
@@ -256,9 +256,12 @@ class ServerConnection:
             head = foresight.take_head(count)
             events += self.receive_data(head, now_ns)
             count -= len(head)
-            if count:
+            if count and not self.closed:
                 if self.direct and foresight.goes_on():
-                    return self._direct_receive.take(count, now_ns, events)
+                    left_over = self._direct_receive.take(count, now_ns, events)
+                    if left_over and len(left_over) > FRAME_HEAD_SIZE:
+                        foresight.distrust()
+                    return left_over
                 rest = foresight.take_surprise(count)
         finally:
             foresight.forget()

@@ -60,12 +60,14 @@ class Foresight:
         self._most_stream_bytes = parts.limits.stream_window >> 1
 
     def note_end(self) -> bool:
-        """A message was received directly; whether the next request is foreseen."""
+        """A message was received directly, or a part of it; whether the next request is foreseen."""
         last, like = self._like, self._direct.began
+        if like is last:
+            return self._trust > 0  # the same message
+        self._like = like
         if like == last and like.length >= max(LEAST_FRAME, PREFIX_SIZE + WITH_HEAD) and like.head <= MOST_HEAD:
             self._trust += 1
         else:
-            self._like = like
             self._trust = min(self._trust, 0)
         return self._trust > 0
 
@@ -75,7 +77,7 @@ class Foresight:
         return self._like.head + WITH_HEAD
 
     def foreseen_bytes(self, head: bytes) -> int:
-        """Bytes of the whole request whose first ``head_bytes`` are these; 0 if it is not as foreseen."""
+        """Bytes that come at least where a request begins with these ``head_bytes``; 0 if it is not as foreseen."""
         before, flags, length, size = self._like
         at, data_at = 0, before - PREFIX_SIZE - FRAME_HEAD_SIZE
         while at < data_at:
@@ -84,7 +86,7 @@ class Foresight:
         start = _pack_start(length << 8 | DATA, flags, stream_id, 0, size)
         if len(head) < before + WITH_HEAD or at != data_at or head[data_at:before] != start:
             return 0
-        return before + size + (size + PREFIX_SIZE - 1) // length * FRAME_HEAD_SIZE
+        return before + size
 
     def views(self) -> list[memoryview]:
         """Where the next request belongs; none if there is no memory for it.
@@ -112,7 +114,8 @@ class Foresight:
             data_at != before - PREFIX_SIZE - FRAME_HEAD_SIZE
             or word & 0xFF != HEADERS
             or head_flags != END_HEADERS
-            or count != self.foreseen_bytes(bytes(head[: before + WITH_HEAD]))
+            or count != before + size + (size + PREFIX_SIZE - 1) // length * FRAME_HEAD_SIZE
+            or not self.foreseen_bytes(bytes(head[: before + WITH_HEAD]))
             or head[data_at + 5 : data_at + FRAME_HEAD_SIZE] != head[5:FRAME_HEAD_SIZE]
         ):
             return None
@@ -197,12 +200,16 @@ class Foresight:
         """A copy of ``count`` bytes that came behind the head of a request that is not as foreseen."""
         memory, (_, _, length, size) = self._memory, self._like
         assert memory is not None
-        self._trust = DISTRUST
+        self.distrust()
         start = -size % ALIGNMENT
         room = memoryview(memory)[start + WITH_HEAD : start + size]
         left = length - PREFIX_SIZE - WITH_HEAD
         rest = self._direct.pieces(room, length, left, 0, max(count - left, 0))
         return b"".join([room[: min(left, count)], *rest])
+
+    def distrust(self) -> None:
+        """A request was not as foreseen, so that some of it was copied; that may happen again."""
+        self._trust = DISTRUST
 
     def forget(self) -> None:
         """What came in ``views`` is taken."""

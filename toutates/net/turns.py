@@ -111,6 +111,7 @@ class Turns:
             return self._await_foreseen(transport, size, now_ns)
         views = [] if transport.closing else connection.views()
         if not views:
+            self._await_more(transport, now_ns)
             return False
         goes_on = transport.awaited_bytes > 1 or connection.awaited_bytes > 0
         try:
