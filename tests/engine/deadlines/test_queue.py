@@ -183,7 +183,11 @@ def test_a_refusal_says_what_it_would_have_taken_and_when_to_come_again() -> Non
         "of it; try again in 1.5 ms"
     )
     assert refused.value.retry_after_s == pytest.approx(0.0015, rel=0.01)
-    model.wait(1.6)
+    model.wait(0.9)  # the next one is told the same, and when to come by the time that it is
+    with pytest.raises(BeyondTarget, match="would take 19 ms") as again:
+        model.ask()
+    assert again.value.retry_after_s == pytest.approx(0.0006, rel=0.01)
+    model.wait(0.7)
     assert model.asked()
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Final
+from typing import Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from toutates.engine.batch_queue import BatchQueue
@@ -38,6 +38,8 @@ __all__ = ["DeadlineQueue", "Expected"]
 _AROUND_SHIFT: Final = 3
 #: After four times the target without a run, a request is let in to see what one takes.
 _FORGET_SHIFT: Final = 2
+#: How old the numbers of a refusal may be.
+_SAME_REFUSAL_NS: Final = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +96,12 @@ class DeadlineQueue(BatchQueue):
         self._bound_ns = target_ns - (target_ns >> _AROUND_SHIFT)
         self._profiles: MutableMapping[Lane, Profile] = WeakKeyDictionary()
         self._expected: dict[Batch, Expected] = {}
+        #: The last refusal. Until then, requests like it are refused without another look: where much is refused, it is
+        #: the text with its numbers that costs.
+        self._refused_until_ns = self._retry_ns = 0
+        self._refused_lane: Lane | None = None
+        self._refused_rows = 0
+        self._refused_text = ""
         #: what the runs of all batches that wait are to be given
         self._waiting_ns = 0
         self._ran_ns = 0
@@ -124,6 +132,8 @@ class DeadlineQueue(BatchQueue):
             WouldBeLate: it would be late.
         """
         now_ns = self._clock_ns()
+        if now_ns < self._refused_until_ns and lane is self._refused_lane and rows >= self._refused_rows:
+            self._refuse(self._refused_text, self._retry_ns - now_ns)
         profile = self.profile_of(lane)
         free_ns = now_ns
         if len(self.running) >= self._executors:
@@ -168,14 +178,22 @@ class DeadlineQueue(BatchQueue):
         late_ns = starts_ns + paying_ns - now_ns - self._bound_ns
         if late_ns > 0:
             retry_ns = late_ns if waits else forgets_ns
-            error = BeyondTarget(
+            self._refused_text = (
                 f"model '{self._name}' has a latency target of {_ms(self.target_ns)} ms, and this request would take "
                 f"{_ms(starts_ns + paying_ns - now_ns)} ms, {_ms(starts_ns - now_ns)} of them for what is in front of "
                 f"it; try again in {_ms(retry_ns)} ms"
             )
-            error.retry_after_s = retry_ns / 1e9
-            raise error
+            self._retry_ns = now_ns + retry_ns
+            self._refused_lane, self._refused_rows = lane, rows
+            self._refused_until_ns = now_ns + min(retry_ns, _SAME_REFUSAL_NS)
+            self._refuse(self._refused_text, retry_ns)
         self._check_caller(now_ns, starts_ns + alone_ns, starts_ns, is_wanted)
+
+    @staticmethod
+    def _refuse(text: str, retry_ns: int) -> NoReturn:
+        error = BeyondTarget(text)
+        error.retry_after_s = retry_ns / 1e9
+        raise error
 
     def _check_caller(self, now_ns: int, done_ns: int, starts_ns: int, is_wanted: Callable[[int], bool]) -> None:
         """Check that a request's caller still waits when it is done.
@@ -211,6 +229,7 @@ class DeadlineQueue(BatchQueue):
         """See ``BatchQueue``."""
         batch = super().next(seal_busy=seal_busy)
         if batch is not None:
+            self._refused_until_ns = 0
             expected = self._expected[batch]
             self._waiting_ns -= expected.work_ns
             expected.began_ns = self._clock_ns()
@@ -220,6 +239,7 @@ class DeadlineQueue(BatchQueue):
     def ended(self, batch: Batch) -> None:
         """An executor is done with a batch, which has its rows still."""
         expected = self._expected.pop(batch)
+        self._refused_until_ns = 0
         if not expected.ran:
             return
         self._ran_ns = self._clock_ns()
@@ -243,6 +263,7 @@ class DeadlineQueue(BatchQueue):
         """See ``BatchQueue``."""
         super().clear()
         self._expected.clear()
+        self._refused_lane = None
         self._waiting_ns = 0
 
 
