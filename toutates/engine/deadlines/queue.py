@@ -52,6 +52,7 @@ class Expected:
         work_ns: what its run is to be given.
         began_ns, ends_ns: when an executor got it, and when it is to be done; 0 before.
         ran: whether it has been computed.
+        left_ns: when it was left out, because it was late; 0 if it was not.
     """
 
     first_ns: int
@@ -60,6 +61,7 @@ class Expected:
     began_ns: int = 0
     ends_ns: int = 0
     ran: bool = False
+    left_ns: int = 0
 
 
 class DeadlineQueue(BatchQueue):
@@ -240,24 +242,32 @@ class DeadlineQueue(BatchQueue):
         """An executor is done with a batch, which has its rows still."""
         expected = self._expected.pop(batch)
         self._refused_until_ns = 0
-        if not expected.ran:
-            return
-        self._ran_ns = self._clock_ns()
         lane = batch.lane
+        if expected.ran:
+            self._ran_ns = self._clock_ns()
+            took_ns = self._ran_ns - expected.began_ns
+        elif expected.left_ns:
+            # What it would have taken. Else a server whose executors get no CPU would go on to let in what it leaves
+            # out.
+            took_ns = expected.left_ns - expected.began_ns + self.profile_of(lane).mean_ns(batch.rows)
+        else:
+            return
         profile = self._profiles.get(lane)
         if profile is None:
             profile = self._profiles[lane] = Profile()
-        took_ns = self._ran_ns - expected.began_ns
         profile.note(batch.rows, took_ns)
         self.profile.note(batch.rows, took_ns)
 
     def is_too_late(self, batch: Batch) -> bool:
         """Whether all requests of a batch that is about to run are late, or will be and others wait."""
         expected = self._expected[batch]
-        now_ns = self._clock_ns()
+        by_ns = now_ns = self._clock_ns()
         if self.sealed or self.open:
-            now_ns += self.profile_of(batch.lane).mean_ns(batch.rows)
-        return now_ns > expected.last_ns
+            by_ns += self.profile_of(batch.lane).mean_ns(batch.rows)
+        if by_ns <= expected.last_ns:
+            return False
+        expected.left_ns = now_ns
+        return True
 
     def clear(self) -> None:
         """See ``BatchQueue``."""
