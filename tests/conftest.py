@@ -21,13 +21,16 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from toutates.system.logs.levels import AREAS, PACKAGE
 
 # The suite finds the same today as tomorrow; `fuzz/run.py` draws other examples, by `--hypothesis-profile fuzz`.
-settings.register_profile("suite", derandomize=True, deadline=None, max_examples=50)
-settings.register_profile("fuzz", deadline=None, max_examples=300)
+# How long examples take to draw is no fault, on a machine that is busy otherwise.
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("fuzz", deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 _IMPORT_ALL: Final = """

@@ -180,6 +180,7 @@ def test_models_come_and_go_in_it(tmp_path: Path) -> None:
         for _ in range(3):
             for verb in ("load", "unload"):
                 assert peer.ask(post(f"/v2/repository/models/one/{verb}", "{}")).status == 200
+        wait_until(lambda: answers)
         stop.set()
         for reader in readers:
             reader.join()

@@ -135,7 +135,8 @@ def test_help_and_version_are_printed(arguments: list[str]) -> None:
 
 
 def probe(process: ServerProcess | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("probe", process if isinstance(process, str) else process.address, *arguments)
+    address = process if isinstance(process, str) else process.address
+    return run("probe", address, "--timeout", "60", *arguments)
 
 
 def test_probe_of_a_server_that_serves_is_0(server: ServerProcess) -> None:

@@ -584,7 +584,7 @@ def test_a_mistake_is_named_before_anything_is_loaded(
 
 
 def probe(process: ServerProcess, *arguments: str) -> tuple[int, str]:
-    ended = run("probe", process.address, *arguments)
+    ended = run("probe", process.address, "--timeout", "60", *arguments)
     assert "Traceback" not in ended.stderr
     return ended.returncode, ended.stdout + ended.stderr
 

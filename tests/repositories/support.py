@@ -292,30 +292,35 @@ class Proxy:
             thread.start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self.upstream)) as server:
-            with self._lock:
-                self._sockets |= {client, server}
+        with client:
             try:
-                head = b""
-                while b"\r\n\r\n" not in head:
-                    data = client.recv(65_536)
-                    if not data:
-                        return
-                    head += data
-                line = head.split(b"\r\n", 1)[0].decode()
-                self.requests.append(line)
-                self.before(line)
-                fault = self._fault_for(line)
-                if fault.hold is not None:
-                    fault.hold.wait(_SECONDS)
-                # So that both sides close after it, and a connection is a request.
-                server.sendall(re.sub(rb"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", head, count=1))
-                self._answer(server, client, fault)
+                with socket.create_connection(("127.0.0.1", self.upstream)) as server:
+                    self._pass_on(client, server)
             except OSError:
-                pass
-            finally:
-                with self._lock:
-                    self._sockets -= {client, server}
+                pass  # one of the two has gone
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        with self._lock:
+            self._sockets |= {client, server}
+        try:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                data = client.recv(65_536)
+                if not data:
+                    return
+                head += data
+            line = head.split(b"\r\n", 1)[0].decode()
+            self.requests.append(line)
+            self.before(line)
+            fault = self._fault_for(line)
+            if fault.hold is not None:
+                fault.hold.wait(_SECONDS)
+            # So that both sides close after it, and a connection is a request.
+            server.sendall(re.sub(rb"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", head, count=1))
+            self._answer(server, client, fault)
+        finally:
+            with self._lock:
+                self._sockets -= {client, server}
 
     def _fault_for(self, line: str) -> Fault:
         with self._lock:

@@ -71,7 +71,7 @@ class Running:
         return Address(*self.server.address)
 
     async def probe(self) -> tuple[bool, str]:
-        return await trio.to_thread.run_sync(probe, self.address, 10)
+        return await trio.to_thread.run_sync(probe, self.address, 60)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         self.code = await self.server.run(task_status=task_status)
