@@ -34,11 +34,13 @@ from toutates.engine.lane import Batch, GatheredLane, PackedLane, Piece, RowShap
 from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
+from toutates.engine.policies.port import PolicyPort, RaggedPolicyPort
+from toutates.engine.policies.rules import BatchingRules
 from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.port import RaggedPort
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.result import BatchResult, Outputs, Split
-from toutates.engine.servable import Backend, Consumer, Host, Servable
+from toutates.engine.servable import Backend, Consumer, Host, Port, Servable
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models.config.padding import with_made_mask
@@ -140,7 +142,7 @@ class TestWorker:
     seen: list[BatchResult] = field(default_factory=list)
     submitter: Submitter = field(init=False)
     #: in place of ``submitter`` where rows are padded
-    padded: PaddedPort = field(init=False)
+    padded: PaddedPort | PolicyPort = field(init=False)
     #: takes what others have run, in place of ``results``
     finish: Callable[[BatchResult], None] | None = None
 
@@ -168,7 +170,8 @@ class TestWorker:
         indices = inputs if inputs is not None else range(len(arrays))
         shapes = tuple((index, array.shape[1:]) for index, array in zip(indices, arrays, strict=True))
         contents = [array.tobytes() for array in arrays]
-        self.padded.add_contents(self.padded.way(shapes), len(arrays[0]), context, contents)
+        port: Port = self.padded
+        port.add_contents(port.way(shapes), len(arrays[0]), context, contents)
 
     def at_round_end(self, callback: Callable[[], None]) -> None:
         """See ``Submitter``."""
@@ -277,6 +280,7 @@ class Rig:
         profile: where each session writes its profile, and after how many batches.
         padding: see SuperTensor; the mask is optional for requests.
         target_ns, clock_ns: see DeadlineSuperTensor; 0 for a SuperTensor without a target.
+        rules: see SuperTensor. What a request says of itself is in ``said``.
     """
 
     def __init__(
@@ -298,6 +302,7 @@ class Rig:
         padding: Padding | Ragged | None = None,
         target_ns: int = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        rules: BatchingRules | None = None,
     ) -> None:
         sessions = []
         for number in range(executors):
@@ -332,12 +337,25 @@ class Rig:
             delay_ns=delay_ns,
             enough_rows=enough_rows,
             padding=padding,
+            rules=rules,
         )
+        #: what requests say beside their tensors, by context
+        self.said: dict[Any, dict[str, int]] = {}
         self.workers = [TestWorker(number, self.signature) for number in range(workers)]
         for worker in self.workers:
-            consumer = Consumer(worker.deliver, worker.results.put, worker.at_round_end, self._is_wanted)
+            consumer = Consumer(
+                worker.deliver,
+                worker.results.put,
+                worker.at_round_end,
+                self._is_wanted,
+                parameters=lambda context: self.said.get(context, {}),
+            )
             if isinstance(self.supertensor, DeadlineSuperTensor):
                 worker.submitter = DeadlinePort(self.supertensor, consumer)
+            elif rules is not None and isinstance(padding, Ragged):
+                worker.padded = RaggedPolicyPort(self.supertensor, padding, consumer)
+            elif rules is not None:
+                worker.padded = PolicyPort(self.supertensor, consumer)
             elif padding is None:
                 worker.submitter = Submitter(self.supertensor, consumer)
             else:
