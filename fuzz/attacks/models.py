@@ -22,6 +22,7 @@ def build_repository(root: Path) -> None:
     - shapes: OUTPUT = -INPUT, FP32 [n, m].
     - strings: OUTPUT = INPUT, BYTES [n, m].
     - cached: OUTPUT = -INPUT, FP32 [n, m], with the response cache.
+    - queued: OUTPUT = -INPUT, FP32 [n, m], with priorities, timeouts and batches that wait for a second.
     - generator: OUTPUT = INPUT[0] zeros, FP32.
     - sums: OUTPUT = the sum of the INPUTs of a sequence, FP32 [n, 4]; 16 sequences at once, which may rest for 0.2 s.
     """
@@ -43,6 +44,12 @@ def build_repository(root: Path) -> None:
         _tensors(TensorProto.FLOAT, ["n", "m"], TensorProto.FLOAT, ["n", "m"]),
     )
     (root / "cached" / "config.pbtxt").write_text(_CACHED)
+    _write(
+        root / "queued",
+        [helper.make_node("Neg", ["INPUT"], ["OUTPUT"])],
+        _tensors(TensorProto.FLOAT, ["n", "m"], TensorProto.FLOAT, ["n", "m"]),
+    )
+    (root / "queued" / "config.pbtxt").write_text(_QUEUED)
     _write(
         root / "strings",
         [helper.make_node("Identity", ["INPUT"], ["OUTPUT"])],
@@ -70,6 +77,17 @@ input { name: "INPUT" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1 ] }
 dynamic_batching { }
 response_cache { enable: true }
+"""
+_QUEUED = """
+max_batch_size: 8
+input { name: "INPUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT" data_type: TYPE_FP32 dims: [ -1 ] }
+dynamic_batching {
+  max_queue_delay_microseconds: 1000000
+  priority_levels: 18446744073709551615
+  default_priority_level: 5
+  default_queue_policy { default_timeout_microseconds: 2000000 allow_timeout_override: true }
+}
 """
 _SUMS = """
 backend: supertensor

@@ -65,17 +65,18 @@ def test_strings_and_models_without_a_batch_wait_too() -> None:
     rig = Rig(unary("Identity", ["n", 2], TensorProto.STRING), rules=RULES)
     with rig.running():
         words = np.array([[b"a", b"\xff"]], object)
+        port: Any = rig.worker.padded
         for name in "xy":
-            rig.worker.padded.add_gathered(rig.worker.padded.way(((0, (2,)),)), 1, name, [received(words)], 10)
+            port.add_gathered(port.way(((0, (2,)),)), 1, name, [received(words)], 10)
         rig.worker.end_round()
         for found in rig.worker.collect("x", "y"):
             npt.assert_array_equal(found, words)
         rig.assert_empty()
     rig = Rig(unary("Neg", [4]), rules=BatchingRules(1, levels=2, default_level=1))
     with rig.running():
-        way = rig.worker.padded.way(((0, (4,)),))
+        port = rig.worker.padded
         for name in "xy":
-            rig.worker.padded.add_contents(way, 1, name, [numbers(4).tobytes()])
+            port.add_contents(port.way(((0, (4,)),)), 1, name, [numbers(4).tobytes()])
         rig.worker.end_round()
         for found in rig.worker.collect("x", "y"):
             npt.assert_array_equal(found, -numbers(4)[0])
