@@ -30,7 +30,7 @@ class QueueFlood(Attack):
     summary = (
         "requests of any priority of 2^64-1, with timeouts from 1 us on, 400 at a time, a fifth of which is cancelled"
     )
-    limit = "a look at the queue drops 256 requests at most; a task beside the workers tells those that are late: UNAVAILABLE"
+    limit = "a look at the queue drops 256 at most; a task beside the workers tells those that are late: UNAVAILABLE"
     stops = ()
     connections = 2
 
