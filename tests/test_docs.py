@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import follow
 from toutates.observe.http.cpu_budget import SHARE
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +47,35 @@ def test_the_index_has_every_page_with_what_it_is_for() -> None:
     assert set(rows) - {"../README.md"} == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
     assert all(len(text) > 20 for text in rows.values())
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_site_shows_every_page_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    shown = re.findall(r": (\S+\.md)$", nav, re.MULTILINE)
+    wanted = {"README.md", "CHANGELOG.md", *(f"docs/{page.name}" for page in DOCS.glob("*.md"))}
+    assert sorted(shown) == sorted(wanted)
+
+
+def test_a_quick_start_is_held_to_what_it_says(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text('```sh\necho one two\necho three\n```\n```text\n...\n"two"\n```\n')
+    with pytest.raises(follow.WrongPage, match="printed:\none two"):
+        follow.follow(page)
+    page.write_text(page.read_text().replace('"two"\n', "three\n"))
+    follow.follow(page)
+    page.write_text("```sh\nfalse\n```\n")
+    with pytest.raises(follow.WrongPage, match="status 1"):
+        follow.follow(page)
+
+
+def test_the_quick_starts_have_steps_that_can_be_followed() -> None:
+    pages = sorted(DOCS.glob("quickstart-*.md"))
+    assert len(pages) == 5
+    for page in pages:
+        steps = follow.steps(page.read_text())
+        assert steps[0].text.startswith("git clone <this repository> toutates\n")
+        assert sum(step.text.startswith(follow.SERVER) for step in steps) == 1
+        assert steps[-1].kind in ("text", "sh")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])

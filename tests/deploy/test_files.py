@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from tests.deploy.support import DASHBOARDS, DEPLOY, ROOT, read_yaml
 from toutates.command.main import parse_options
@@ -18,6 +19,8 @@ from toutates.server.options import Options
 
 COMPOSE: Final = DEPLOY / "compose.yaml"
 SERVICES: Final[dict[str, Any]] = read_yaml(COMPOSE)["services"]
+#: A value that is given to something with such a name. The name of one of Kubernetes' secrets is none.
+SECRET: Final = re.compile(r"(?i)(?:password|secret|token|api_key)\w*[\"']?\s*[:=]\s*(?!\[\]|[{\s]|\"\"|true|false)\S")
 #: Instructions of the Dockerfile with their arguments, those of a stage under its name.
 Stage = list[tuple[str, str]]
 
@@ -34,6 +37,9 @@ def stages() -> dict[str, Stage]:
                 found[name] = []
             found[name].append((instruction, arguments))
     return found
+
+
+VARIANTS: Final = [name for name in stages() if name.startswith("python-")]
 
 
 def of_stage(instruction: str, name: str = "server") -> list[str]:
@@ -71,9 +77,13 @@ def ports(service: str) -> set[int]:
     return {int(inner) for _, _, inner in found}
 
 
-@pytest.mark.parametrize("path", sorted(path for path in DEPLOY.rglob("*.y*ml")), ids=lambda path: path.name)
+#: But for the templates of the chart, which are YAML when Helm has rendered them.
+YAML_FILES: Final = sorted(path for path in DEPLOY.rglob("*.y*ml") if path.parent.name != "templates")
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: path.name)
 def test_yaml_files_can_be_read(path: Path) -> None:
-    assert isinstance(read_yaml(path), dict)
+    assert all(isinstance(document, dict) for document in yaml.safe_load_all(path.read_text()))
 
 
 def test_docker_compose_takes_the_file() -> None:
@@ -156,7 +166,7 @@ def test_grafana_opens_with_the_dashboard_for_anybody_who_may_only_look() -> Non
 def test_no_file_holds_a_secret() -> None:
     for path in DEPLOY.rglob("*"):
         if path.is_file():
-            assert not re.search(r"password|secret[^s]|token|api_key", path.read_text(), re.IGNORECASE), path
+            assert not SECRET.search(path.read_text()), path
 
 
 def test_images_have_a_version() -> None:
@@ -172,6 +182,15 @@ def test_the_dockerfile_has_the_stages_that_are_built_and_ends_with_the_server()
         assert (DEPLOY / build["context"]).resolve() == ROOT
         assert (ROOT / build["dockerfile"]) == DEPLOY / "Dockerfile"
         assert build["target"] in stages()
+
+
+def test_each_variant_has_a_python_of_its_own_and_cpu_is_built_where_none_is_named() -> None:
+    assert [of_stage("FROM", name) for name in ("build", "server")] == [
+        ["python-${VARIANT} AS build"],
+        ["python-${VARIANT} AS server"],
+    ]
+    assert VARIANTS == ["python-cpu", "python-gpu", "python-free-threaded"]
+    assert of_stage("ARG", "")[0] == "VARIANT=cpu"
 
 
 def test_the_image_copies_what_there_is_and_what_is_not_ignored() -> None:
@@ -190,7 +209,12 @@ def test_the_image_installs_extras_that_there_are() -> None:
     argument, version = of_stage("ARG", "build")
     assert version == "VERSION=", "which git does not tell there"
     assert set(argument.removeprefix("EXTRAS=").split(",")) <= set(extras)
-    assert of_stage("RUN", "build")[-1] == 'pip install ".[${EXTRAS}]"'
+    for variant in VARIANTS:
+        [flavour] = [
+            value.removeprefix("FLAVOUR=") for value in of_stage("ENV", variant) if value.startswith("FLAVOUR=")
+        ]
+        assert set(flavour.split(",")) <= set(extras)
+    assert of_stage("RUN", "build")[-1].endswith('install ".[${FLAVOUR},${EXTRAS}]"')
     assert "examples" in extras
 
 

@@ -136,6 +136,29 @@ def test_a_provider_that_cannot_start_is_found_before_any_model_is_loaded(
     assert "\n" not in provider_problem([CUDA, CPU])
 
 
+def test_the_libraries_of_cuda_are_looked_for_once_and_only_for_a_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def preload() -> None:
+        calls.append("cuda")
+        print("Failed to load libcudart.so")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload, raising=False)
+    session_module._load_cuda.cache_clear()
+    try:
+        provider_problem([CPU])
+        assert calls == []
+        without_gpu(monkeypatch, "raises")
+        for _ in range(2):
+            assert "CUDA" in provider_problem([CUDA, CPU])
+        assert calls == ["cuda"]
+        assert capsys.readouterr().out == ""
+    finally:
+        session_module._load_cuda.cache_clear()
+
+
 def test_the_cpu_has_no_problem_with_the_tiny_model_that_providers_are_tried_with() -> None:
     assert provider_problem([CPU]) == ""
     onnx.checker.check_model(onnx.load_model_from_string(session_module._TINY_MODEL))

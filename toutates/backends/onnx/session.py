@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +20,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from toutates.backends.onnx import string_tensors
-from toutates.backends.onnx.provider_names import CPU, Provider
+from toutates.backends.onnx.provider_names import CPU, ON_DEVICES, Provider
 from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.packing import OutputArray, OutputPacker
@@ -146,8 +149,24 @@ def provider_problem(providers: Sequence[Provider]) -> str:
 def _new_session(
     model: str | bytes, options: onnxruntime.SessionOptions, providers: Sequence[Provider]
 ) -> onnxruntime.InferenceSession:
+    if any(name in ON_DEVICES for name, _ in providers):
+        _load_cuda()
     # Without its fallback, which prints to stdout and goes on with the CPU, at loading and in the middle of a run.
     return onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
+
+
+@functools.cache
+def _load_cuda() -> None:
+    """Load the libraries of CUDA and cuDNN from NVIDIA's packages of PyPI, where ONNX Runtime does not look by itself.
+
+    What those packages do not have is left to the system's loader, as ever. Once in a process.
+    """
+    preload = getattr(onnxruntime, "preload_dlls", None)  # since 1.21
+    if preload is not None:
+        with redirect_stdout(StringIO()) as said:  # it prints what it does not find
+            preload()
+        if said.getvalue():
+            logger.debug("%s", one_line(said.getvalue(), _MAX_REASON))
 
 
 def _missing(session: onnxruntime.InferenceSession, providers: Sequence[Provider]) -> str:

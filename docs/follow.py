@@ -1,0 +1,166 @@
+"""Follows quick starts as a reader would, from nothing, each in a new folder: python docs/follow.py PAGE...
+
+A block of a page is a step:
+
+sh      runs to its end; with the first line "# Leave this running." it runs until the page is over, and the next step
+        begins when the server is ready.
+python  runs to its end, by the environment that the page has made.
+text    is what the step before it printed: lines in this order, where "..." stands for any lines, and a line that
+        begins with a quotation mark may stand inside a longer one.
+
+What a page cannot say is where this checkout is: ``git clone <this repository>`` clones it. Ports are those of the
+page, so nothing else may listen on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["Step", "WrongPage", "compare", "follow", "steps"]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SERVER: Final = "# Leave this running.\n"
+PYTHON: Final = "env/bin/python"
+#: Of the ports of the pages, that of REST, which is open once the first models are loaded.
+READY: Final = "http://127.0.0.1:8000/v2/health/ready"
+PATIENCE_S: Final = 60
+_BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class WrongPage(Exception):
+    """A step fails, or prints something else than the page says."""
+
+
+class Step(NamedTuple):
+    """A block of a page.
+
+    Attributes:
+        kind: ``sh``, ``python`` or ``text``.
+        text: its lines.
+    """
+
+    kind: str
+    text: str
+
+
+def steps(page: str) -> list[Step]:
+    """The blocks of a page, in order.
+
+    Raises:
+        WrongPage: a block of another kind.
+    """
+    found = [Step(kind, text) for kind, text in _BLOCK.findall(page)]
+    for step in found:
+        if step.kind not in ("sh", "python", "text"):
+            raise WrongPage(f"a block is {step.kind or 'nothing'!r}, and none of sh, python and text")
+    return found
+
+
+def compare(said: str, expected: str) -> None:
+    """Hold what a step printed against the page.
+
+    Raises:
+        WrongPage: with both.
+    """
+    pattern = ""
+    for line in expected.splitlines():
+        if line == "...":
+            pattern += r"(?:.*\n)*?"
+        elif line.startswith('"'):
+            pattern += f".*{re.escape(line)}.*\n"
+        else:
+            pattern += f"{re.escape(line)}\n"
+    if not re.fullmatch(pattern, said if said.endswith("\n") else said + "\n"):
+        raise WrongPage(f"expected:\n{expected}\nprinted:\n{said}")
+
+
+@contextmanager
+def _running(text: str, folder: Path) -> Iterator[None]:
+    """Run a server, and wait until it is ready."""
+    if _is_ready():
+        raise WrongPage(f"something is served on {READY} already")
+    with (folder / "server.log").open("w+") as log:
+        # In a group of its own, because a shell does not pass signals on.
+        server = subprocess.Popen(
+            ["bash", "-ec", text], cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not _is_ready():
+                if server.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise WrongPage(f"the server did not become ready:\n{log.read()}")
+                time.sleep(0.1)
+            yield
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
+                server.wait(PATIENCE_S)
+
+
+def _is_ready() -> bool:
+    try:
+        with urllib.request.urlopen(READY, timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _run(step: Step, folder: Path) -> str:
+    text = step.text.replace("<this repository>", str(ROOT))
+    command = ["bash", "-ec", text] if step.kind == "sh" else [PYTHON, "-c", text]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise WrongPage(f"this ended with status {done.returncode}:\n{text}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def follow(page: Path) -> None:
+    """Do what a page says.
+
+    Raises:
+        WrongPage: something on it does not work.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quickstart-")))
+        said = ""
+        for step in steps(page.read_text()):
+            if step.kind == "text":
+                compare(said, step.text)
+            elif step.text.startswith(SERVER):
+                stack.enter_context(_running(step.text, folder))
+            else:
+                said = _run(step, folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Follow pages; the exit status is 1 if one of them is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    wrong = 0
+    for page in parser.parse_args(arguments).pages:
+        started = time.monotonic()
+        try:
+            follow(page)
+            print(f"{page.name}: works, {time.monotonic() - started:.0f} s", flush=True)
+        except (WrongPage, subprocess.TimeoutExpired) as error:
+            wrong = 1
+            print(f"{page.name}: {error}", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
