@@ -27,6 +27,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     **S3,
     "s3": {"endpoint": "https://minio:9000", "region": "eu-central-1", "credentialsSecret": "s3"},
     "tls": {"secret": "tls", "requireClientCertificate": True},
+    "access": {"secret": "access"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {
         "enabled": True,
