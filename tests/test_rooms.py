@@ -19,8 +19,8 @@ ROOT = Path(toutates.__file__).parent
 #: __init__.
 ALLOWED: dict[str, set[str]] = {
     "__main__": {"command"},
-    # A client: of the server's rooms it has the names of gRPC's statuses, the messages and the types of tensors.
-    "bench": {"h2grpc", "protocol"},
+    # A client: it has messages, their errors, types of tensors and the names of gRPC's statuses.
+    "bench": {"h2grpc", "protocol", "system"},
     "command": {
         "access",
         "api",

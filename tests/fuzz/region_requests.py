@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from google.protobuf.message import DecodeError
-
 from tests.fuzz.sessions import mutate
 from toutates.api.dataplane import shared_memory
 from toutates.api.rest import messages
@@ -35,7 +33,8 @@ from toutates.protocol.grpc_service_pb2 import (
     SystemSharedMemoryStatusRequest,
     SystemSharedMemoryUnregisterRequest,
 )
-from toutates.system.errors import RequestError
+from toutates.protocol.parsing import parse
+from toutates.system.errors import MalformedMessage, RequestError
 from toutates.system.shared_memory import SharedObject
 
 __all__ = ["check", "make_case"]
@@ -221,8 +220,8 @@ def _calls(step: str, what: bytes, tables: list[Regions]) -> list[Callable[[], A
             return []
     else:
         try:
-            request = SystemSharedMemoryRegisterRequest.FromString(what)
-        except DecodeError:
+            request = parse(SystemSharedMemoryRegisterRequest, what)
+        except MalformedMessage:
             return []
         request.DiscardUnknownFields()
         if not request.name:  # which no path can say
@@ -253,8 +252,8 @@ def _use(tables: list[Regions], what: bytes, folder: Path) -> None:
     """A tensor that is in a region: read, and written. Then the region goes, of both tables."""
     table, other = tables
     try:
-        tensor = ModelInferRequest.InferInputTensor.FromString(what)
-    except DecodeError:
+        tensor = parse(ModelInferRequest.InferInputTensor, what)
+    except MalformedMessage:
         return
     try:
         place = shared_memory_place(tensor.name, tensor.parameters)

@@ -6,10 +6,10 @@ import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from toutates.bench.client_connection import Answer, ClientConnection, ConnectionFailed, Request
 from toutates.bench.driver import Unreachable
@@ -21,8 +21,12 @@ from toutates.protocol.grpc_service_pb2 import (
     ModelMetadataRequest,
     ModelMetadataResponse,
 )
+from toutates.protocol.parsing import parse
+from toutates.system.errors import MalformedMessage
 
 __all__ = ["INFER", "Reference", "Refused", "ask", "random_request"]
+
+M = TypeVar("M", bound=Message)
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = _SERVICE + "ModelInfer"
@@ -83,8 +87,7 @@ def random_request(
         Unreachable, Refused: see ``ask``; or no such input can be made.
     """
     asked = ModelMetadataRequest(name=model, version=version)
-    told = ModelMetadataResponse()
-    _read(told, ask(host, port, _SERVICE + "ModelMetadata", asked.SerializeToString()))
+    told = _read(ModelMetadataResponse, ask(host, port, _SERVICE + "ModelMetadata", asked.SerializeToString()))
     if unknown := shapes.keys() - {given.name for given in told.inputs}:
         names = ", ".join(repr(given.name) for given in told.inputs)
         raise Refused(f"model '{model}' has no input {sorted(unknown)[0]!r}; it has {names}")
@@ -124,15 +127,13 @@ class Reference:
     """
 
     def __init__(self, message: bytes) -> None:
-        self._expected = ModelInferResponse()
-        _read(self._expected, message)
+        self._expected = _read(ModelInferResponse, message)
 
     def difference(self, message: bytes) -> str:
         """How an answer differs, in words; "" if it does not. Sums are taken in another order in a batch, so values of
         floating point may differ a little."""
-        given = ModelInferResponse()
         try:
-            _read(given, message)
+            given = _read(ModelInferResponse, message)
         except Refused as error:
             return str(error)
         if len(given.raw_output_contents) != len(self._expected.raw_output_contents):
@@ -161,8 +162,8 @@ def _close(datatype: str, raw: bytes, expected: bytes) -> bool:
     return np.allclose(values, others, rtol=tolerance, atol=tolerance * 0.1 * scale, equal_nan=True)
 
 
-def _read(message: Message, octets: bytes) -> None:
+def _read(kind: type[M], octets: bytes) -> M:
     try:
-        message.ParseFromString(octets)
-    except DecodeError as error:
-        raise Refused("the server's answer cannot be read") from error
+        return parse(kind, octets)
+    except MalformedMessage as error:
+        raise Refused(f"the server's answer cannot be read: {error}") from None
