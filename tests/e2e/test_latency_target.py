@@ -20,7 +20,7 @@ from tests.e2e.process import ServerProcess, run
 from tests.e2e.support import triton
 from tests.waiting import wait_until
 
-TARGET_MS: Final = 100
+TARGET_MS: Final = 400
 BODY: Final = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
 
 
@@ -60,8 +60,13 @@ def test_who_would_be_late_is_refused_at_once_and_what_waited_too_long_is_not_ru
         client.infer("m", inputs())  # whose run tells what runs take
         begun = runs.begun
         with runs.held():
-            client.async_infer("m", inputs(), note)
-            runs.wait_begun(begun + 1)
+
+            def is_begun() -> bool:
+                if runs.begun == begun:  # on a slow machine one may be refused for what the last run has taken
+                    client.async_infer("m", inputs(), note)
+                return runs.begun > begun
+
+            wait_until(is_begun)
             # The longer the run is over its time, the longer others would wait.
             refused: list[tuple[str, str]] = []
 
@@ -81,7 +86,7 @@ def test_who_would_be_late_is_refused_at_once_and_what_waited_too_long_is_not_ru
             assert int(answer.fields["retry-after"]) >= 1
             assert answer.document["error"].startswith("model 'm' has a latency target")
     page = metrics(server)
-    assert 'toutates_latency_target_seconds{model="m",version="1"} 0.1' in page
+    assert 'toutates_latency_target_seconds{model="m",version="1"} 0.4' in page
     assert 'toutates_run_fixed_seconds{model="m",version="1"}' in page
 
 
