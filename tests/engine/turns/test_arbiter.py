@@ -156,6 +156,41 @@ def test_needs_of_a_version_that_is_refused_are_forgotten() -> None:
     arbiter.add(Member([TakesTurns()], needs=[[Need("R", 2, is_global=True)]], devices=[0]))
 
 
+def test_what_a_version_still_has_to_run_when_it_is_unloaded_waits_for_no_resource() -> None:
+    arbiter = Arbiter(2, Resources())
+    rigs = [Rig(DOUBLE) for _ in range(2)]
+    members = [member(rig, needs=[[Need("R", 1)]], devices=[0]) for rig in rigs]
+    begun, gate = threading.Semaphore(0), threading.Event()
+    for rig, own in zip(rigs, members, strict=True):
+        arbiter.add(own)
+        hold(rig, begun, gate)
+        rig.start()
+        rig.wait_idle()
+    try:
+        ask(rigs[0], "runs")
+        assert begun.acquire(timeout=PATIENCE_S)
+        ask(rigs[1], "waits")
+        wait_until(lambda: arbiter.under_way == (1, 1))
+        for own in members:
+            arbiter.remove(own)
+        assert begun.acquire(timeout=PATIENCE_S)
+        ask(rigs[1], "comes then")
+        gate.set()
+        rigs[0].worker.collect("runs")
+        rigs[1].worker.collect("waits", "comes then")
+        wait_until(lambda: arbiter.under_way == (0, 0))
+    finally:
+        gate.set()
+        for rig in rigs:
+            rig.close()
+    # Nothing is left taken.
+    again = Rig(DOUBLE)
+    arbiter.add(member(again, needs=[[Need("R", 1)]], devices=[0]))
+    with again.running():
+        ask(again, "answered")
+        again.worker.collect("answered")
+
+
 def test_many_executors_of_many_models_lose_no_turn() -> None:
     arbiter = Arbiter(2, Resources([Limit("R", 2)]))
     rigs = [Rig(DOUBLE, executors=2, capacity=64, workers=1) for _ in range(4)]

@@ -145,7 +145,7 @@ class Arbiter:
             self._settle()
 
     def remove(self, member: Member) -> None:
-        """A version is being unloaded: what it still runs has its turns as before."""
+        """A version is being unloaded: what it still has to run needs no resource, and soon no turn."""
         with self._lock:
             if member not in self._members:
                 return
@@ -153,6 +153,10 @@ class Arbiter:
             if self._resources is not None:
                 for instance in member.instances:
                     self._resources.remove(instance.needs)
+                    instance.needs = {}
+            for reference in member.executors:
+                if (executor := reference()) is not None:
+                    executor.turn = None
             self._settle()
             self._grant()
 

@@ -77,12 +77,14 @@ class Claim:
         due_ns: its deadline, monotonic nanoseconds.
         granted_ns: when its turn began; 0 before.
         holds_permit: whether its run counts among those that have a permit.
+        taken: resources that its run has.
     """
 
     instance: Instance
     due_ns: int
     granted_ns: int = 0
     holds_permit: bool = False
+    taken: Mapping[Any, int] = field(default_factory=dict)
 
 
 class Order:
@@ -149,7 +151,7 @@ class Order:
         self._give_permit_back(claim)
         self._running.remove(claim)
         if self._resources is not None:
-            self._resources.give_back(claim.instance.needs)
+            self._resources.give_back(claim.taken)
 
     def _ready(self) -> list[Claim]:
         """Those who could run now. Who ranks below one that waits for a resource does not take it away."""
@@ -193,7 +195,8 @@ class Order:
             instance.share.running += 1
         self._running.append(claim)
         if self._resources is not None:
-            self._resources.take(instance.needs)
+            claim.taken = instance.needs
+            self._resources.take(claim.taken)
 
     def _give_permit_back(self, claim: Claim) -> None:
         if claim.holds_permit:

@@ -117,5 +117,4 @@ class Resources:
 
     def _there(self, key: Key) -> int:
         limit = self._limit(key)
-        # A version that is being unloaded may still run when its needs are forgotten.
         return limit if limit is not None else max(self._asked.get(key, (0,)))
