@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
 from toutates.command.completion import _ABOUT, SCRIPTS, script
-from toutates.command.flags import FLAGS
+from toutates.command.flags import FLAGS, LIMITS
 from toutates.command.main import main
 from toutates.command.parser import COMMANDS
 from toutates.command.parsers import PARSERS
@@ -80,6 +82,7 @@ def zsh(folder: Path, lines: Mapping[str, str]) -> None:
             os.write(ours, text.encode())
             shown = ""
             while until not in shown:
+                assert select.select([ours], [], [], PATIENCE_S)[0], f"{text!r} has become {shown!r}"
                 shown += os.read(ours, 4096).decode()
 
         write(setup, "=> ")
@@ -96,21 +99,15 @@ def zsh(folder: Path, lines: Mapping[str, str]) -> None:
 def test_bash_completes_commands_flags_and_values(folder: Path) -> None:
     assert bash(folder, "") == {"serve", *COMMANDS}
     assert bash(folder, "pr") == {"probe"}
-    assert bash(folder, "serve", "--grpc-a") == {"--grpc-addr"}
-    assert bash(folder, "--grpc-a") == {"--grpc-addr"}
+    assert bash(folder, "serve", "--grpc-add") == {"--grpc-addr"}
+    assert bash(folder, "--grpc-add") == {"--grpc-addr"}
     assert bash(folder, "serve", "--nam") == {"--name"}
     assert bash(folder, "--nam") == set(), "it is of serve"
     assert bash(folder, "serve", "--log-format", "") == {"text", "json", "ISO8601"}
     assert bash(folder, "--log-format", "=", "j") == {"json"}
     assert bash(folder, "--log-format", "=") == {"text", "json", "ISO8601"}
-    assert bash(folder, "probe", "--tls-s") == {"--tls-server-name"}
-    assert bash(folder, "serve", "--limit", "conn") == {
-        "connections=",
-        "connection_buffer=",
-        "connection_idle=",
-        "connection_age=",
-        "connection_age_grace=",
-    }
+    assert bash(folder, "probe", "--tls-server-na") == {"--tls-server-name"}
+    assert bash(folder, "serve", "--limit", "conn") == {f"{name}=" for name in LIMITS if name.startswith("conn")}
     assert bash(folder, "completion", "") == {"bash", "zsh", "fish"}
 
 
@@ -126,12 +123,12 @@ def test_bash_completes_files_and_folders(folder: Path) -> None:
 @needs("fish")
 def test_fish_completes_commands_flags_values_files_and_folders(folder: Path) -> None:
     assert fish(folder, "toutates ") == {"serve", *COMMANDS}
-    assert fish(folder, "toutates serve --grpc-a") == {"--grpc-addr"}
-    assert fish(folder, "toutates --grpc-a") == {"--grpc-addr"}
+    assert fish(folder, "toutates serve --grpc-add") == {"--grpc-addr"}
+    assert fish(folder, "toutates --grpc-add") == {"--grpc-addr"}
     assert fish(folder, "toutates --nam") == set()
     assert fish(folder, "toutates serve --log-format ") == {"text", "json", "ISO8601"}
     assert fish(folder, "toutates serve --log-format=j") == {"--log-format=json"}
-    assert fish(folder, "toutates probe --tls-s") == {"--tls-server-name"}
+    assert fish(folder, "toutates probe --tls-server-na") == {"--tls-server-name"}
     assert fish(folder, "toutates serve ne") == {"net one.onnx", "nets/"}
     assert fish(folder, "toutates check ne") == {"nets/"}
     assert fish(folder, "toutates completion ") == {"bash", "zsh", "fish"}
@@ -144,11 +141,11 @@ def test_zsh_completes_commands_flags_values_files_and_folders(folder: Path) -> 
         folder,
         {
             "toutates pro": "toutates probe ",
-            "toutates serve --grpc-a": "serve --grpc-addr=",
-            "toutates --metr": "toutates --metrics-addr=",
+            "toutates serve --grpc-add": "serve --grpc-addr=",
+            "toutates --metrics-add": "toutates --metrics-addr=",
             "toutates serve --log-format j": "--log-format json ",
             "toutates serve --log-format=j": "--log-format=json ",
-            "toutates probe --tls-s": "--tls-server-name=",
+            "toutates probe --tls-server-na": "--tls-server-name=",
             "toutates serve net\\ ": "net\\ one.onnx ",
             "toutates check ne": "check nets/",
             "toutates completion fi": "completion fish ",
