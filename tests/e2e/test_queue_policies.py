@@ -250,10 +250,12 @@ def test_a_full_queue_refuses_at_once_and_counts_nothing(client: Any, server: Se
 def test_a_late_request_is_told_before_the_busy_instance_is_free(
     client: Any, server: ServerProcess, runs: Runs
 ) -> None:
-    load(client, rows=1, default_queue_policy=policy(0, SOON_US))
+    # Those of priority 1 wait for any time.
+    late = {"2": policy(0, SOON_US)}
+    load(client, rows=1, priority_levels=2, default_priority_level=2, priority_queue_policy=late)
     with runs.held(), http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as rest:
         begun = runs.begun
-        running = Sent(client)
+        running = Sent(client, priority=1)
         runs.wait_begun(begun + 1)
         assert Sent(client, request_id="anything").failure() == EXPIRED
         with pytest.raises(http.InferenceServerException) as caught:
