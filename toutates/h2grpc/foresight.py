@@ -45,7 +45,7 @@ class Foresight:
         direct: receives the message where only a part of it has come.
     """
 
-    __slots__ = ("_direct", "_like", "_memory", "_most_stream_bytes", "_parts", "_trust")
+    __slots__ = ("_direct", "_like", "_memory", "_most_bytes", "_parts", "_trust")
 
     def __init__(self, parts: Parts, direct: DirectReceive) -> None:
         self._parts = parts
@@ -56,8 +56,8 @@ class Foresight:
         self._trust = 0
         #: where the next one is received, between ``views`` and what is made of it
         self._memory: MessageMemory | None = None
-        #: a request of so many bytes opens no stream's window again
-        self._most_stream_bytes = parts.limits.stream_window >> 1
+        #: bytes of DATA of a request that can come at once: they need no window to be opened again
+        self._most_bytes = min(parts.limits.stream_window, parts.limits.connection_window) >> 1
 
     def note_end(self) -> bool:
         """A message was received directly, or a part of it; whether the next request is foreseen."""
@@ -65,7 +65,9 @@ class Foresight:
         if like is last:
             return self._trust > 0  # the same message
         self._like = like
-        if like == last and like.length >= max(LEAST_FRAME, PREFIX_SIZE + WITH_HEAD) and like.head <= MOST_HEAD:
+        head, _, length, size = like
+        fits = head <= MOST_HEAD and size + PREFIX_SIZE <= self._most_bytes
+        if like == last and fits and length >= max(LEAST_FRAME, PREFIX_SIZE + WITH_HEAD):
             self._trust += 1
         else:
             self._trust = min(self._trust, 0)
@@ -165,7 +167,7 @@ class Foresight:
             or stream_id > table.highest_accepted_id
             or (head.content_length is not None and head.content_length != size)
             or windows.receive - size < windows.low
-            or size > self._most_stream_bytes
+            or size > self._most_bytes
             or not held.has_room(size)
         ):
             return None

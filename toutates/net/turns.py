@@ -129,7 +129,9 @@ class Turns:
             self._end_of_peer(transport)
             return True
         if goes_on:  # else it is the first read of a message, before which nothing may have come for long
-            transport.pace = size * PACE_NS // (now_ns - transport.last_read_ns + 1)
+            pace = size * PACE_NS // (now_ns - transport.last_read_ns + 1)
+            # What was awaited may have been there for long, while this thread had other work.
+            transport.pace = max(pace, transport.pace) if 1 < transport.awaited_bytes <= size else pace
         transport.last_read_ns = now_ns
         transport.received_bytes += size
         if transport.read_bytes != READ_BYTES:
@@ -163,7 +165,7 @@ class Turns:
         """
         if transport.closing or transport.pace < LEAST_AWAITED_BYTES:
             return False
-        count = min(transport.connection.foreseen_bytes(transport.peek(size)), transport.pace, MOST_AWAITED_BYTES)
+        count = min(transport.connection.foreseen_bytes(transport.peek(size)), MOST_AWAITED_BYTES)
         if count < LEAST_AWAITED_BYTES:
             return False
         transport.last_read_ns = now_ns
