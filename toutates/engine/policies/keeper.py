@@ -26,6 +26,8 @@ __all__ = ["keep_time", "tell_dropped"]
 logger = logging.getLogger(__name__)
 
 _NEVER_NS: Final = 2**62
+#: Between two slices.
+_PAUSE_S: Final = 0.001
 #: What Triton answers, without the model or the request.
 _LATE: Final = QueueTimeout("Request timeout expired")
 #: What nobody hears, unless the caller's deadline has passed and it waits still.
@@ -48,7 +50,7 @@ async def keep_time(supertensor: SuperTensor, queue: PolicyQueue) -> None:
                 queue.sleeps_until_ns = until_ns
             tell_dropped(supertensor, dropped)
             if until_ns <= time.monotonic_ns():
-                await trio.lowlevel.checkpoint()
+                await trio.sleep(_PAUSE_S)
             else:
                 await alarm.wait(until_ns)
     finally:
