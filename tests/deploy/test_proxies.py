@@ -160,17 +160,19 @@ def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, 
 
         replicas = [start(number, 0) for number in range(3)]
         address = stack.enter_context(proxy(name, tmp_path, ports))
-        load = stack.enter_context(Load(address, message))
-        wait_until(lambda: all(served(port) for port in ports))
-        for number in range(3):
-            own, server = replicas[number]
-            server.process.terminate()
-            assert server.process.wait(60) == 0, server.log
-            own.close()
-            replicas[number] = start(number, 1)
-            wait_until(lambda port=ports[number]: served(port) > 0)  # type: ignore[misc]
-        before, done = [served(port) for port in ports], load.done
-        wait_until(lambda: load.done > done + SPREAD_OVER)
+        with Load(address, message) as load:
+            wait_until(lambda: all(served(port) for port in ports))
+            for number in range(3):
+                own, server = replicas[number]
+                server.process.terminate()
+                assert server.process.wait(60) == 0, server.log
+                own.close()
+                replicas[number] = start(number, 1)
+                wait_until(lambda port=ports[number]: served(port) > 0)  # type: ignore[misc]
+        assert load.failures == []
+        before = [served(port) for port in ports]
+        with Load(address, message) as load:
+            wait_until(lambda: load.done >= SPREAD_OVER)
         shares = [served(port) - one for port, one in zip(ports, before, strict=True)]
         mean = sum(shares) / 3
         assert load.failures == []
