@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from tests.h2grpc import support
 from tests.h2grpc.support import (
     CONTINUATION,
     DATA,
@@ -30,7 +31,18 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
-from toutates.h2grpc import Allowance, ConnectionTerminated, Limits
+from toutates.h2grpc import (
+    Allowance,
+    Call,
+    CallRefused,
+    ConnectionTerminated,
+    GrpcError,
+    HeaderField,
+    Limits,
+    Method,
+    Status,
+    method_table,
+)
 from toutates.h2grpc.allowances import Meter
 
 SECOND = 10**9
@@ -207,3 +219,35 @@ def test_settings_cost_more_where_many_streams_are_open() -> None:
         changes += 1
     assert server.limit_hits == {"settings": 1}
     assert changes == 9  # of 100, each for 11, the handshake's for one
+
+
+# --- refused calls ---------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_many_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Sequence[HeaderField]] = []
+    lets_in = False
+
+    def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
+        asked.append(fields)
+        return None if lets_in else CallRefused(Status.UNAUTHENTICATED, "who are you?")
+
+    def answer(call: Call) -> None:
+        raise AssertionError("a connection calls no handler")
+
+    monkeypatch.setattr(support, "METHODS", method_table([Method(support.UNARY, unary=answer, guard=guard)]))
+    server = Server.opened(Limits(resets=Allowance(burst=45, per_second=0, per_call=0)))
+    assert server.receive(unary(1)) == []
+    lets_in = True
+    assert [event.__class__ for event in server.receive(unary(3) + unary(5))] == [Call, Call]
+    assert len(asked) == 2  # what is let in is remembered
+    lets_in = False
+    server.connection.header_reader.memory.clear()
+    events: list[object] = []
+    for number in range(4):
+        events += server.receive(unary(7 + 2 * number))
+    assert [event.__class__ for event in events] == [ConnectionTerminated]
+    assert len(asked) == 6
+    assert server.limit_hits["resets"] == 1
