@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: What is installed to work on the server, and not to run it.
-OF_DEVELOPERS = {"bench", "clients", "dev", "dist", "examples", "fuzz", "proto"}
+OF_DEVELOPERS = {"bench", "clients", "deploy", "dev", "dist", "examples", "fuzz", "proto", "site"}
 
 
 def described(page: str) -> dict[str, str]:
