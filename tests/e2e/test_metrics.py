@@ -57,7 +57,7 @@ LINT: Final = {
 }
 
 #: Metrics of what the models here do not use.
-ELSEWHERE: Final = (Presence.PADDED, Presence.TEXTS, Presence.CACHED, Presence.CACHE)
+ELSEWHERE: Final = (Presence.PADDED, Presence.TARGETED, Presence.TEXTS, Presence.CACHED, Presence.CACHE)
 
 
 class Scrape:
