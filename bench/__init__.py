@@ -1,7 +1,7 @@
 """What a request costs Toutates, beside other servers, in the same minutes on the same machine.
 
     python -m bench [--quick]          measure; figures go to bench/results/NAME.json as they come
-    python -m bench report FILE        put the figures of such a file into docs/benchmarks.md
+    python -m bench report FILE        put the figures of such a file into docs/measurements.md
 
 **What is measured.** The CPU time of the server, user and system, all threads and child processes, from /proc before
 and after a load, over the requests completed in it. Rates and latencies depend on the cores that the client leaves and

@@ -176,7 +176,7 @@ def run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measure what a request costs Toutates, beside other servers.",
-        epilog="'python -m bench report FILE' puts the figures of a run into docs/benchmarks.md. Exit status: 0 all "
+        epilog="'python -m bench report FILE' puts the figures of a run into docs/measurements.md. Exit status: 0 all "
         "that took part has figures, 1 some load failed or nothing could be measured, 2 an option cannot be used, 130 "
         "interrupted.",
     )

@@ -1,4 +1,4 @@
-"""Results as Markdown, and into docs/benchmarks.md."""
+"""Results as Markdown, and into docs/measurements.md."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SWEEPS = {
 
 
 def markdown(results: Results, plots: Sequence[tuple[str, str]] = ()) -> str:
-    """The generated part of docs/benchmarks.md.
+    """The generated part of docs/measurements.md.
 
     Args:
         results: a run, complete or not.
@@ -115,11 +115,11 @@ def replace_generated(page: str, generated: str) -> str:
 def report_command(arguments: Sequence[str]) -> int:
     """``python -m bench report``; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench report", description="Put the figures of a run into docs/benchmarks.md, with plots."
+        prog="python -m bench report", description="Put the figures of a run into docs/measurements.md, with plots."
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="bench/results/NAME.json")
     parser.add_argument(
-        "--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to change (%(default)s)"
+        "--page", type=Path, default=ROOT / "docs" / "measurements.md", help="the page to change (%(default)s)"
     )
     options = parser.parse_args(arguments)
     folder = options.page.parent / options.page.stem

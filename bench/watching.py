@@ -1,4 +1,4 @@
-"""What watching the server costs its requests: ``python -m bench.watching``; ``--write`` tells docs/benchmarks.md too.
+"""What watching the server costs its requests: ``python -m bench.watching``; ``--write`` tells the docs too.
 
 Servers that differ in nothing but what is watched are loaded in turns, as in the rest of the benchmark. Their ratio to
 the one that nobody watches is taken round by round.
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--python", action="append", help="the servers' interpreter; may be given several times (default: this one)"
     )
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/measurements.md")
     options = parser.parse_args(arguments)
     program = shutil.which("h2load")
     if program is None:
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str]) -> int:
         print(texts[-1])
     text = "\n\n".join(texts)
     if options.write:
-        page = ROOT / "docs" / "benchmarks.md"
+        page = ROOT / "docs" / "measurements.md"
         old = page.read_text(encoding="utf-8")
         page.write_text(replace_between(old, BEGIN, END, f"\n\n{text}\n\n"), encoding="utf-8")
     return 0

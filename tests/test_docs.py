@@ -98,7 +98,7 @@ def test_no_page_installs_what_no_registry_has() -> None:
 def test_the_readme_says_what_the_benchmarks_measured() -> None:
     """Under load: all loads of h2load but the one with one request at a time. The ends are rounded."""
     readme = (ROOT / "README.md").read_text()
-    table = (DOCS / "benchmarks.md").read_text().partition("CPU of the server per request, µs:")[2]
+    table = (DOCS / "measurements.md").read_text().partition("CPU of the server per request, µs:")[2]
 
     def measured(server: str) -> list[float]:
         row = re.search(rf"^\| {re.escape(server)} \| (.+) \|$", table, re.MULTILINE)
@@ -116,7 +116,28 @@ def test_the_readme_says_what_the_benchmarks_measured() -> None:
     assert other_high == pytest.approx(max(measured("grpc.aio")), rel=0.1)
 
 
+def test_the_benchmarks_are_those_that_were_measured() -> None:
+    names = {
+        "**Toutates**": "toutates",
+        "Toutates, CPython 3.14t": "toutates-3.14t",
+        "Triton 24.10": "triton",
+        "a server on `grpc.aio`, as a team would write it": "grpc.aio",
+        "MLServer": "mlserver",
+        "a C++ file server that sends as many bytes: the limit": "nghttpd",
+    }
+    table = (DOCS / "measurements.md").read_text().partition("CPU of the server per request, µs:")[2]
+    for shown, server in names.items():
+        row = re.search(rf"^\| {re.escape(shown)} \| (.+) \|$", (DOCS / "benchmarks.md").read_text(), re.MULTILINE)
+        measured = re.search(rf"^\| {re.escape(server)} \| (.+) \|$", table, re.MULTILINE)
+        assert row is not None
+        assert measured is not None
+        cells = measured[1].split(" | ")
+        for cell, at in zip(row[1].split(" | "), (0, 1, 3, 6), strict=False):
+            if shows := cell.strip(" |*"):
+                assert float(shows) == pytest.approx(float(cells[at].split()[0]), rel=0.01), shown
+
+
 def test_pages_agree_on_what_the_http_side_may_use() -> None:
     assert SHARE == 0.1
-    for name in ("docs/architecture.md", "docs/monitoring.md", "docs/benchmarks.md", "CHANGELOG.md"):
+    for name in ("docs/architecture.md", "docs/monitoring.md", "docs/measurements.md", "CHANGELOG.md"):
         assert re.search(r"a\s+fifth\s+of\s+a\s+CPU", (ROOT / name).read_text()), name

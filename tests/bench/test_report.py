@@ -122,7 +122,7 @@ def test_a_page_without_a_pair_of_markers_is_refused(page: str) -> None:
 
 
 def test_the_documentation_has_the_markers() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
     assert "new" in replace_generated(page.read_text(encoding="utf-8"), "new")
 
 
