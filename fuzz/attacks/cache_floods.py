@@ -99,7 +99,8 @@ class CacheWaiters(Attack):
     summary = "identical requests to a model that takes 20 ms or fails, 500 at a time, a fifth of which is cancelled"
     limit = "1,024 wait for one, further ones are computed; if the run fails, all get the error at once"
     stops = ("grpc-status 13",)
-    connections = 4
+    # All of their requests may wait at once. More would be computed, 20 ms each, for longer than the attack lasts.
+    connections = 2
 
     async def strike(self, peer: Peer) -> None:
         """See ``Attack``."""
