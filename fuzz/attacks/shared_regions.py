@@ -246,7 +246,7 @@ class RegionBulk(_Regions):
 
     name = "region-bulk"
     summary = "requests of 150 bytes whose inputs and outputs are 16 MiB of an object that has no pages, 100 at a time"
-    limit = "256 MiB of inputs wait to be read per worker, in a thread beside it: RESOURCE_EXHAUSTED"
+    limit = "256 MiB of inputs and of outputs wait for a thread beside their worker: RESOURCE_EXHAUSTED"
     stops = ("grpc-status 8",)
     object_bytes = 67_108_864
 

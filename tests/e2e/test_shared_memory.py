@@ -262,6 +262,26 @@ def test_large_tensors_of_several_rows_are_in_regions(client: Client) -> None:
     os.truncate("/dev/shm/rows", rows.nbytes)
 
 
+def test_large_outputs_are_in_regions(client: Client) -> None:
+    rows = np.arange(1_048_576, dtype=np.float32).reshape(4, -1)
+    client.made("rows", rows)
+    out = client.made("turned", size=2 * rows.nbytes)
+    tensor = client.input("INPUT", rows.shape, "FP32", "rows", rows.nbytes)
+    for offset in (0, rows.nbytes):
+        output = client.output("OUTPUT", "turned", rows.nbytes, offset)
+        for _ in range(2):
+            client.infer("dynamic", [tensor], [output])
+        written = shm.get_contents_as_numpy(out, np.float32, rows.shape, offset=offset)
+        np.testing.assert_array_equal(written, -rows)
+    short = client.output("OUTPUT", "turned", rows.nbytes - 4)
+    text = client.refusal(lambda: client.infer("dynamic", [tensor], [short]), INTERNAL)
+    assert f"({rows.nbytes - 4} bytes) should be at least {rows.nbytes} bytes" in text
+    os.truncate("/dev/shm/turned", rows.nbytes)
+    text = client.refusal(lambda: client.infer("dynamic", [tensor], [output]), INTERNAL)
+    assert text.startswith("output 'OUTPUT' has no room in shared memory region 'turned'")
+    os.truncate("/dev/shm/turned", 2 * rows.nbytes)
+
+
 def test_strings_are_in_regions_in_raw_form(client: Client) -> None:
     texts = bytes_tensor(b"a", b"", b"\x00\xff", b"text")
     client.made("strings", np.frombuffer(texts, np.uint8))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from tests.infer.support import Served, signature_of
@@ -17,8 +18,10 @@ from tests.waiting import wait_until
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.h2grpc import Limits
 from toutates.h2grpc.message_memory import MemoryPool
-from toutates.infer import shared_path
+from toutates.infer import shared_outputs, shared_path
+from toutates.infer.inflight import Inflight
 from toutates.infer.regions import Kind, Place, Regions
+from toutates.infer.shared_outputs import SharedOutputs
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.system.errors import (
     AlreadyExists,
@@ -188,8 +191,8 @@ def test_an_object_that_is_cut_while_it_is_used_fails_requests_and_nothing_else(
 class Shared(Served):
     """A model "m" of one input and one output of four INT32, whose requests have both in a region."""
 
-    def __init__(self, regions: Regions) -> None:
-        super().__init__(signature_of("A"), regions=regions)
+    def __init__(self, regions: Regions, inflight: Inflight | None = None) -> None:
+        super().__init__(signature_of("A"), regions=regions, inflight=inflight)
         worker: Any = self.worker
         worker.limits, worker.message_memory = Limits(max_message_size=4_096), MemoryPool()
 
@@ -372,3 +375,141 @@ def test_a_bug_on_the_way_of_large_inputs_costs_their_request_alone(
     [(_, error, text)] = shared.transport.failed
     assert (error, text) == (ExecutionFailed, "internal error")
     assert not is_used(regions)
+
+
+# --- large outputs
+
+
+@pytest.fixture
+def late(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Side:
+    """Outputs of more than 16 bytes are large, and one such may wait before requests are refused."""
+    monkeypatch.setattr(shared_outputs, "ASIDE_BYTES", 16)
+    monkeypatch.setattr(shared_outputs, "MOST_ASIDE_BYTES", 47)
+    worker: Any = shared.worker
+    worker.side = side = Side()
+    return side
+
+
+def written(key: str, rows: int) -> bool:
+    """Whether the outputs of so many rows are what the model makes of the inputs."""
+    whole = np.frombuffer((FOLDER / key).read_bytes(), np.int32)
+    return bool((whole[SIZE // 8 : SIZE // 8 + 4 * rows] == -whole[: 4 * rows]).all())
+
+
+def test_large_outputs_are_written_beside_the_worker(shared: Shared, late: Side, regions: Regions, key: str) -> None:
+    large, small = shared.ask(shared.message(rows=3)), shared.ask(shared.message())
+    (FOLDER / key).write_bytes(bytes(range(256)) * (SIZE // 512) + bytes(SIZE // 2))
+    shared.port.run()
+    assert large.open
+    assert not small.open
+    assert is_used(regions)
+    assert not written(key, 3)
+    with pytest.raises(Overloaded, match="48 bytes of outputs wait to be written to shared memory, and 47 is the most"):
+        shared.ask(shared.message(rows=2))
+    shared.ask(shared.message())  # has small ones
+    regions.unregister(Kind.SYSTEM, "r")
+    assert is_used(regions)
+    late.run()
+    assert list(large.response.raw_output_contents) == [b""]
+    assert written(key, 3)
+    shared.servable.ports[0].run()
+    assert regions.status(Kind.SYSTEM, "") == []
+
+
+def test_large_outputs_of_a_batch_are_large_together(shared: Shared, late: Side, regions: Regions) -> None:
+    calls = [shared.ask(shared.message()) for _ in range(3)]
+    shared.port.run()
+    assert [call.open for call in calls] == [False, True, True]
+    late.run()
+    assert not any(call.open for call in calls)
+    assert not is_used(regions)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_large_outputs_that_are_not_written_let_go(
+    shared: Shared, late: Side, regions: Regions, key: str, left: bool
+) -> None:
+    call = shared.ask(shared.message(rows=2))
+    shared.port.run()
+    if left:
+        call.open = False
+        (FOLDER / key).write_bytes(bytes(SIZE))
+    else:
+        os.truncate(FOLDER / key, SIZE // 2)
+    late.run()
+    assert not is_used(regions)
+    assert not any((FOLDER / key).read_bytes()[SIZE // 2 :])
+    assert [error for _, error, _ in shared.transport.failed] == ([] if left else [ExecutionFailed])
+    counters = shared.port.counters
+    assert (counters.cancel, counters.fail) == (int(left), int(not left))
+
+
+def test_a_version_stays_until_its_large_outputs_are_written(shared: Shared, late: Side, regions: Regions) -> None:
+    call = shared.ask(shared.message(rows=2))
+    shared.port.run()
+    freed: list[None] = []
+    shared.version.calls.close(lambda: freed.append(None))
+    assert not freed
+    late.run()
+    assert freed
+    assert not call.open
+
+
+def test_large_outputs_are_in_flight_until_they_are_written(regions: Regions, key: str, late: Side) -> None:
+    inflight = Inflight(1, 1)
+    limited = Shared(regions, inflight)
+    worker: Any = limited.worker
+    worker.side = late
+    limited.ask(limited.message(rows=2))
+    limited.port.run()
+    assert inflight.count == 1
+    late.run()
+    assert inflight.count == 0
+
+
+@pytest.mark.parametrize("failing", [(), (0,), (1,), (0, 1)])
+def test_large_outputs_of_two_batches_are_written_with_the_last_of_them(
+    shared: Shared, late: Side, regions: Regions, key: str, failing: tuple[int, ...]
+) -> None:
+    call = shared.ask(shared.message(rows=2))
+    [added] = shared.port.added
+    split = Split(2)
+    for part in (1, 0):
+        assert is_used(regions)
+        error = ExecutionFailed("no") if part in failing else None
+        array = np.full(16, part + 1, np.uint8)
+        outputs = None if error else Outputs((array,), (16,), ((4,),), in_arrays=True)
+        pending: list[PendingRequest] = [(added.context, 0, 1, (split, part))]
+        shared.port.consumer.finish_here(BatchResult(pending, outputs, error, Timing(1, 2, 3, 4)))
+    assert len(late.jobs) == (not failing)
+    late.run()
+    assert not is_used(regions)
+    assert not call.open
+    if not failing:
+        assert (FOLDER / key).read_bytes()[SIZE // 2 : SIZE // 2 + 32] == b"\1" * 16 + b"\2" * 16
+
+
+def test_what_a_call_gets_behind_large_outputs_comes_behind_them(shared: Shared, late: Side, key: str) -> None:
+    """A decoupled version gives a call any number of results, and those that end together the last of them as one."""
+    for _ in range(2):
+        shared.ask(shared.message(rows=2))
+    contexts = [added.context for added in shared.port.added]
+    seen: list[tuple[bytes, list[Any], bool]] = []
+
+    def finish(result: BatchResult) -> None:
+        place = (FOLDER / key).read_bytes()[SIZE // 2 :][:1]
+        seen.append((place, [contexts.index(request[0]) for request in result.pending], result.taken is not None))
+
+    give = SharedOutputs(shared.worker).before(finish)  # type: ignore[arg-type]
+    for value, size in ((1, 32), (2, 16)):
+        outputs = Outputs((bytes([value]) * size,), (16,), ((4,),))
+        result = BatchResult([(contexts[0], 0, size // 16, None)], outputs, None, Timing(1, 2, 3, 4))
+        result.more, result.taken = True, list
+        give(result)
+    assert not seen
+    end = BatchResult([(context, 0, 2, None) for context in contexts], None, None, Timing(1, 2, 3, 4))
+    end.taken = list
+    give(end)
+    assert [(who, taken) for _, who, taken in seen] == [([1], True)]
+    late.run()
+    assert seen[1:] == [(b"\1", [0], True), (b"\2", [0], True), (b"\2", [0], False)]

@@ -53,7 +53,7 @@ class Memory(Protocol):
     """What a region is a part of; ``toutates.system.shared_memory`` has the methods."""
 
     def read_into(self, view: memoryview, offset: int) -> int: ...
-    def write(self, pieces: Sequence[Buffer], offset: int) -> int: ...
+    def write(self, pieces: Sequence[Buffer], offset: int, is_wanted: Callable[[], bool]) -> int: ...
     def close(self) -> None: ...
 
 
@@ -343,11 +343,23 @@ class Regions:
                 "has become smaller since it was registered"
             )
 
-    def write(self, place: Place, pieces: Sequence[Buffer], tensor: str) -> None:
+    def write(
+        self,
+        place: Place,
+        pieces: Sequence[Buffer],
+        tensor: str,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Write an output to a place whose region is in use.
 
+        Args:
+            place: where.
+            pieces: of the output, one behind the other.
+            tensor: the output's name.
+            is_wanted: whether to go on, asked for each MiB.
+
         Raises:
-            ExecutionFailed: it is too large, or its object has become too short or cannot be written.
+            ExecutionFailed: it is too large, its object has become too short or cannot be written, or nobody wants it.
         """
         size = sum(map(len, pieces))
         if size > place.byte_size:
@@ -358,7 +370,7 @@ class Regions:
         region = self._regions[place.region]
         start = region.offset + place.offset
         try:
-            end = region.memory.write(pieces, start)
+            end = region.memory.write(pieces, start, is_wanted)
         except (OSError, RequestError) as error:
             raise ExecutionFailed(
                 f"output '{tensor}' cannot be written to {_described(region)}: {_said(error)}"

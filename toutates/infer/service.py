@@ -25,6 +25,7 @@ from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_
 from toutates.infer.regions import Place, Regions
 from toutates.infer.scanning import Layout, scan
 from toutates.infer.sequenced import SequenceLayout, sequence_layout
+from toutates.infer.shared_outputs import SharedOutputs
 from toutates.infer.shared_path import SharedPath
 from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.infer.structure import check_structure
@@ -99,7 +100,8 @@ class InferService:
         #: of requests with tensors in shared memory
         self._shared_ports: dict[ServedVersion, Port] = {}
         self._shared_finish: dict[ServedVersion, Callable[[BatchResult], None]] = {}
-        self._shared_path = SharedPath(worker, self._add_shared, self._count_refusal)
+        self._shared_outputs = SharedOutputs(worker)
+        self._shared_path = SharedPath(worker, self._add_shared, self._count_refusal, self._shared_outputs)
 
     @property
     def handler(self) -> Handler:
@@ -477,6 +479,8 @@ class InferService:
                 finish = self._regions.releasing(finish)
             if self._inflight is not None:
                 finish = self._inflight.leaving(finish)
+            if shared is not None:
+                finish = self._shared_outputs.before(finish)
             finish_soon = partial(self._finish_soon, finish)
             port = version.servable.port(
                 Consumer(

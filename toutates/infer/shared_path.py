@@ -16,6 +16,7 @@ from toutates.engine.result import BatchResult, Timing
 from toutates.engine.servable import Buffer
 from toutates.infer.call import Call
 from toutates.infer.plan import Plan
+from toutates.infer.shared_outputs import SharedOutputs
 from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
@@ -44,14 +45,20 @@ class SharedPath:
         worker: reads large inputs beside itself.
         add: puts a request's rows into a batch; raises RequestError where they are refused.
         count_refusal: counts a request that is refused before.
+        outputs: what waits to be written.
     """
 
     def __init__(
-        self, worker: Worker, add: Add, count_refusal: Callable[[RequestError, ServedVersion | None], None]
+        self,
+        worker: Worker,
+        add: Add,
+        count_refusal: Callable[[RequestError, ServedVersion | None], None],
+        outputs: SharedOutputs,
     ) -> None:
         self._worker = worker
         self._add = add
         self._count_refusal = count_refusal
+        self._outputs = outputs
         self._bytes_aside = 0
 
     def submit(
@@ -82,6 +89,7 @@ class SharedPath:
         """
         inputs: SharedInputs | None = None
         try:
+            self._outputs.check_room(shared.room)
             shared.acquire()
             try:
                 large = shared.byte_size > ASIDE_BYTES and said is None

@@ -38,10 +38,12 @@ class SharedTensors:
         outputs: place of each output that is written to shared memory, by its index.
         places: all of them.
         byte_size: of all inputs in shared memory.
+        room: the most bytes that the outputs in shared memory may have.
+        is_written: whether the outputs of the request that is being answered are in their places already.
         finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
     """
 
-    __slots__ = ("_names", "_regions", "byte_size", "finish", "inputs", "outputs", "places")
+    __slots__ = ("_names", "_regions", "byte_size", "finish", "inputs", "is_written", "outputs", "places", "room")
 
     def __init__(self, regions: Regions, version: ServedVersion, request: ValidatedRequest) -> None:
         self._regions = regions
@@ -53,6 +55,8 @@ class SharedTensors:
         ]
         self.outputs: Mapping[int, Place] = request.places
         self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
+        self.room = sum(place.byte_size for place in self.outputs.values())
+        self.is_written = False
         self.finish: Callable[[BatchResult], None]
         self.places = (*(given[0] for given in self.inputs if given is not None), *self.outputs.values())
 
@@ -78,7 +82,7 @@ class SharedTensors:
                         self._regions.read(given[0], view, given[1])
 
     def place(self, indices: Sequence[int], contents: Sequence[list[Any]]) -> list[list[Any]]:
-        """Write outputs, given in pieces, to their places; returns what the response has of each: nothing of these.
+        """See outputs, given in pieces, to their places; returns what the response has of each: nothing of these.
 
         Args:
             indices: of the outputs.
@@ -87,13 +91,25 @@ class SharedTensors:
         Raises:
             ExecutionFailed: one cannot be written. Others may have been.
         """
-        left: list[list[Any]] = []
-        for index, pieces in zip(indices, contents, strict=True):
-            place = self.outputs.get(index)
-            if place is not None:
-                self._regions.write(place, pieces, self._names[index])
-            left.append(pieces if place is None else [b""])
-        return left
+        given = list(zip(indices, contents, strict=True))
+        if not self.is_written:
+            self.write([(index, pieces) for index, pieces in given if index in self.outputs])
+        return [[b""] if index in self.outputs else pieces for index, pieces in given]
+
+    def write(
+        self, contents: Sequence[tuple[int, Sequence[Buffer]]], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Write outputs to their places. Any thread may do it.
+
+        Args:
+            contents: index of each output, which has a place, and its pieces.
+            is_wanted: whether to go on, asked for each MiB.
+
+        Raises:
+            ExecutionFailed: one cannot be written, or nobody wants it. Others may have been.
+        """
+        for index, pieces in contents:
+            self._regions.write(self.outputs[index], pieces, self._names[index], is_wanted)
 
 
 class SharedInputs:

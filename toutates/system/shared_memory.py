@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+
+from toutates.system.errors import Cancelled
 
 __all__ = ["SharedObject", "object_name"]
 
@@ -21,6 +23,8 @@ Buffer = bytes | bytearray | memoryview
 FOLDER: Final = Path("/dev/shm")
 #: Longest name of a file, bytes.
 MOST_NAME_BYTES: Final = 255
+#: Bytes that are written at once. New pages take some 2 ms.
+_MOST_AT_ONCE: Final = 1_048_576
 #: The C library keeps named semaphores beside the objects, under names that begin so.
 _SEMAPHORE: Final = "sem."
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -77,25 +81,35 @@ class SharedObject:
             done += count
         return done
 
-    def write(self, pieces: Sequence[Buffer], offset: int) -> int:
+    def write(self, pieces: Sequence[Buffer], offset: int, is_wanted: Callable[[], bool] = lambda: True) -> int:
         """Write pieces one behind the other, from ``offset`` on, unless the object has become too short for them.
 
         Between the look at its size and the write it may become shorter; then it grows again, to where the pieces end.
+
+        Args:
+            pieces: of bytes.
+            offset: of the first of them in the object.
+            is_wanted: whether to go on, asked for each MiB.
 
         Returns:
             The object's size where that is too small, and nothing was written; else where the pieces end.
 
         Raises:
             OSError: they cannot be written. Some may have been.
+            Cancelled: nobody wants them. Some may have been written.
         """
         end = offset + sum(map(len, pieces))
         size = self.size
         if size < end:
             return size
         for piece in pieces:
-            done = os.pwrite(self._fd, piece, offset)
+            done = 0
             while done < len(piece):
-                done += os.pwrite(self._fd, memoryview(piece)[done:], offset + done)
+                if not is_wanted():
+                    raise Cancelled("the client has left")
+                whole = not done and len(piece) <= _MOST_AT_ONCE
+                some = piece if whole else memoryview(piece)[done : done + _MOST_AT_ONCE]
+                done += os.pwrite(self._fd, some, offset + done)
             offset += done
         return end
 
