@@ -196,7 +196,10 @@ load-model: "a\\0"
         ("limit: {frame_size: {a: 1}}", "FILE: limit.frame_size: line 1: is not one plain value; "),
         ("limit: {frame_size: 1}\nmodel-repository: m", "FILE: limit.frame_size: is 1, must lie in 16384..16777215"),
         ("model-repository: m\ntls-cert: c", "FILE: tls-cert: needs --tls-key too (got 'c'); add --tls-key FILE"),
-        ("model-repository: ''", "FILE: model-repository: is empty; name a directory or s3://BUCKET/PREFIX"),
+        (
+            "model-repository: ''",
+            "FILE: model-repository: is empty; name a directory, s3://BUCKET/PREFIX or hf://ORG/MODEL",
+        ),
         ("grpc-restricted-protocol: inference:hidden\nmodel-repository: m", "FILE: grpc-restricted-protocol: is not"),
         (
             "max-frame-size: 20000\nlimit: {frame_size: 20000}",

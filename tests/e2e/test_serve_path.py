@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
 from tests.optional import skip_without
+from tests.repositories.hub import hub
 from tests.repositories.support import S3Service
 from tests.triton_repository import adder, negative
 from tests.waiting import wait_until
@@ -115,6 +116,24 @@ def test_a_file_on_s3_is_served_with_its_weights(moto_service: S3Service, tmp_pa
     missing = run("serve", f"s3://{bucket}/some/other.onnx", *flags, "--grpc-addr", "127.0.0.1:0", "--http-addr", "off")
     assert missing.returncode == 2
     assert "there is no such object" in missing.stderr
+
+
+def test_a_model_of_the_hub_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without("huggingface_hub")
+    with hub() as here:
+        monkeypatch.setenv("HF_ENDPOINT", here.endpoint)
+        here.models["acme/add-net"] = {
+            "onnx/model.onnx": adder(4).SerializeToString(),
+            "onnx/model_fp16.onnx": b"of another precision",
+            "config.json": b"{}",
+            "model.safetensors": b"weights",
+        }
+        flags = ["--model-cache-dir", str(tmp_path / "cache")]
+        words = ("toutates", "serve", "hf://acme/add-net")
+        with running(None, tmp_path, [*flags, *FLAGS], module=words) as server:
+            assert ask(server, "add-net", 1) == 5
+            assert {path.name for path in (tmp_path / "cache").rglob("1/*")} == {"model.onnx"}
+            assert server.stop() == 0
 
 
 def _large() -> onnx.ModelProto:

@@ -113,7 +113,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "model-repository",
             "DIR",
-            "serve the models in this folder (MODEL/VERSION/model.onnx) or in s3://BUCKET/PREFIX; repeatable",
+            "serve this folder (MODEL/VERSION/model.onnx), s3://BUCKET/PREFIX or hf://ORG/MODEL; repeatable",
             unset="required",
             repeatable=True,
         ),
@@ -176,7 +176,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "model-cache-dir",
             "DIR",
-            "keep models downloaded from S3 in this folder",
+            "keep models downloaded from S3 or the Hugging Face Hub in this folder",
             read=_path,
             unset="$XDG_CACHE_HOME/toutates, or ~/.cache/toutates",
         ),

@@ -120,7 +120,7 @@ def server_parser(prog: str = "toutates", *, takes_path: bool = False) -> Parser
             "path",
             metavar="PATH",
             nargs="?",
-            help="serve the model in this file or folder, or s3://BUCKET/KEY.onnx, or every model of a repository",
+            help="serve this file or folder, s3://BUCKET/KEY.onnx or hf://ORG/MODEL, or a whole repository",
         )
         parser.add_argument(
             "--name",

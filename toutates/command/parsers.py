@@ -59,7 +59,9 @@ def check_parser() -> Parser:
         "errors, 2 the command line cannot be used or REPOSITORY is not a repository.",
     )
     parser.add_argument(
-        "repository", metavar="REPOSITORY", help="folder of MODEL/VERSION/model.onnx, or s3://BUCKET/PREFIX"
+        "repository",
+        metavar="REPOSITORY",
+        help="folder of MODEL/VERSION/model.onnx, s3://BUCKET/PREFIX or hf://ORG/MODEL",
     )
     add_flags(parser, [FLAGS["execution-providers"], FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
     parser.add_argument(

@@ -20,7 +20,7 @@ from toutates.models.repository import (
     scan,
 )
 from toutates.models.text_folder import is_text_folder
-from toutates.repositories.specification import FileSpecification, S3Specification
+from toutates.repositories.specification import FileSpecification, HubSpecification, S3Specification
 from toutates.server.options import Options
 from toutates.system.errors import ConfigurationError
 
@@ -66,6 +66,8 @@ def defaults_of_path(path: str) -> dict[str, str]:
 
     A repository has those of a server. Blocks while it looks.
     """
+    if path.lower().startswith("hf://"):
+        return {"exit-on-error": "true"}
     if "://" in path:
         own = {"model-control-mode": "poll", "exit-on-error": "true"}
         return own if path.rstrip("/").endswith(_SUFFIX) else {}
@@ -90,6 +92,10 @@ def serving_path(options: Options, path: str) -> Options:
         place = _on_s3(place, path, options.model_name)
         options = _with_the_model(options) if place.file else options
         return replace(options, model_repositories=(place, *others), model_name="")
+    if isinstance(place, HubSpecification):
+        place = replace(place, model_name=options.model_name or place.model_name, flag="PATH")
+        places = (place, *options.model_repositories[1:])
+        return replace(_with_the_model(options), model_repositories=places, model_name="")
     assert isinstance(place, Path)
     found = Path(os.path.abspath(place))
     if found.is_dir():

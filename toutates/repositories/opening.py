@@ -10,7 +10,7 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.file import FileRepository
 from toutates.repositories.local.repository import LocalRepository
-from toutates.repositories.specification import FileSpecification, Specification
+from toutates.repositories.specification import FileSpecification, HubSpecification, Specification
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
@@ -19,7 +19,7 @@ __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
 def open_repositories(
     specifications: Iterable[Specification], *, cache_root: Path | None, cache_size: int, lone_name: str = ""
 ) -> list[Repository]:
-    """The repositories, in the order given. What S3 needs is imported and made only if it is asked for.
+    """The repositories, in the order given. What S3 and the Hub need is imported and made only if asked for.
 
     Args:
         specifications: from ``read_specifications``.
@@ -28,7 +28,7 @@ def open_repositories(
         lone_name: of a model whose graph lies alone in a local directory; "" for the directory's name.
 
     Raises:
-        ConfigurationError: the cache cannot be written, boto3 is missing or cannot be set up.
+        ConfigurationError: the cache cannot be written, boto3 or huggingface_hub is missing or cannot be set up.
     """
     repositories: list[Repository] = []
     cache = None
@@ -40,11 +40,17 @@ def open_repositories(
             repositories.append(FileRepository(one.path, one.model_name))
             continue
         from toutates.repositories.cache.model_cache import ModelCache, default_cache_root
-        from toutates.repositories.s3.repository import S3Repository
 
         if cache is None:
             cache = ModelCache(cache_root or default_cache_root(), cache_size)
-        repositories.append(S3Repository(one, cache))
+        if isinstance(one, HubSpecification):
+            from toutates.repositories.hub.repository import HubRepository
+
+            repositories.append(HubRepository(one, cache))
+        else:
+            from toutates.repositories.s3.repository import S3Repository
+
+            repositories.append(S3Repository(one, cache))
     return repositories
 
 

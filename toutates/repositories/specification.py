@@ -1,4 +1,7 @@
-"""The repositories that the command line asks for: directories and S3 locations, checked as far as text can be."""
+"""The repositories that the command line asks for: directories, S3 locations and models of the Hugging Face Hub.
+
+They are checked as far as text can be.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from urllib.parse import urlsplit
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["FileSpecification", "S3Specification", "Specification", "read_specifications"]
+__all__ = ["FileSpecification", "HubSpecification", "S3Specification", "Specification", "read_specifications"]
 
 _REPOSITORY: Final = "--model-repository"
 _BUCKET: Final = "--s3-bucket"
@@ -20,7 +23,21 @@ _BUCKET: Final = "--s3-bucket"
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}|arn:[A-Za-z0-9:/._-]+")
 #: What Triton writes before the bucket: s3://https://HOST:PORT/BUCKET, or s3://HOST:PORT/BUCKET for http.
 _SERVICE: Final = re.compile(r"(https?://[^/]*|[^/]*:[0-9]+)(?:/+|$)(.*)", re.DOTALL)
+# What the Hub allows in names, and the branches, tags and commits that have no slash.
+_HUB: Final = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w-][\w.-]*))?(?:/(.*))?", re.ASCII)
+_FORMS: Final = "a directory, s3://BUCKET/PREFIX or hf://ORG/MODEL"
+_GRAPH: Final = ".onnx"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+#: What to do with a URL of another kind.
+_OTHER_SCHEMES: Final = {
+    "gs": "; Google Cloud Storage speaks S3: s3://BUCKET/PREFIX with --s3-endpoint https://storage.googleapis.com",
+    "as": "; of Azure mount the container (blobfuse2) and name the directory",
+    "oci": "; of a registry pull the artifact (oras pull) and name the directory",
+    "https": "; fetch the file (curl -O) and name it: a repository needs a listing, and HTTP has none",
+    "http": "; fetch the file (curl -O) and name it: a repository needs a listing, and HTTP has none",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +63,51 @@ class S3Specification:
     model_name: str = ""
 
     @property
+    def bucket_url(self) -> str:
+        """The bucket alone."""
+        return f"s3://{self.bucket}"
+
+    @property
     def url(self) -> str:
         """What the operator calls it."""
-        return f"s3://{self.bucket}/{self.prefix}{self.file}".rstrip("/")
+        return f"{self.bucket_url}/{self.prefix}{self.file}".rstrip("/")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class HubSpecification:
+    """A model of the Hugging Face Hub, as a repository with one model.
+
+    Attributes:
+        bucket: the Hub's repository, ORG/MODEL.
+        revision: branch, tag or commit; "" for the branch main.
+        file: path of the graph in it; "" for the one that exporters write.
+        model_name: of the model.
+        flag: that asked for it, for messages.
+    """
+
+    bucket: str
+    revision: str = ""
+    file: str = ""
+    model_name: str = ""
+    flag: str = field(default=_REPOSITORY, compare=False)
+
+    @property
+    def prefix(self) -> str:
+        """What all paths begin with."""
+        return ""
+
+    @property
+    def bucket_url(self) -> str:
+        """The Hub's repository, at the revision."""
+        return f"hf://{self.bucket}" + (f"@{self.revision}" if self.revision else "")
+
+    @property
+    def url(self) -> str:
+        """What the operator calls it."""
+        return self.bucket_url + (f"/{self.file}" if self.file else "")
 
     def __str__(self) -> str:
         return self.url
@@ -70,7 +129,7 @@ class FileSpecification:
         return str(self.path)
 
 
-Specification = Path | FileSpecification | S3Specification
+Specification = Path | FileSpecification | S3Specification | HubSpecification
 
 
 def read_specifications(
@@ -130,17 +189,20 @@ def _identity(one: Specification) -> Specification | str:
 
 def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:
     if not text:
-        raise ConfigurationError("is empty", key=flag, remedy="name a directory or s3://BUCKET/PREFIX")
+        raise ConfigurationError("is empty", key=flag, remedy=f"name {_FORMS}")
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(text)
+    if scheme[1].lower() == "hf":
+        return _hub(text[len(scheme[0]) :], flag)
     if scheme[1].lower() != "s3":
         # Only the scheme is shown: what follows it may hold a password.
         raise ConfigurationError(
-            "repositories are directories or on S3",
+            "repositories are directories, on S3 or models of the Hugging Face Hub",
             key=flag,
             value=scheme[0],
-            remedy="name a directory or s3://BUCKET/PREFIX, the host of an S3 service by --s3-endpoint",
+            remedy=f"name {_FORMS}, the host of an S3 service by --s3-endpoint"
+            + _OTHER_SCHEMES.get(scheme[1].lower(), ""),
         )
     rest = text[len(scheme[0]) :]
     service = _SERVICE.fullmatch(rest)
@@ -150,6 +212,26 @@ def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:
         endpoint, rest = written, service[2]
     bucket, _, prefix = rest.partition("/")
     return _s3(bucket, prefix, endpoint, region, flag)
+
+
+def _hub(rest: str, flag: str) -> HubSpecification:
+    found = _HUB.fullmatch(rest.rstrip("/"))
+    if found is None:
+        raise ConfigurationError(
+            "is no model of the Hugging Face Hub",
+            key=flag,
+            value="hf://",  # hf://TOKEN@... is written for some tools
+            remedy="write hf://ORG/MODEL, hf://ORG/MODEL@REVISION or hf://ORG/MODEL/PATH.onnx, a token to HF_TOKEN",
+        )
+    bucket, revision, file = found[1], found[2] or "", found[3] or ""
+    if file and not file.endswith(_GRAPH):
+        raise ConfigurationError(
+            f"the path in the model is no graph: {file!r}",
+            key=flag,
+            value=f"hf://{bucket}",
+            remedy="name the model alone, or a file of it that ends in .onnx",
+        )
+    return HubSpecification(bucket, revision, file, bucket.partition("/")[2], flag)
 
 
 def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Specification:

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
 from toutates.repositories.s3.keys import S3Object
+from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.text import one_line
 
-__all__ = ["ObjectChanged", "S3Client"]
+__all__ = ["S3Client"]
 
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 20
@@ -45,10 +46,6 @@ _FORBIDDEN: Final = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProb
 _WRONG_REGION: Final = frozenset(
     {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 )
-
-
-class ObjectChanged(Exception):
-    """An object is no longer what a listing showed: it has other content, or is gone. Says what, with the URL."""
 
 
 class S3Client:

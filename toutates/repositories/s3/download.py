@@ -17,8 +17,8 @@ from typing import Final, ParamSpec, TypeVar
 from toutates.repositories.cache.files import CachedFile, ObjectIdentity
 from toutates.repositories.cache.model_cache import Filling, ModelCache
 from toutates.repositories.interface import Progress
-from toutates.repositories.s3.client import ObjectChanged, S3Client
 from toutates.repositories.s3.keys import S3Object
+from toutates.repositories.s3.store import ObjectChanged, ObjectStore
 from toutates.system.errors import RepositoryError
 
 __all__ = ["THREADS", "DownloadCounters", "Downloads"]
@@ -63,7 +63,7 @@ class Downloads:
         counters: see DownloadCounters.
     """
 
-    def __init__(self, client: S3Client, cache: ModelCache, place: str) -> None:
+    def __init__(self, client: ObjectStore, cache: ModelCache, place: str) -> None:
         self.counters = DownloadCounters()
         self._client = client
         self._cache = cache

@@ -104,6 +104,31 @@ class ModelFiles:
             is_lone=self.is_flat,
         )
 
+    def add(self, inside: str, found: S3Object) -> None:
+        """Take an object as a file, or as a directory; note what is wrong with the path that it is to have.
+
+        Args:
+            inside: path in the model.
+            found: the object.
+        """
+        # What ends in a slash stands for a directory, as consoles and s3fs write it.
+        parts = inside.removesuffix("/").split("/")
+        problem = next(filter(None, map(_oddity, parts)), "")
+        if len(inside.encode(errors="replace")) > _MAX_PATH:
+            problem = f"its path has more than {_MAX_PATH} bytes"
+        if problem:
+            shown = f"the key {found.key!r} cannot be a file: {problem}; rename or remove it in '{self.source}'"
+            self.odd[inside] = shown
+            if is_version(parts[0]):
+                self.directories.add(parts[0])
+            return
+        if inside.endswith("/"):
+            self.directories.add("/".join(parts))
+        else:
+            self.files[inside] = found
+        for depth in range(1, len(parts)):
+            self.directories.add("/".join(parts[:depth]))
+
     @property
     def is_flat(self) -> bool:
         """Whether the model's directory is the folder of a text model, and so its only version."""
@@ -193,7 +218,7 @@ def models_among(objects: Iterable[S3Object], url: str, prefix: str) -> tuple[di
             continue
         model = models.setdefault(name, ModelFiles(name, f"{url}/{name}"))
         if inside and not _is_hidden(inside.partition("/")[0]):
-            _add(model, inside, found)
+            model.add(inside, found)
     return dict(sorted(models.items())), odd
 
 
@@ -215,26 +240,6 @@ def file_among(objects: Iterable[S3Object], url: str, prefix: str, graph: str, n
         elif belongs_to_graph(own, graph) and "/" not in own and not _oddity(own):
             model.files[f"1/{own}"] = found
     return {name: model} if f"1/{MODEL_FILENAME}" in model.files else {}
-
-
-def _add(model: ModelFiles, inside: str, found: S3Object) -> None:
-    # What ends in a slash stands for a directory, as consoles and s3fs write it.
-    parts = inside.removesuffix("/").split("/")
-    problem = next(filter(None, map(_oddity, parts)), "")
-    if len(inside.encode(errors="replace")) > _MAX_PATH:
-        problem = f"its path has more than {_MAX_PATH} bytes"
-    if problem:
-        shown = f"the key {found.key!r} cannot be a file: {problem}; rename or remove it in '{model.source}'"
-        model.odd[inside] = shown
-        if is_version(parts[0]):
-            model.directories.add(parts[0])
-        return
-    if inside.endswith("/"):
-        model.directories.add("/".join(parts))
-    else:
-        model.files[inside] = found
-    for depth in range(1, len(parts)):
-        model.directories.add("/".join(parts[:depth]))
 
 
 def _is_hidden(name: str) -> bool:

@@ -14,12 +14,13 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
 from toutates.repositories.obtaining import as_found
-from toutates.repositories.s3.client import ObjectChanged, S3Client
+from toutates.repositories.s3.client import S3Client
 from toutates.repositories.s3.download import THREADS, Downloads
 from toutates.repositories.s3.keys import ModelFiles, S3Object, file_among, models_among
 from toutates.repositories.s3.listings import KeptListing, Listings
 from toutates.repositories.s3.misplaced import empty_prefix, wrong_prefix
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.s3.store import ObjectChanged, ObjectStore
+from toutates.repositories.specification import HubSpecification, S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.logs.limit import Told, few
 
@@ -38,21 +39,30 @@ class S3Repository:
     Args:
         specification: the bucket and prefix.
         cache: gets its files; may be shared with other repositories.
+        client: of another service than S3; None for S3's.
 
     Raises:
         ConfigurationError: boto3 is missing, or cannot be set up.
     """
 
-    def __init__(self, specification: S3Specification, cache: ModelCache) -> None:
+    def __init__(
+        self,
+        specification: S3Specification | HubSpecification,
+        cache: ModelCache,
+        client: ObjectStore | None = None,
+    ) -> None:
+        if client is None:
+            assert isinstance(specification, S3Specification)
+            client = S3Client(specification, THREADS, cache.stopping)
         self.name = specification.url
         self._asked_by = specification.flag
-        self._bucket_url = f"s3://{specification.bucket}"
+        self._bucket_url = specification.bucket_url
         self._prefix = specification.prefix
         #: the graph and the name of the only model, where the repository is one file
         self._file, self._model = specification.file, specification.model_name
         self._cache = cache
-        self._client = S3Client(specification, THREADS, cache.stopping)
-        self._place = f"s3://{specification.bucket} at {self._client.endpoint}"
+        self._client = client
+        self._place = f"{specification.bucket_url} at {client.endpoint}"
         self._downloads = Downloads(self._client, cache, self._place)
         self._listings = Listings(cache.root, self._place)
         self._answers: bool | None = None
