@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from fuzz.attacks.peer import Peer
@@ -28,6 +29,7 @@ class Attack:
             ``peer.note_ready``.
         on_http: whether it attacks the HTTP side (``--metrics-addr``) instead of the gRPC port. Then the honest client
             whose waits are measured is one that asks /health/live.
+        honest_key: that honest clients send, where the server asks for keys; "" for none.
         spare_mib: address space that the server is left during the attack, or 0 for all there is.
     """
 
@@ -42,7 +44,12 @@ class Attack:
     answers_pings: ClassVar[bool] = True
     freezes: ClassVar[bool] = False
     on_http: ClassVar[bool] = False
+    honest_key: ClassVar[str] = ""
     spare_mib: ClassVar[int] = 0
+
+    def flags(self, folder: Path) -> Sequence[str]:
+        """What the server is to be started with besides; files that it needs are written into a folder."""
+        return ()
 
     def prepare(self) -> None:
         """Make what is sent, where that takes long. It is not counted as the attack's cost."""

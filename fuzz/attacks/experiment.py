@@ -179,7 +179,7 @@ def run_experiment(
         HonestError: an honest request failed.
         RuntimeError: the attacker failed.
     """
-    with Crowd(port, health_port=http_port if attack.on_http else None) as crowd:
+    with Crowd(port, health_port=http_port if attack.on_http else None, key=attack.honest_key) as crowd:
         time.sleep(0.1)  # the first calls of each client have the server learn
         files_before, before_mib = open_files(pid), resident_mib(pid)
         reset_peak(pid)

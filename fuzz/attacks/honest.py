@@ -23,6 +23,7 @@ from fuzz.attacks.models import VICTIM_ADDS
 from fuzz.attacks.wire import (
     ACK,
     END_STREAM,
+    INFER,
     Code,
     Kind,
     frame,
@@ -56,10 +57,10 @@ class RawClient:
 
     pause_s: ClassVar[float] = _PAUSE_S
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, key: str = "") -> None:
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._block = request_block()
+        self._block = request_block(INFER, *_headers(key).items())
         self._stream_id = -1
         self._received = b""
         self._sock.sendall(greeting())
@@ -164,9 +165,11 @@ class Crowd:
         port: of the server.
         with_triton: whether tritonclient is among them; it has no wheels for free-threaded Python.
         health_port: of the server's HTTP side, where it is probes whose waits are measured.
+        key: that they send; "" for none.
     """
 
-    def __init__(self, port: int, *, with_triton: bool = True, health_port: int | None = None) -> None:
+    def __init__(self, port: int, *, with_triton: bool = True, health_port: int | None = None, key: str = "") -> None:
+        self._key = key
         self._port = port
         self._health_port = health_port
         self._over = threading.Event()
@@ -224,7 +227,7 @@ class Crowd:
             self._failures.append(error)
 
     def _call_and_measure(self) -> None:
-        client = RawClient(self._port) if self._health_port is None else Prober(self._health_port)
+        client = RawClient(self._port, self._key) if self._health_port is None else Prober(self._health_port)
         try:
             number = 0
             while not self._over.is_set():
@@ -241,7 +244,7 @@ class Crowd:
         with triton_client(self._port) as client:
             number = 0
             while not self._over.is_set():
-                call_triton(client, number)
+                call_triton(client, number, self._key)
                 self._triton_ends.append(time.monotonic())
                 number += 1
                 time.sleep(_TRITON_PAUSE_S)
@@ -249,6 +252,10 @@ class Crowd:
 
 def _percentile_ms(ascending: Sequence[float], share: float) -> float:
     return ascending[min(len(ascending), max(1, math.ceil(share * len(ascending)))) - 1] * 1_000
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _has_triton() -> bool:
@@ -269,7 +276,7 @@ def triton_client(port: int) -> Iterator[Any]:
         yield client
 
 
-def call_triton(client: Any, number: int) -> None:
+def call_triton(client: Any, number: int, key: str = "") -> None:
     """Ask the model "victim" by tritonclient.
 
     Raises:
@@ -280,6 +287,6 @@ def call_triton(client: Any, number: int) -> None:
     row = np.arange(number, number + 4, dtype=np.int32).reshape(1, 4)
     tensor = InferInput("INPUT", row.shape, "INT32")
     tensor.set_data_from_numpy(row)
-    answer = client.infer("victim", [tensor], client_timeout=_PATIENCE_S).as_numpy("OUTPUT")
+    answer = client.infer("victim", [tensor], headers=_headers(key), client_timeout=_PATIENCE_S).as_numpy("OUTPUT")
     if not np.array_equal(answer, row + VICTIM_ADDS):
         raise HonestError(f"tritonclient was answered {answer} instead of {row + VICTIM_ADDS}")

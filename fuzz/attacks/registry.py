@@ -25,6 +25,7 @@ from fuzz.attacks import (
     shared_regions,
     slow_peers,
     stream_floods,
+    wrong_tokens,
 )
 from fuzz.attacks.attack import Attack
 
@@ -101,6 +102,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     shared_regions.RegionStorm,
     shared_regions.ShrinkingRegions,
     shared_regions.RegionBulk,
+    wrong_tokens.WrongTokens,
     floods_of_connections.HoldConnections,
     floods_of_connections.ConnectionChurn,
     floods_of_connections.PortScan,

@@ -80,7 +80,7 @@ def _run(attack: Attack, seconds: float) -> Outcome:
         (folder / "models").mkdir()
         build_repository(folder / "models")
         build_composed(folder / "models")
-        flags = (*FLAGS, "--metrics-addr", "127.0.0.1:0") if attack.on_http else FLAGS
+        flags = (*FLAGS, *attack.flags(folder), *(("--metrics-addr", "127.0.0.1:0") if attack.on_http else ()))
         with running(folder / "models", folder, flags, FRESH) as server:
             return run_experiment(
                 attack,

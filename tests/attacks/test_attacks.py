@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.long
 
 #: These need a server with other limits, below.
-_ELSEWHERE: Final = {"hold-connections", "vanished-peer", "ensemble-reloads"}
+_ELSEWHERE: Final = {"hold-connections", "vanished-peer", "ensemble-reloads", "wrong-tokens"}
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
     "silent-connections",
@@ -48,11 +48,7 @@ _SLOW: Final = (
     "rest-announced-lengths",
 )
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
-#: Outputs of many MiB in shared memory are written by the worker.
-_DEAR: Final = {
-    *("gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"),
-    *("region-bulk", "shrinking-regions"),
-}
+_DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
 #: What these make the server keep is bounded: spare batches by 256 MiB per model, ONNX Runtime's arena by all answers
 #: that wait at once, and what allocators keep by the messages of both connections.
 _KEPT_MIB: Final = {
@@ -121,6 +117,22 @@ def test_members_of_ensembles_that_come_and_go_keep_nothing(models: Path, tmp_pa
         _wait_answered(process)
         assert process.stop() == 0
         assert "Traceback" not in process.log
+
+
+def test_callers_whom_nobody_knows_hold_up_nobody(models: Path, tmp_path: Path) -> None:
+    attack = ATTACKS["wrong-tokens"]
+    flags = ["--load-models", "victim", *attack.flags(tmp_path)]
+    with running(models, tmp_path, flags) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome)
+        assert_stopped(outcome.report, attack)
+        answers = outcome.report.answers
+        assert answers["grpc-status 16"], outcome.report
+        assert answers["HTTP/1.1 401"], outcome.report
+        assert not answers.get("grpc-status 0"), outcome.report
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+        assert process.log.count("\n") < 100, process.log
 
 
 # --- too many connections

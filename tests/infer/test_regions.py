@@ -482,6 +482,7 @@ def test_large_outputs_of_two_batches_are_written_with_the_last_of_them(
         pending: list[PendingRequest] = [(added.context, 0, 1, (split, part))]
         shared.port.consumer.finish_here(BatchResult(pending, outputs, error, Timing(1, 2, 3, 4)))
     assert len(late.jobs) == (not failing)
+    assert not shared.service._shared_outputs._parts
     late.run()
     assert not is_used(regions)
     assert not call.open

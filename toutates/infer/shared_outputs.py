@@ -86,7 +86,7 @@ class SharedOutputs:
             for request in result.pending:
                 is_behind = request[0][0] in self._waiting
                 most = -1 if is_behind else room
-                contents, size = self._beyond(most, request, outputs) if outputs is not None else ([], 0)
+                contents, size = self._beyond(most, request, outputs)
                 if is_behind or size > room:
                     late.append((request, contents, size))
                 else:
@@ -104,12 +104,16 @@ class SharedOutputs:
 
         return write_and_finish
 
-    def _beyond(self, room: int, request: PendingRequest, outputs: Outputs) -> tuple[Contents, int]:
+    def _beyond(self, room: int, request: PendingRequest, outputs: Outputs | None) -> tuple[Contents, int]:
         """What is to be written for a request, where that may be more than ``room``, and its size, or the most of it.
 
-        Nothing while other parts of the request are to come.
+        Nothing while other parts of the request are to come, or where it has failed.
         """
         (call, plan, *_), first, rows, part = request
+        if outputs is None:
+            if part is not None:
+                self._parts.pop(part[0], None)
+            return [], 0
         parts: list[tuple[Outputs, int, int] | None] = [(outputs, first, rows)]
         if part is not None:
             split, index = part
