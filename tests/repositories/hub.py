@@ -23,6 +23,7 @@ class Hub:
         models: files by path, by ORG/MODEL.
         token: that every request to the Hub itself needs; "" for none.
         cuts: numbers of bytes after which contents of large files are cut off, one for each request to come.
+        stalls: whether contents of large files stop halfway until ``goes_on`` is set; ``stalled`` is set when one does.
         status: of every answer; 0 for what is right.
         requests: paths, with the Authorization and Range that came.
         changed: instead of what a listing says, contents by path.
@@ -34,6 +35,8 @@ class Hub:
         self.changed: dict[str, bytes] = {}
         self.token = ""
         self.cuts: list[int] = []
+        self.stalls = False
+        self.stalled, self.goes_on = threading.Event(), threading.Event()
         self.status = 0
         self.requests: list[tuple[str, str, str]] = []
         self.page = 1_000
@@ -103,6 +106,12 @@ def hub() -> Iterator[Hub]:
                 self.send_header(key, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            half = len(body) // 2 if here.stalls and self.server is storage else 0
+            self.wfile.write(body[:half])
+            if half:
+                here.stalled.set()
+                here.goes_on.wait()
+                return
             self.wfile.write(body[:cut])
 
         def log_message(self, format: str, *args: object) -> None:
@@ -119,6 +128,7 @@ def hub() -> Iterator[Hub]:
         try:
             yield here
         finally:
+            here.goes_on.set()
             for one in (front, storage):
                 one.shutdown()
             for thread in threads:

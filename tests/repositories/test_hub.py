@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -275,6 +276,18 @@ def test_a_repository_that_was_stopped_asks_nothing(served: Hub, tmp_path: Path)
         with pytest.raises(RepositoryError, match="the server is stopping"):
             remote.scan()
     assert served.requests == []
+
+
+def test_a_stop_ends_a_download_that_stalls(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_TIMEOUTS", (600.0,) * 4)
+    served.stalls = True
+    with repository(tmp_path) as remote, ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(remote.fetch, remote.scan()[0], quiet)
+        assert served.stalled.wait(60)
+        remote.stop()
+        with pytest.raises(RepositoryError, match="the server is stopping"):
+            fetching.result()
+    assert nothing_is_left(tmp_path)
 
 
 def test_a_token_of_odd_characters_is_not_shown(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
