@@ -207,3 +207,15 @@ def test_error_never_makes_a_header_list_above_8_kilobytes(text: str) -> None:
     """C-core fails calls at random between its soft limit of 8 KiB and its hard one of 16."""
     fields = decode(error_block(Status.INTERNAL, text, trailers_only=True))
     assert sum(len(name) + len(value) + 32 for name, value in fields) < 8_192
+
+
+def test_errors_with_the_same_words_are_encoded_once_but_for_long_ones() -> None:
+    metadata = [("retry-after", "1")]
+    blocks = [error_block(Status.UNAVAILABLE, "busy", metadata, trailers_only=only) for only in (True, True, False)]
+    assert blocks[0] is blocks[1]
+    assert decode(blocks[0])[-2:] == [(b"grpc-message", b"busy"), (b"retry-after", b"1")]
+    assert (b":status", b"200") not in decode(blocks[2])
+    assert error_block(Status.UNAVAILABLE, "busy", trailers_only=True) != blocks[0]
+    long = [error_block(Status.INTERNAL, "x" * 2_000, trailers_only=True) for _ in range(2)]
+    assert long[0] == long[1]
+    assert long[0] is not long[1]  # nothing of a model's own length is kept

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
 from toutates.h2grpc.hpack_decoder import HeaderBlockError, HpackDecoder
@@ -151,12 +152,29 @@ def response_block(metadata: Metadata = (), encoding: str = "") -> bytes:
     return OK_HEADERS + encode_block([*extra, *metadata_fields(metadata)])
 
 
+#: Characters of the messages of errors whose blocks are remembered.
+_SHORT_TEXT: Final = 1_024
+
+
 def error_block(status: Status, text: str, metadata: Metadata = (), *, trailers_only: bool) -> bytes:
-    """Trailers with a status; with ``trailers_only`` they are the response's only header block."""
+    """Trailers with a status; with ``trailers_only`` they are the response's only header block.
+
+    The last short ones are remembered, because a server with too much to do refuses with the same words again and
+    again, and refusing must be cheap then.
+    """
+    if len(text) > _SHORT_TEXT:
+        return _encode_error(status, text, metadata, trailers_only)
+    return _remembered_error(status, text, tuple(metadata), trailers_only)
+
+
+def _encode_error(status: Status, text: str, metadata: Metadata, trailers_only: bool) -> bytes:
     fields = [*(_RESPONSE_FIELDS if trailers_only else ()), (b"grpc-status", b"%d" % status)]
     if text:
         fields.append((b"grpc-message", encode_message(text)))
     return encode_block([*fields, *metadata_fields(metadata)])
+
+
+_remembered_error = lru_cache(maxsize=64)(_encode_error)
 
 
 def plain_http_block(http_status: int, content_length: int) -> bytes:
