@@ -49,6 +49,7 @@ EVERYTHING: Final[dict[str, Any]] = {
 CASES: Final = {
     "disk": DISK,
     "s3": S3,
+    "hub": {"models": {"repository": "hf://org/model"}},
     "hpa": {**DISK, **HPA},
     "keda": {**DISK, **KEDA},
     "everything": {**EVERYTHING, **KEDA},
