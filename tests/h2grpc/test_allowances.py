@@ -251,3 +251,13 @@ def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_man
     assert [event.__class__ for event in events] == [ConnectionTerminated]
     assert len(asked) == 6
     assert server.limit_hits["resets"] == 1
+
+
+def test_a_refusal_that_was_dear_to_find_out_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
+        return CallRefused(Status.UNAUTHENTICATED, "who are you?", cost=100)
+
+    monkeypatch.setattr(support, "METHODS", method_table([Method(support.UNARY, unary=lambda call: None, guard=guard)]))
+    server = Server.opened(Limits(resets=Allowance(burst=250, per_second=0, per_call=0)))
+    assert [server.receive(unary(number)) for number in (1, 3)] == [[], []]
+    assert [event.__class__ for event in server.receive(unary(5))] == [ConnectionTerminated]

@@ -45,9 +45,6 @@ _unpack_uint32 = UINT32.unpack_from
 #: counts for one more of its allowance.
 STREAMS_PER_SETTINGS = 2_048
 
-#: A refused call may have had the signature of a token checked, 30 to 100 us. It counts for so many reset streams.
-REFUSAL_COST = 10
-
 _ON_CONNECTION = frozenset((SETTINGS, PING, GOAWAY))
 
 
@@ -290,8 +287,8 @@ class Receiver:
             raise StreamFault(stream_id, ErrorCodes.REFUSED_STREAM, "too many concurrent streams", limit)
         if head.malformed:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, head.malformed)
-        if head.error.__class__ is CallRefused:
-            self._spend("resets", "calls that are refused", now_ns, REFUSAL_COST)
+        if isinstance(head.error, CallRefused):
+            self._spend("resets", "calls that are refused", now_ns, head.error.cost)
         call = Call(self._responder, stream_id, head, self._settings.stream_window, self._limits.stream_window)
         table.streams[stream_id] = call
         if head.timeout_ns is not None:

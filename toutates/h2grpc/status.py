@@ -60,8 +60,16 @@ class GrpcError(Exception):
 class CallRefused(GrpcError):
     """A guard's refusal that may be another one next time, because what it looks at can change.
 
-    So it is not remembered with the header block, and a peer may have so many of them only (``REFUSAL_COST``).
+    So it is not remembered with the header block, and a connection may have so many of them only.
+
+    Args:
+        status, text: as in GrpcError.
+        cost: for how many reset streams it counts; more where it was dear to find out.
     """
+
+    def __init__(self, status: Status, text: str, cost: int = 10) -> None:
+        super().__init__(status, text)
+        self.cost = cost
 
 
 class LimitExceeded(GrpcError):
