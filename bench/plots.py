@@ -63,14 +63,12 @@ def draw_plots(results: Results, folder: Path) -> list[tuple[str, str]]:
 
     Args:
         results: a run.
-        folder: receives the files; what an earlier run drew there goes.
+        folder: receives the files.
 
     Returns:
         File name and description of each plot.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.svg"):
-        old.unlink()
     summary = Summary(results)
     drawn = []
     with plt.rc_context(_STYLE):

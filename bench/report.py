@@ -115,7 +115,9 @@ def replace_generated(page: str, generated: str) -> str:
 def report_command(arguments: Sequence[str]) -> int:
     """``python -m bench report``; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench report", description="Put the figures of a run into docs/measurements.md, with plots."
+        prog="python -m bench report",
+        description="Put the figures of a run into docs/measurements.md, with plots. What other runs measured of other "
+        "parts stays.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="bench/results/NAME.json")
     parser.add_argument(
@@ -127,21 +129,46 @@ def report_command(arguments: Sequence[str]) -> int:
         results = Results.read(options.file)
         page = options.page.read_text(encoding="utf-8")
         replace_generated(page, "")
-        try:
-            from bench.plots import draw_plots
-        except ImportError:
-            print("without plots: PyPI brings matplotlib (pip install matplotlib)", file=sys.stderr)
-            plots: list[tuple[str, str]] = []
-        else:
-            plots = [(f"{folder.name}/{file}", text) for file, text in draw_plots(results, folder)]
-        results.save(folder / "figures.json")
-        raw = f"\nEvery figure of every round: [{folder.name}/figures.json]({folder.name}/figures.json).\n"
-        options.page.write_text(replace_generated(page, markdown(results, plots) + raw), encoding="utf-8")
+        runs = [*_kept_runs(folder, results), results]
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"{options.file}: {error}", file=sys.stderr)
         return 2
-    print(f"{options.page}: {len(results.figures)} figures, {len(plots)} plots in {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("*.json"), *folder.glob("*.svg")]:
+        old.unlink()
+    number_of_plots = 0
+    sections = []
+    for run in sorted(runs, key=lambda run: run.started):
+        plots = [(f"{folder.name}/{file}", text) for file, text in _plots(run, folder)]
+        number_of_plots += len(plots)
+        run.save(folder / f"{run.name}.json")
+        raw = f"\nEvery figure of every round: [{folder.name}/{run.name}.json]({folder.name}/{run.name}.json).\n"
+        sections.append(markdown(run, plots) + raw)
+    options.page.write_text(replace_generated(page, "\n".join(sections)), encoding="utf-8")
+    print(f"{options.page}: {len(results.figures)} figures; {number_of_plots} plots in {folder}")
     return 0
+
+
+def _kept_runs(folder: Path, newest: Results) -> list[Results]:
+    """What the runs that are on the page have of parts that no later one has; one of the newest's name goes."""
+    kept = []
+    later = newest.parts()
+    earlier = [Results.read(file) for file in folder.glob("*.json")]
+    for run in sorted(earlier, key=lambda run: run.started, reverse=True):
+        left = run.without(later)
+        later |= run.parts()
+        if left.parts() and run.name != newest.name:
+            kept.append(left)
+    return kept
+
+
+def _plots(results: Results, folder: Path) -> list[tuple[str, str]]:
+    try:
+        from bench.plots import draw_plots
+    except ImportError:
+        print("without plots: PyPI brings matplotlib (pip install matplotlib)", file=sys.stderr)
+        return []
+    return draw_plots(results, folder)
 
 
 def _heading(results: Results) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Set
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,21 @@ class Results:
     goodput: list[GoodputFigure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+
+    def parts(self) -> set[str]:
+        """The parts that have a figure or a failure, as ``--parts`` names them."""
+        cells = [entry.cell for entries in (self.figures, self.goodput, self.failures) for entry in entries]
+        return {cell.part for cell in cells} | ({"memory"} if self.memory else set())
+
+    def without(self, parts: Set[str]) -> Results:
+        """This run but for what those parts measured."""
+        return replace(
+            self,
+            figures=[figure for figure in self.figures if figure.cell.part not in parts],
+            goodput=[figure for figure in self.goodput if figure.cell.part not in parts],
+            failures=[failure for failure in self.failures if failure.cell.part not in parts],
+            memory=[] if "memory" in parts else self.memory,
+        )
 
     def leave_out(self, what: str, why: str) -> None:
         """Note once that something does not take part."""

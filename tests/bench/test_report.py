@@ -136,11 +136,32 @@ def test_the_report_command_fills_a_page_and_keeps_the_raw_figures(
     text = page.read_text(encoding="utf-8")
     assert text.startswith("Frame.")
     assert text.endswith("End.\n")
-    assert Results.read(tmp_path / "page" / "figures.json") == some_results()
+    assert Results.read(tmp_path / "page" / "name.json") == some_results()
     plots = re.findall(r"!\[[^]]*\]\((page/[^)]+)\)", text)
     assert all((tmp_path / plot).is_file() for plot in plots)
     figures = len(some_results().figures)
-    assert capsys.readouterr().out == f"{page}: {figures} figures, {len(plots)} plots in {tmp_path / 'page'}\n"
+    assert capsys.readouterr().out == f"{page}: {figures} figures; {len(plots)} plots in {tmp_path / 'page'}\n"
+
+
+def test_a_run_of_some_parts_replaces_those_parts_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    some_results().save(tmp_path / "first.json")
+    assert report_command([str(tmp_path / "first.json"), "--page", str(page)]) == 0
+    later = replace(some_results().without({"loads", "memory"}), name="later", started="2026-11-22T12:00:00Z")
+    later.figures = [replace(figure, user_us=1_000.0, system_us=234.0) for figure in later.figures]
+    later.save(tmp_path / "second.json")
+    assert report_command([str(tmp_path / "second.json"), "--page", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    before, after = text.split("## Measured on 2026-11-22")
+    assert "| toutates | 15.0 (10.0-20.0) |" in before
+    assert "Number of models" not in before
+    assert "Idle connections" not in before
+    assert "Idle connections" in after
+    assert "1,234" in after
+    assert sorted(file.name for file in (tmp_path / "page").glob("*.json")) == ["later.json", "name.json"]
+    assert Results.read(tmp_path / "page" / "name.json").parts() == some_results().parts() - later.parts()
+    assert all((tmp_path / plot).is_file() for plot in re.findall(r"!\[[^]]*\]\((page/[^)]+)\)", text))
 
 
 @pytest.mark.parametrize("content", [None, "no json", "{}"])
