@@ -20,7 +20,7 @@ from tests.e2e.process import ServerProcess, running
 from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 
-__all__ = ["Runs", "running_device", "running_held", "waiting_run"]
+__all__ = ["Runs", "main", "running_device", "running_held", "waiting_run"]
 
 #: What the file has, as int64: how many runs have begun, and how many of them may compute.
 _BEGUN, _ALLOWED = 0, 1
@@ -83,11 +83,20 @@ def waiting_run(path: Path, model: str) -> Callable[..., Any]:
 
 @contextmanager
 def running_held(
-    repository: Path | str, folder: Path, flags: Sequence[str] = (), model: str = "slow"
+    repository: Path | str,
+    folder: Path,
+    flags: Sequence[str] = (),
+    model: str = "slow",
+    *,
+    module: str = "tests.e2e.held",
 ) -> Iterator[tuple[ServerProcess, Runs]]:
-    """A server as ``process.running`` starts it, and the runs of one of its models."""
+    """A server as ``process.running`` starts it, and the runs of one of its models.
+
+    Args:
+        module: runs in the server's process, with the arguments of this one.
+    """
     runs = Runs(folder / "runs")
-    with running(repository, folder, flags, module=("tests.e2e.held", str(runs.path), model)) as process:
+    with running(repository, folder, flags, module=(module, str(runs.path), model)) as process:
         yield process, runs
 
 
@@ -111,15 +120,16 @@ def running_device(
         yield process
 
 
-def _main() -> None:
-    from toutates.command.main import main
+def main() -> None:
+    """Be the server."""
+    from toutates.command.main import main as serve
 
     _, path, model, *sys.argv[1:] = sys.argv
     timed = path.replace(".", "").isdigit()
     run = _timed_run(float(path), model) if timed else waiting_run(Path(path), model)
     ModelSession.run = run  # type: ignore[method-assign]
-    sys.exit(main())
+    sys.exit(serve())
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -20,6 +20,7 @@ from tests.e2e.models import CONFIG, add_model, greatest_model
 from tests.e2e.process import ServerProcess, run
 from tests.e2e.support import bytes_tensor, triton
 from tests.waiting import wait_until
+from toutates.system.cuda import load_cuda
 
 http = pytest.importorskip("tritonclient.http")
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
@@ -203,6 +204,8 @@ def test_what_is_no_object_or_does_not_fit_it_is_refused(client: Client) -> None
 
 
 def test_cuda_memory_is_refused_without_a_gpu(client: Client) -> None:
+    if load_cuda() is not None:
+        pytest.skip("there is a GPU")
     handle = b"QUFB" * 21 + b"QQ=="  # of 64 bytes
     text = client.refusal(lambda: client.client.register_cuda_shared_memory("c", handle, 0, 64), INVALID)
     assert text == "failed to register CUDA shared memory region: 'c', GPUs not supported"

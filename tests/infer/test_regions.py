@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from tests.fake_cuda import FakeCuda
 from tests.infer.support import Served, signature_of
 from tests.waiting import wait_until
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
@@ -23,6 +24,7 @@ from toutates.infer.inflight import Inflight
 from toutates.infer.regions import Kind, Place, Regions
 from toutates.infer.shared_outputs import SharedOutputs
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
+from toutates.system.cuda import Cuda
 from toutates.system.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -514,3 +516,72 @@ def test_what_a_call_gets_behind_large_outputs_comes_behind_them(shared: Shared,
     assert [(who, taken) for _, who, taken in seen] == [([1], True)]
     late.run()
     assert seen[1:] == [(b"\1", [0], True), (b"\2", [0], True), (b"\2", [0], False)]
+
+
+# --- memory of GPUs
+
+
+def test_what_cuda_refuses_fails_the_request_and_names_tensor_and_gpu() -> None:
+    client, gpus = FakeCuda(), FakeCuda()
+    client.cudaSetDevice(1)
+    handle = client.cudaIpcGetMemHandle(client.cudaMalloc(SIZE)[1])[1]
+    regions = Regions(allowed=True, most_bytes=SIZE - 1, cuda=Cuda(gpus.runtime, gpus.driver))
+    try:
+        regions.register_cuda("r", bytes(handle.octets.raw), 1, SIZE)  # which does not count as memory of the host
+        place = Place("r", 0, 64)
+        regions.acquire([place])
+        regions.write(place, [b"x" * 64], "OUT")
+        into = bytearray(64)
+        regions.read(place, memoryview(into), "IN")
+        assert into == b"x" * 64
+        gpus.broken = {"cudaMemcpyAsync"}
+        with pytest.raises(
+            InvalidRequest,
+            match=r"^input 'IN' cannot be read from shared memory region 'r', which is of GPU 1: cudaErrorIllegal",
+        ):
+            regions.read(place, memoryview(into), "IN")
+        with pytest.raises(ExecutionFailed, match=r"^output 'OUT' cannot be written to shared memory region 'r'"):
+            regions.write(place, [b"x" * 64], "OUT")
+        regions.unregister(Kind.CUDA, "r")
+        assert len(gpus.allocations) == 1  # it is in use
+        regions.release([place])
+        assert not gpus.allocations
+        with pytest.raises(UnknownModel):
+            regions.acquire([place])
+    finally:
+        regions.close()
+        client.free_all()
+
+
+def test_memory_that_cannot_be_registered_is_closed_again(caplog: pytest.LogCaptureFixture) -> None:
+    client, gpus = FakeCuda(), FakeCuda()
+    handle = bytes(client.cudaIpcGetMemHandle(client.cudaMalloc(64)[1])[1].octets.raw)
+    regions = Regions(allowed=True, most=1, cuda=Cuda(gpus.runtime, gpus.driver))
+    try:
+        with pytest.raises(InvalidRequest, match="'r': invalid args"):
+            regions.register_cuda("r", handle, 0, 65)
+        assert not gpus.allocations
+        with caplog.at_level("INFO"):
+            for _ in range(3):
+                with pytest.raises(InvalidRequest, match="invalid args"):
+                    regions.register_cuda("r", bytes(64), 0, 64)
+        assert len(caplog.records) == 1
+        assert "cannot be opened on GPU 0: cudaErrorInvalidValue (1)" in caplog.text
+        regions.register_cuda("r", handle, 0, 64)
+        with pytest.raises(Overloaded):
+            regions.register_cuda("another", handle, 0, 64)
+        assert gpus.allocations[0].opened == 1
+    finally:
+        regions.close()
+        client.free_all()
+    assert not gpus.allocations
+
+
+def test_without_a_gpu_the_answer_is_the_same_whether_regions_are_allowed_or_not() -> None:
+    for allowed in (False, True):
+        regions = Regions(allowed=allowed)
+        with pytest.raises(InvalidRequest, match="'r', GPUs not supported"):
+            regions.register_cuda("r", bytes(64), 0, 64)
+        regions.refuse_cuda_unless_allowed()
+    with pytest.raises(Unsupported):
+        Regions(gpus=True).refuse_cuda_unless_allowed()

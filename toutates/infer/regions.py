@@ -7,15 +7,18 @@ request has ended. So a name means the same region for all of a request. Texts o
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from toutates.engine.result import BatchResult
+from toutates.system.cuda import HANDLE_BYTES, Cuda, CudaError
 from toutates.system.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -25,10 +28,13 @@ from toutates.system.errors import (
     UnknownModel,
     Unsupported,
 )
+from toutates.system.logs.limit import LineLimit
 from toutates.system.memory import available_memory
 from toutates.system.shared_memory import SharedObject, object_name
 
 __all__ = ["FLAG", "MOST_NAME_BYTES", "MOST_REGIONS", "Kind", "Memory", "Place", "Region", "Regions"]
+
+logger = logging.getLogger(__name__)
 
 FLAG: Final = "--allow-client-shm"
 #: Regions at the same time. Each has an open file, and all of them are told by one answer.
@@ -50,7 +56,7 @@ class Kind(Enum):
 
 
 class Memory(Protocol):
-    """What a region is a part of; ``toutates.system.shared_memory`` has the methods."""
+    """What a region is a part of: an object of ``system.shared_memory``, or memory of a GPU of ``system.cuda``."""
 
     def read_into(self, view: memoryview, offset: int) -> int: ...
     def write(self, pieces: Sequence[Buffer], offset: int, is_wanted: Callable[[], bool]) -> int: ...
@@ -98,6 +104,11 @@ class Region:
     uses: int = 0
     leaving: bool = False
 
+    @property
+    def host_bytes(self) -> int:
+        """Of its bytes, those that are in the host's memory."""
+        return self.byte_size if self.kind is Kind.SYSTEM else 0
+
 
 class Regions:
     """The table. Any thread may use it; its lock is held for constant time.
@@ -105,11 +116,29 @@ class Regions:
     Args:
         allowed: whether clients may register regions.
         most: regions at the same time.
-        most_bytes: of all regions together; None for the memory that the process may use.
+        most_bytes: of all regions of the host's memory together; None for the memory that the process may use. Those of
+            GPUs are not bounded so: whoever registers one has the memory.
+        cuda: of this process; None where there is none, or where regions are not allowed.
+        gpus: whether there would be one if regions were allowed.
+
+    Attributes:
+        has_cuda: whether memory of GPUs can be registered.
     """
 
-    def __init__(self, *, allowed: bool = False, most: int = MOST_REGIONS, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        allowed: bool = False,
+        most: int = MOST_REGIONS,
+        most_bytes: int | None = None,
+        cuda: Cuda | None = None,
+        gpus: bool = False,
+    ) -> None:
         self._allowed = allowed
+        self._cuda = cuda
+        self.has_cuda = allowed and cuda is not None
+        self._gpus = gpus or cuda is not None
+        self._limit: LineLimit[str] = LineLimit()
         self._most = most
         self._most_bytes = available_memory() if allowed and most_bytes is None else most_bytes or 0
         self._lock = threading.Lock()
@@ -119,7 +148,9 @@ class Regions:
     @property
     def extensions(self) -> tuple[str, ...]:
         """Triton's names for what is offered, for ServerMetadata."""
-        return ("system_shared_memory",) if self._allowed else ()
+        if not self._allowed:
+            return ()
+        return ("system_shared_memory", "cuda_shared_memory") if self.has_cuda else ("system_shared_memory",)
 
     # --- registering -------------------------------------------------------------------------------------------------
 
@@ -131,6 +162,15 @@ class Regions:
         """
         if not self._allowed:
             raise Unsupported(f"Client shared memory is disabled. Start the server with '{FLAG}=true' to enable.")
+
+    def refuse_cuda_unless_allowed(self) -> None:
+        """The same for memory of GPUs; where there are none nothing is refused, and nothing can be registered.
+
+        Raises:
+            Unsupported: it is not allowed.
+        """
+        if self._gpus:
+            self.refuse_unless_allowed()
 
     def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a part of an object of POSIX shared memory.
@@ -171,18 +211,38 @@ class Regions:
             raise
 
     def register_cuda(self, name: str, handle: bytes, device: int, byte_size: int) -> None:
-        """Register memory of a GPU.
+        """Register memory of a GPU. Blocks, the first time on a GPU for as long as CUDA needs to start there.
 
         Args:
             name: of the region.
             handle: the 64 bytes of a ``cudaIpcMemHandle_t``.
             device: number of the GPU.
-            byte_size: of the memory.
+            byte_size: of the memory, from its beginning.
 
         Raises:
             RequestError: in Triton's words.
         """
-        raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        if self._cuda is None:
+            raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        self._check_new(name, "")
+        if len(handle) != HANDLE_BYTES:
+            raise InvalidRequest(
+                f"failed to register shared memory region: invalid args: 'raw_handle' has {len(handle)} bytes, a "
+                f"cudaIpcMemHandle_t has {HANDLE_BYTES}"
+            )
+        try:
+            memory = self._cuda.open(device, handle)
+        except CudaError as error:
+            if not self._limit.count(str(error), time.monotonic_ns()):
+                logger.info("a client's CUDA shared memory cannot be opened on GPU %d: %s", device, error)
+            raise InvalidRequest("failed to register shared memory region: invalid args") from None
+        try:
+            if byte_size > memory.size:
+                raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
+            self.add(Region(name, Kind.CUDA, "", device, 0, byte_size, memory))
+        except BaseException:
+            memory.close()
+            raise
 
     def add(self, region: Region) -> None:
         """Enter a region, whose memory is the table's from now on.
@@ -192,13 +252,13 @@ class Regions:
         """
         with self._lock:
             self._refuse_taken(region.name)
-            if self._bytes + region.byte_size > self._most_bytes:
+            if self._bytes + region.host_bytes > self._most_bytes:
                 raise Overloaded(
                     f"cannot register shared memory region '{region.name}' of {region.byte_size} bytes: {self._bytes} "
                     f"are registered, and {self._most_bytes} is the most; unregister regions that are not used"
                 )
             self._regions[region.name] = region
-            self._bytes += region.byte_size
+            self._bytes += region.host_bytes
 
     def _check_new(self, name: str, key: str) -> None:
         for what, text in (("name", name), ("key", key)):
@@ -242,7 +302,7 @@ class Regions:
         """Call with the lock held."""
         for region in regions:
             del self._regions[region.name]
-            self._bytes -= region.byte_size
+            self._bytes -= region.host_bytes
 
     def status(self, kind: Kind, name: str) -> list[Region]:
         """The regions of a kind, or the one of a name that is not "".
@@ -335,7 +395,7 @@ class Regions:
         region = self._regions[place.region]
         try:
             got = region.memory.read_into(view, region.offset + place.offset)
-        except (OSError, RequestError) as error:
+        except (OSError, RequestError, CudaError) as error:
             raise InvalidRequest(f"input '{tensor}' cannot be read from {_described(region)}: {_said(error)}") from None
         if got < len(view):
             raise InvalidRequest(
@@ -371,7 +431,7 @@ class Regions:
         start = region.offset + place.offset
         try:
             end = region.memory.write(pieces, start, is_wanted)
-        except (OSError, RequestError) as error:
+        except (OSError, RequestError, CudaError) as error:
             raise ExecutionFailed(
                 f"output '{tensor}' cannot be written to {_described(region)}: {_said(error)}"
             ) from None
@@ -383,8 +443,8 @@ class Regions:
 
 
 def _described(region: Region) -> str:
-    of = f", which is of '{region.key}'" if region.kind is Kind.SYSTEM else ""
-    return f"shared memory region '{region.name}'{of}"
+    of = f"'{region.key}'" if region.kind is Kind.SYSTEM else f"GPU {region.device}"
+    return f"shared memory region '{region.name}', which is of {of}"
 
 
 def _said(error: Any) -> str:

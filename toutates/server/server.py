@@ -66,6 +66,7 @@ from toutates.server.shutdown import Shutdown
 from toutates.server.thread_plan import plan_threads
 from toutates.server.tracing import Tracing
 from toutates.server.workers import Workers
+from toutates.system.cuda import gpus_seen, load_cuda
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.placement import running_on, worker_warnings
@@ -268,7 +269,12 @@ class Server:
                 return
             everywhere = None if member is None else Everywhere(member.carry)
             self._model_requests.open(changes, self._plane(manager, control, everywhere))
-            regions = Regions(allowed=self._options.allow_client_shm)
+            allowed = self._options.allow_client_shm
+            regions = Regions(
+                allowed=allowed,
+                cuda=await trio.to_thread.run_sync(load_cuda) if allowed else None,
+                gpus=not allowed and gpus_seen(),
+            )
             rest, gate = self._options.rest, self._access.gate
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
             openapi = OpenApiPages(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import trio
+
 from toutates.infer.regions import Kind, Regions
 from toutates.protocol import grpc_service_pb2 as pb
 
 __all__ = [
     "cuda_status",
     "register_cuda",
+    "register_cuda_aside",
     "register_system",
     "system_status",
     "unregister_cuda",
+    "unregister_cuda_aside",
     "unregister_system",
 ]
 
@@ -53,13 +57,29 @@ def cuda_status(regions: Regions, request: pb.CudaSharedMemoryStatusRequest) -> 
 
 def register_cuda(regions: Regions, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
     """Answer CudaSharedMemoryRegister. Without a GPU the answer is the same whether regions are allowed or not."""
+    regions.refuse_cuda_unless_allowed()
     regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
     return pb.CudaSharedMemoryRegisterResponse()
+
+
+async def register_cuda_aside(
+    regions: Regions, request: pb.CudaSharedMemoryRegisterRequest
+) -> pb.CudaSharedMemoryRegisterResponse:
+    """The same in a thread, where there is a GPU: the first region of one may have to wait for CUDA to start there."""
+    return await trio.to_thread.run_sync(register_cuda, regions, request)
 
 
 def unregister_cuda(
     regions: Regions, request: pb.CudaSharedMemoryUnregisterRequest
 ) -> pb.CudaSharedMemoryUnregisterResponse:
     """Answer CudaSharedMemoryUnregister, which succeeds for names that nobody has registered, too."""
+    regions.refuse_cuda_unless_allowed()
     regions.unregister(Kind.CUDA, request.name)
     return pb.CudaSharedMemoryUnregisterResponse()
+
+
+async def unregister_cuda_aside(
+    regions: Regions, request: pb.CudaSharedMemoryUnregisterRequest
+) -> pb.CudaSharedMemoryUnregisterResponse:
+    """The same in a thread: closing memory waits for the GPU."""
+    return await trio.to_thread.run_sync(unregister_cuda, regions, request)

@@ -102,9 +102,15 @@ def build_methods(
             pb.SystemSharedMemoryUnregisterRequest, regions(shared_memory.unregister_system)
         ),
         "CudaSharedMemoryStatus": unary(pb.CudaSharedMemoryStatusRequest, regions(shared_memory.cuda_status)),
-        "CudaSharedMemoryRegister": unary(pb.CudaSharedMemoryRegisterRequest, regions(shared_memory.register_cuda)),
-        "CudaSharedMemoryUnregister": unary(
-            pb.CudaSharedMemoryUnregisterRequest, regions(shared_memory.unregister_cuda)
+        "CudaSharedMemoryRegister": (
+            awaited(pb.CudaSharedMemoryRegisterRequest, partial(shared_memory.register_cuda_aside, plane.regions))
+            if plane.regions.has_cuda
+            else unary(pb.CudaSharedMemoryRegisterRequest, regions(shared_memory.register_cuda))
+        ),
+        "CudaSharedMemoryUnregister": (
+            awaited(pb.CudaSharedMemoryUnregisterRequest, partial(shared_memory.unregister_cuda_aside, plane.regions))
+            if plane.regions.has_cuda
+            else unary(pb.CudaSharedMemoryUnregisterRequest, regions(shared_memory.unregister_cuda))
         ),
     }
     methods = [

@@ -120,6 +120,14 @@ def _unless_shared(plane: DataPlane) -> None:
     plane.regions.refuse_unless_allowed()
 
 
+def _unless_cuda_shared(plane: DataPlane) -> None:
+    plane.regions.refuse_cuda_unless_allowed()
+
+
+def _has_cuda(plane: DataPlane) -> bool:
+    return plane.regions.has_cuda
+
+
 def _index(route: Route, body: bytes | None) -> pb.RepositoryIndexRequest:
     return pb.RepositoryIndexRequest(ready=messages.ready_only(body or b""))
 
@@ -319,6 +327,9 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda route, body: messages.cuda_registration(route.region, body or b""),
             _nothing,
             lambda plane, request: shared_memory.register_cuda(plane.regions, request),
+            awaited=lambda plane, request: shared_memory.register_cuda_aside(plane.regions, request),
+            waits=_has_cuda,
+            refuse=_unless_cuda_shared,
         ),
     ),
     (
@@ -330,6 +341,9 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda route, body: pb.CudaSharedMemoryUnregisterRequest(name=route.region),
             _nothing,
             lambda plane, request: shared_memory.unregister_cuda(plane.regions, request),
+            awaited=lambda plane, request: shared_memory.unregister_cuda_aside(plane.regions, request),
+            waits=_has_cuda,
+            refuse=_unless_cuda_shared,
         ),
     ),
 )
