@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toutates.models.near_names import NearNames
-from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry, parse_version
+from toutates.models.table import (
+    MAX_CHANGES,
+    UNLOADED,
+    Changes,
+    ModelEntry,
+    ModelState,
+    ModelTable,
+    ServedVersion,
+    VersionEntry,
+    parse_version,
+)
 from toutates.protocol.model_config_pb2 import ModelConfig
-from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError, UnknownModel
+from toutates.system.errors import InvalidRequest, ModelNotReady, NotLoaded, RequestError, UnknownModel
 
 
 def served(name: str, number: int) -> ServedVersion:
@@ -232,3 +242,46 @@ def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:
         cost_s.append(time.process_time() - began_s)
     # 15 ms on a quiet machine; all of them would take seconds.
     assert min(cost_s) < 0.3
+
+
+def test_changes_name_the_models_that_somebody_may_remember_something_of() -> None:
+    first = Changes()
+    second = first.and_then(frozenset({"a"})).and_then(frozenset({"b"}))
+    assert second.since(first) == {"a", "b"}
+    assert second.since(second) == frozenset()
+    assert second.and_then(None).since(second) is None
+
+
+def test_changes_too_many_or_of_another_server_are_about_all_models() -> None:
+    before = after = Changes()
+    for number in range(MAX_CHANGES):
+        after = after.and_then(frozenset({str(number)}))
+    assert len(after.since(before) or ()) == MAX_CHANGES
+    assert after.and_then(frozenset({"more"})).since(before) is None
+    assert Changes().since(before) is None
+
+
+LOADABLE = ModelTable(
+    {
+        "loaded": ModelEntry("loaded", {1: ready("loaded", 1)}),
+        "broken": ModelEntry("broken", {1: broken(1)}),
+        "unloaded": ModelEntry("unloaded", {1: VersionEntry(1, ModelState.UNAVAILABLE, UNLOADED)}),
+    },
+    loadable={"loaded", "broken", "unloaded", "new"},
+    failures_count=False,
+)
+
+
+def test_a_model_that_is_loaded_on_demand_is_told_from_one_that_is_not_there() -> None:
+    for name in ("new", "broken"):
+        with pytest.raises(NotLoaded) as caught:
+            LOADABLE.find(name, "")
+        assert caught.value.model == name
+    assert LOADABLE.find("loaded", "").number == 1
+    assert LOADABLE.knows("new")
+    assert not LOADABLE.knows("nobody")
+    assert LOADABLE.ready
+    with pytest.raises(UnknownModel, match="has no available versions"):
+        LOADABLE.find("unloaded", "")
+    with pytest.raises(UnknownModel, match="'nobody' is not found"):
+        LOADABLE.find("nobody", "")

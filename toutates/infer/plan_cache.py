@@ -16,6 +16,7 @@ of ``plan.MAX_LAYOUT_BYTES``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from toutates.engine.servable import Way
@@ -70,6 +71,14 @@ class PlanCache:
         if len(self.latest) >= MAX_LAYOUTS:
             self.latest.clear()
         self.latest[key] = (layout, plan, writer)
+
+    def forget(self, models: Collection[str]) -> None:
+        """Forget what is for requests to these models."""
+        for part in (self.recent, self._earlier, self._probation):
+            for key in [key for key, plan in part.items() if plan.version.model in models]:
+                del part[key]
+        for found in [found for found, latest in self.latest.items() if latest[1].version.model in models]:
+            del self.latest[found]
 
     def clear(self) -> None:
         """Forget everything."""

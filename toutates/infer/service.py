@@ -539,25 +539,38 @@ class InferService:
         done()
 
     def _forget_plans(self) -> None:
-        """Forget all plans, and the ports to versions that are no longer in the model table, which was replaced."""
-        self._table = self._get_table()
-        self._cache.clear()
-        served = set(self._table.served())
-        self._ports = _those_of(self._ports, served)
-        self._shared_ports = _those_of(self._shared_ports, served)
-        for version in self._shared_finish.keys() - served:
-            del self._shared_finish[version]
+        """Forget plans, and the ports to versions that are no longer in the model table, which was replaced.
 
-
-def _those_of(ports: dict[ServedVersion, Port], served: set[ServedVersion]) -> dict[ServedVersion, Port]:
-    """The ports to versions that are served; what the others have of this round is committed."""
-    kept: dict[ServedVersion, Port] = {}
-    for version, port in ports.items():
-        if version in served:
-            kept[version] = port
+        Where models come and go all the time, those that stay keep their plans.
+        """
+        before, table = self._table, self._get_table()
+        self._table = table
+        if table.changes is before.changes:
+            return
+        changed = table.changes.since(before.changes)
+        if changed is None:
+            self._cache.clear()
+            served = set(table.served())
+            left = [one for one in (*self._ports, *self._shared_ports) if one not in served]
         else:
-            port.commit()
-    return kept
+            self._cache.forget(changed)
+            left = [
+                one
+                for one in (*self._ports, *self._shared_ports)
+                if one.model in changed and not _is_served(table, one)
+            ]
+        for version in left:
+            self._shared_finish.pop(version, None)
+            # What they have of this round is committed.
+            for ports in (self._ports, self._shared_ports):
+                port = ports.pop(version, None)
+                if port is not None:
+                    port.commit()
+
+
+def _is_served(table: ModelTable, version: ServedVersion) -> bool:
+    model = table.get(version.model)
+    return model is not None and version in model.served()
 
 
 def _parameters(context: RequestContext) -> Parameters:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from toutates.models.dependencies import Dependencies
-from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.near_names import NearNames
+from toutates.models.table import Changes, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 
 __all__ = ["CurrentTable", "latest"]
 
@@ -22,7 +23,9 @@ class CurrentTable:
     Args:
         publish: called with each new table, and with the first one by the constructor.
         on_change: called after ``publish``, but not for the tables of the constructor and of ``begin``.
-        may_be_empty, suggests_names: see ModelTable.
+        may_be_empty, suggests_names, failures_count: see ModelTable.
+
+    A change costs a copy of a dict, and nothing else that grows with the number of models.
     """
 
     def __init__(
@@ -32,11 +35,20 @@ class CurrentTable:
         *,
         may_be_empty: bool,
         suggests_names: bool,
+        failures_count: bool = True,
     ) -> None:
         self._publish = publish
         self._on_change = on_change
         self._may_be_empty = may_be_empty
         self._suggests_names = suggests_names
+        self._failures_count = failures_count
+        #: models that are loaded on demand
+        self._loadable: Collection[str] = ()
+        #: of the models' names, or of those that can be loaded; None until it is made of them as they are now
+        self._names: NearNames | None = None
+        #: of the shown models those of which something fails
+        self._failed: set[str] = set()
+        self._changes = Changes()
         self._models: dict[str, ModelEntry] = {}
         #: the same models as the table shows them: a version whose executors have died is unavailable there
         self._shown: dict[str, ModelEntry] = {}
@@ -49,38 +61,67 @@ class CurrentTable:
         """A model's entry; None for a model that is not known."""
         return self._models.get(name)
 
+    def set_loadable(self, names: Collection[str]) -> None:
+        """Show that these models are loaded when a request needs them, in place of those from before.
+
+        Args:
+            names: of which nobody changes anything any more; quick to look names up in.
+        """
+        self._loadable = names
+        self._names = None
+        self._make(complete=self._complete)
+
     def begin(self, models: Mapping[str, ModelEntry]) -> None:
         """Show the models of the initial load."""
         self._models = dict(models)
         for model in models.values():
             self._dependencies.note(model)
+        self._names = None
         self._show_all()
         self._make()
 
-    def enter(self, model: ModelEntry) -> None:
-        """Replace a model's entry, or add one."""
-        self._models[model.name] = model
-        self._dependencies.note(model)
-        self._show(model)
-        self._removed = {name: gone for name, gone in self._removed.items() if name != model.name}
-        self._change()
+    def enter(self, *models: ModelEntry) -> None:
+        """Replace the entries of models, or add some."""
+        changed: set[str] = set()
+        for model in models:
+            before = self._models.get(model.name)
+            if before is None:
+                self._forget_names()
+            elif before.served():
+                changed.add(model.name)
+            self._models[model.name] = model
+            changed |= self._note(model)
+            if model.name in self._removed:
+                self._removed = {name: gone for name, gone in self._removed.items() if name != model.name}
+        self._change(changed)
 
-    def remove(self, name: str) -> None:
-        """Drop a model that is in no repository any more. The numbers of its versions are remembered for callers."""
-        model = self._models.pop(name)
-        del self._shown[name]
-        self._dependencies.forget(name)
-        self._show_dependent()
-        if numbers := latest({*model.versions, *model.gone}):
-            oldest = len(self._removed) - MAX_REMOVED + 1
-            self._removed = dict(list(self._removed.items())[max(oldest, 0) :]) | {name: numbers}
-        self._change()
+    def remove(self, *names: str, remember: bool = True) -> None:
+        """Drop models.
+
+        Args:
+            names: of models that are in no repository any more, or may be loaded again on demand.
+            remember: whether the numbers of their versions are remembered for callers.
+        """
+        changed: set[str] = set()
+        for name in names:
+            model = self._models.pop(name)
+            del self._shown[name]
+            self._failed.discard(name)
+            if model.served():
+                changed.add(name)
+            changed |= self._show_affected(name, was_dependent=self._dependencies.forget(name))
+            numbers = latest({*model.versions, *model.gone}) if remember else ()
+            if numbers:
+                oldest = len(self._removed) - MAX_REMOVED + 1
+                self._removed = dict(list(self._removed.items())[max(oldest, 0) :]) | {name: numbers}
+        self._forget_names()
+        self._change(changed)
 
     def note_ready_change(self) -> None:
         """Show that a version has lost its executors, or has some again."""
         if self._complete:
             self._show_all()
-            self._change()
+            self._change(None)
 
     def problem_of(self, version: ServedVersion) -> str:
         """What would be wrong with the versions of others that a version is made of, if it were served; "" for nothing.
@@ -95,27 +136,66 @@ class CurrentTable:
         names = {need.model for one in versions if one.dependent is not None for need in one.dependent.needs}
         return tuple(sorted(name for name in names if name not in self._models or not self._models[name].served()))
 
+    def _forget_names(self) -> None:
+        if not self._loadable:
+            self._names = None
+
     def _show_all(self) -> None:
-        self._shown = {name: _as_it_is(model, {}) for name, model in self._models.items()}
-        self._show_dependent()
+        self._shown.clear()
+        self._failed.clear()
+        for model in self._models.values():
+            self._show(model, {})
+        self._show_dependent(None)
 
-    def _show(self, model: ModelEntry) -> None:
-        self._shown[model.name] = _as_it_is(model, {})
-        self._show_dependent()
+    def _show(self, model: ModelEntry, problems: Mapping[ServedVersion, str]) -> None:
+        shown = self._shown[model.name] = _as_it_is(model, problems)
+        if shown.fails:
+            self._failed.add(model.name)
+        else:
+            self._failed.discard(model.name)
 
-    def _show_dependent(self) -> None:
-        """Bind versions that are made of others to those that there are now, before anybody sees the new table."""
-        if self._dependencies:
-            problems = self._dependencies.bind(self._models)
-            for name in {version.model for version in problems}:
-                self._shown[name] = _as_it_is(self._models[name], problems)
+    def _note(self, model: ModelEntry) -> set[str]:
+        """A model's entry is new, or another; returns names of others that are shown anew for it."""
+        was_dependent = self._dependencies.note(model)
+        self._show(model, {})
+        return self._show_affected(model.name, was_dependent=was_dependent)
 
-    def _change(self) -> None:
+    def _show_affected(self, name: str, *, was_dependent: bool) -> set[str]:
+        affected = self._dependencies.affected(name)
+        return self._show_dependent(affected) if affected or was_dependent else set()
+
+    def _show_dependent(self, names: Collection[str] | None) -> set[str]:
+        """Bind versions that are made of others to those that there are now, before anybody sees the new table.
+
+        Args:
+            names: of the models whose versions these are; None for all.
+
+        Returns:
+            Names of the models that were looked at.
+        """
+        if not self._dependencies:
+            return set()
+        problems = self._dependencies.bind(self._models, names)
+        looked_at = {version.model for version in problems}
+        for name in looked_at:
+            self._show(self._models[name], problems)
+        return looked_at
+
+    def _change(self, names: Collection[str] | None) -> None:
+        """Publish the table.
+
+        Args:
+            names: of models of which somebody may remember something; None for all.
+        """
+        if names is None or names:
+            self._changes = self._changes.and_then(None if names is None else frozenset(names))
         self._make()
         self._on_change()
 
     def _make(self, *, complete: bool = True) -> None:
         self._complete = complete
+        if self._names is None:
+            self._names = NearNames((self._loadable or sorted(self._models)) if self._suggests_names else ())
         self._publish(
             ModelTable(
                 self._shown,
@@ -123,6 +203,11 @@ class CurrentTable:
                 complete=complete,
                 may_be_empty=self._may_be_empty,
                 suggests_names=self._suggests_names,
+                loadable=self._loadable,
+                names=self._names,
+                failed=frozenset(self._failed),
+                failures_count=self._failures_count,
+                changes=self._changes,
             )
         )
 

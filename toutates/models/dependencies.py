@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from toutates.models.table import Dependent, Member, ModelEntry, ModelState, Need, ServedVersion
@@ -16,29 +16,62 @@ class Dependencies:
     def __init__(self) -> None:
         #: names of models that have versions made of others
         self._names: set[str] = set()
+        #: by model, the names of those that it is made of
+        self._needs: dict[str, frozenset[str]] = {}
+        #: by model, the names of those that are made of it
+        self._users: dict[str, set[str]] = {}
 
-    def note(self, model: ModelEntry) -> None:
-        """A model's entry is new, or another."""
-        if any(version.dependent is not None for version in model.served()):
+    def note(self, model: ModelEntry) -> bool:
+        """A model's entry is new, or another; returns whether it was made of others before."""
+        was_dependent = self.forget(model.name)
+        dependents = [version.dependent for version in model.served() if version.dependent is not None]
+        if dependents:
             self._names.add(model.name)
-        else:
-            self._names.discard(model.name)
+            needs = self._needs[model.name] = frozenset(need.model for one in dependents for need in one.needs)
+            for name in needs:
+                self._users.setdefault(name, set()).add(model.name)
+        return was_dependent
 
-    def forget(self, name: str) -> None:
-        """A model is not known any more."""
+    def forget(self, name: str) -> bool:
+        """A model is not known any more; returns whether it was made of others."""
+        was_dependent = name in self._names
         self._names.discard(name)
+        for need in self._needs.pop(name, ()):
+            users = self._users[need]
+            users.discard(name)
+            if not users:
+                del self._users[need]
+        return was_dependent
 
     def __bool__(self) -> bool:
         return bool(self._names)
 
-    def bind(self, models: Mapping[str, ModelEntry]) -> dict[ServedVersion, str]:
+    def users(self, name: str) -> Collection[str]:
+        """Names of the served models that are made of a model, none of those that are made of these."""
+        return self._users.get(name, ())
+
+    def affected(self, name: str) -> set[str]:
+        """Names of the models that are made of others and are bound anew when a model changes: it, and its users."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            one = left.pop()
+            if one in found:
+                continue
+            if one in self._names or one == name:
+                found.add(one)
+                left += self._users.get(one, ())
+        return found & self._names
+
+    def bind(self, models: Mapping[str, ModelEntry], names: Collection[str] | None = None) -> dict[ServedVersion, str]:
         """Bind every such version to the versions that are there now; returns what is wrong with each, "" for nothing.
 
         Args:
             models: all that are known.
+            names: of the models whose versions are bound; None for all. What these are made of is bound with them.
         """
         look = _Look(models)
-        for name in sorted(self._names):
+        for name in sorted(self._names if names is None else self._names.intersection(names)):
             for version in models[name].served():
                 look.problem_of(version)
         return look.problems

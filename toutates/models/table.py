@@ -6,7 +6,7 @@ The table is immutable and replaced as a whole, so that readers in every thread 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -19,10 +19,12 @@ from toutates.models.config.labels import Labels
 from toutates.models.near_names import NearNames
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
-from toutates.system.errors import InvalidRequest, ModelNotReady, UnknownModel
+from toutates.system.errors import InvalidRequest, ModelNotReady, NotLoaded, UnknownModel
 
 __all__ = [
+    "MAX_CHANGES",
     "UNLOADED",
+    "Changes",
     "Dependent",
     "Member",
     "ModelEntry",
@@ -38,6 +40,8 @@ __all__ = [
 UNLOADED: Final = "unloaded"
 #: Models that one sentence names.
 _MAX_NAMES: Final = 5
+#: Changes that a table remembers: more than there are between two looks of a worker at it.
+MAX_CHANGES: Final = 64
 
 
 class ModelState(Enum):
@@ -211,9 +215,47 @@ class ModelEntry:
         """Whether a version that should be served cannot be. While it is loaded again, it still counts as failed."""
         return bool(self.problem) or self.retried or any(map(_has_failed, self.versions.values()))
 
+    @property
+    def may_be_loaded(self) -> bool:
+        """Of a model that is loaded on demand: whether nothing of it is served, but for what somebody has unloaded."""
+        return not any(entry.served is not None or entry.reason == UNLOADED for entry in self.versions.values())
+
     def served(self) -> list[ServedVersion]:
         """The versions that were loaded, by number, even if their executors have died."""
         return [entry.served for entry in self.versions.values() if entry.served is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed in tables that followed each other, as far as those who remember something of models must know.
+
+    A model of which nothing was served before is not among it: nobody can remember anything of it.
+
+    Attributes:
+        number: how many changes there were; the same number means the same changes.
+        latest: the models that each of the last changes was about, the last change at the end; None for all models.
+        of: the same object for tables that follow each other.
+    """
+
+    number: int = 0
+    latest: tuple[frozenset[str] | None, ...] = ()
+    of: object = field(default_factory=object)
+
+    def and_then(self, names: frozenset[str] | None) -> Changes:
+        """One more change."""
+        return Changes(self.number + 1, (*self.latest, names)[-MAX_CHANGES:], self.of)
+
+    def since(self, before: Changes) -> frozenset[str] | None:
+        """The models that later changes than those of an earlier table were about; None for all models."""
+        count = self.number - before.number
+        if before.of is not self.of or count > len(self.latest):
+            return None
+        names: set[str] = set()
+        for changed in self.latest[len(self.latest) - count :]:
+            if changed is None:
+                return None
+            names |= changed
+        return frozenset(names)
 
 
 _LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
@@ -251,8 +293,14 @@ class ModelTable:
         complete: whether the initial load has ended, successfully or not.
         may_be_empty: whether a server without models is ready, because models are loaded on request.
         suggests_names: whether callers that name a model that is not there are told of one whose name is like it.
+        loadable: names of models that are loaded when a request needs them; none for none.
+        names: finds the model that a caller may have meant; made of ``models`` if it is not given.
+        failed: names of models of which something cannot be served; found out if it is not given.
+        failures_count: whether these keep the server from being ready.
+        changes: what has changed since the first table of this server; None for a table with none before it.
 
     Attributes:
+        models: all of them by name, sorted. Sorting them is left to the first who asks, see ``get``.
         names: finds the model that a caller may have meant.
         unready_reason: why the server is not ready, a sentence without a full stop; "" if it is.
     """
@@ -265,14 +313,40 @@ class ModelTable:
         complete: bool = True,
         may_be_empty: bool = True,
         suggests_names: bool = False,
+        loadable: Container[str] = (),
+        names: NearNames | None = None,
+        failed: Collection[str] | None = None,
+        failures_count: bool = True,
+        changes: Changes | None = None,
     ) -> None:
-        self.models = MappingProxyType(dict(sorted(models.items())))
+        self._by_name = dict(models)
+        self._sorted: Mapping[str, ModelEntry] | None = None
+        self._failed = failed
+        self._failures_count = failures_count
+        self.loadable = loadable
+        self.changes = changes or Changes()
         self.removed = removed
         self.complete = complete
         self.may_be_empty = may_be_empty
         self.suggests_names = suggests_names
         self.unready_reason = self._find_unready_reason()
-        self.names = NearNames(self.models if suggests_names else ())
+        self.names = names if names is not None else NearNames(self.models if suggests_names else ())
+
+    @property
+    def models(self) -> Mapping[str, ModelEntry]:
+        """All models by name, sorted."""
+        found = self._sorted
+        if found is None:  # of two threads that sort at the same time one is in vain
+            found = self._sorted = MappingProxyType(dict(sorted(self._by_name.items())))
+        return found
+
+    def get(self, name: str) -> ModelEntry | None:
+        """A model; None for one that is not in the table."""
+        return self._by_name.get(name)
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a model of this name, loaded or not."""
+        return name in self._by_name or name in self.loadable
 
     @property
     def ready(self) -> bool:
@@ -287,12 +361,14 @@ class ModelTable:
     @property
     def failed(self) -> list[str]:
         """Names of the models of which something cannot be served that should be, sorted."""
+        if self._failed is not None:
+            return sorted(self._failed)
         return [name for name, model in self.models.items() if model.fails]
 
     def _find_unready_reason(self) -> str:
         if not self.complete:
             return "models are being loaded"
-        failed = self.failed
+        failed = self.failed if self._failures_count else ()
         if failed:
             shown = ", ".join(f"'{name}'" for name in failed[:_MAX_NAMES])
             more = f" and {len(failed) - _MAX_NAMES} more" if len(failed) > _MAX_NAMES else ""
@@ -308,7 +384,9 @@ class ModelTable:
             RequestError: in Triton's words: unknown, not ready, or the version is no number.
         """
         number = parse_version(version)
-        model = self.models.get(name)
+        model = self._by_name.get(name)
+        if name in self.loadable and (model is None or model.may_be_loaded):
+            raise NotLoaded(name)
         if model is None and name in self.removed:
             model = ModelEntry(name, gone=self.removed[name])
         if model is None:

@@ -12,6 +12,7 @@
         │   └── InvalidSequence it names no sequence, or one that has not begun
         ├── UnknownModel        no such model or version
         ├── ModelNotReady       the version is known, but cannot answer now
+        │   └── NotLoaded       it is loaded on demand, and nobody has waited for it yet
         ├── Unavailable         the server does not answer this now: it exits, or its mode forbids it
         │   └── QueueTimeout    the request has waited for longer than its model's configuration allows
         ├── Unauthenticated     nobody knows who the caller is
@@ -52,6 +53,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotReady",
     "NotInRepository",
+    "NotLoaded",
     "NotPolled",
     "Overloaded",
     "PartlyLoaded",
@@ -148,6 +150,18 @@ class UnknownModel(RequestError):
 
 class ModelNotReady(RequestError):
     """The model version is known, but cannot answer now."""
+
+
+class NotLoaded(ModelNotReady):
+    """The model is in a repository, and is loaded when somebody waits for it (``models.demand``).
+
+    Args:
+        model: its name.
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"Request for unknown model: '{model}' is not loaded yet")
+        self.model = model
 
 
 class Unavailable(RequestError):

@@ -153,7 +153,7 @@ class DataPlane:
         """Answer ModelMetadata; without a version it lists all versions that are loaded."""
         table = self.get_table()
         version = table.find(request.name, request.version)
-        loaded = [served.number for served in table.models[request.name].served()]
+        loaded = [served.number for served in model.served()] if (model := table.get(request.name)) else []
         shown = [version.number] if request.version else loaded
         return model_metadata(request.name, shown, version.signature, version.config)
 

@@ -405,8 +405,8 @@ def find_text_model(table: ModelTable, name: str) -> FoundText:
         ModelNotReady: it cannot answer now.
         TextError: it has no such prompt.
     """
-    model, _, prompt = name.rpartition(":") if name not in table.models else (name, "", "")
-    if model not in table.models:
+    model, _, prompt = name.rpartition(":") if not table.knows(name) else (name, "", "")
+    if not table.knows(model):
         model, prompt = name, ""
     served = table.find(model, "")
     found = served.servable
