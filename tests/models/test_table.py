@@ -247,7 +247,7 @@ def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:
 def test_changes_name_the_models_that_somebody_may_remember_something_of() -> None:
     first = Changes()
     second = first.and_then(frozenset({"a"})).and_then(frozenset({"b"}))
-    assert second.since(first) == {"a", "b"}
+    assert second.since(first) == frozenset({"a", "b"})
     assert second.since(second) == frozenset()
     assert second.and_then(None).since(second) is None
 
